@@ -6353,10 +6353,10 @@ static bool order_matters(enum reduction op, mlxvk_dtype type)
     return op == R_mean || op == R_logsumexp || op == R_expsum || ((op == R_sum || op == R_prod) && is_inexact(type));
 }
 
-static uint32_t power_of_two(uint64_t at_least)
+static uint32_t pow2_at_least(uint64_t n)
 {
     uint32_t p = 1;
-    while (p < at_least && p < 1u << 31) p *= 2;
+    while (p < n && p < 1u << 31) p *= 2;
     return p;
 }
 
@@ -6521,18 +6521,18 @@ static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool
     lanes = ceil_div(g->piece, REDUCE_LANE);
     if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
     else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
-    g->width = min_u32(power_of_two(lanes), REDUCE_THREADS);
+    g->width = min_u32(pow2_at_least(lanes), REDUCE_THREADS);
 }
 
 /* `units`: columns, or fours of them. */
 static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
 {
-    uint32_t height = power_of_two(ceil_div(n, g->later ? REDUCE_LANE : 4)), least = REDUCE_BLOCK;
+    uint32_t height = pow2_at_least(ceil_div(n, g->later ? REDUCE_LANE : 4)), least = REDUCE_BLOCK;
     g->piece = n;
     if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
     if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
-        height = min_u32(REDUCE_THREADS / power_of_two(min_size(units, 16)),
-                         16 * power_of_two(ceil_div(n, REDUCE_BLOCK)));
+        height = min_u32(REDUCE_THREADS / pow2_at_least(min_size(units, 16)),
+                         16 * pow2_at_least(ceil_div(n, REDUCE_BLOCK)));
     else height = min_u32(height, 16);
     g->width = REDUCE_THREADS / height;
     if (height > 16) least = REDUCE_PIECE;
@@ -7002,12 +7002,12 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         p.stride[i] = (uint32_t)g.stride[0][i];
         odd |= p.stride[i];
     }
-    blocks = power_of_two(ceil_div(p.n, REDUCE_BLOCK));
+    blocks = pow2_at_least(ceil_div(p.n, REDUCE_BLOCK));
     step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
     hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
     width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
     if (width > limit) {
-        width = power_of_two(limit / 2 + 1);
+        width = pow2_at_least(limit / 2 + 1);
         hold = 4;
         mode = SOFTMAX_LOOPED;
         step = min_u32(step, 4);
@@ -7211,7 +7211,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     p.from = set_input(e, SLOT_scan_src, from);
     p.to = set_output(e, SLOT_scan_dst, out);
     hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
-    width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    width = rows ? min_u32(pow2_at_least((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
     if (width == 2) width = 4;                           /* the kernel walks by fours */
     USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = REDUCE_THREADS, .op = op,
            .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
@@ -7300,13 +7300,6 @@ X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
 enum { NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
        NORM_PLACES = 512 };
 
-static uint32_t pow2_at_least(uint32_t n)
-{
-    uint32_t p = 1;
-    while (p < n) p *= 2;
-    return p;
-}
-
 static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
 
 /* Do all steps of 16 bytes along rows of an array stay aligned? shift: elements from the binding's start. */
@@ -7339,19 +7332,25 @@ static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *thr
     return lanes;
 }
 
+struct norm_job { uint32_t flags; struct array *weight, *bias; float eps; };
+
 /* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to a[3].
  * weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between elements. */
-static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struct array *weight, struct array *bias, float eps)
+static void norm_rows(struct encoder *e, const struct norm_job *j, struct array **a)
 {
     int count = a[2] ? 4 : 2;
     struct dims g = row_dims(a, count);
+    struct array *weight = j->weight, *bias = j->bias;
     uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
     uint32_t places = min_u32(pow2_at_least(ceil_div(n, 8)), NORM_PLACES);       /* of the tree in shaders/norm.comp */
-    struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = eps,
+    struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = j->eps,
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
     bool eights = n % 8 == 0;
-    flags |= (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
-    if (g.ndim > NORM_DIMS) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex"); return; }
+    p.flags = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
+    if (g.ndim > NORM_DIMS) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
+        return;
+    }
     for (int i = 0; i < g.ndim; i++) {
         p.shape[i] = (uint32_t)g.shape[i];
         for (int k = 0; k < count; k++) p.stride[k][i] = (uint32_t)g.stride[k][i];
@@ -7360,45 +7359,50 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
         p.offset[k] = bind_array(e, SLOT_norm_y + (uint32_t)k, a[k], k == 0 || k == 3);
         eights = eights && aligned_rows(a[k], p.offset[k], unit);
     }
-    if (weight) { p.weight_at = set_input(e, SLOT_norm_weight, weight); p.weight_step = last_stride(weight); }
-    if (bias) { p.bias_at = set_input(e, SLOT_norm_bias, bias); p.bias_step = last_stride(bias); }
-    eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
+    if (weight) {
+        p.weight_at = set_input(e, SLOT_norm_weight, weight);
+        p.weight_step = last_stride(weight);
+        eights = eights && aligned_rows(weight, p.weight_at, unit);
+    }
+    if (bias) {
+        p.bias_at = set_input(e, SLOT_norm_bias, bias);
+        p.bias_step = last_stride(bias);
+        eights = eights && aligned_rows(bias, p.bias_at, unit);
+    }
     lanes = row_lanes(e, places, &threads);
     if (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD)
-        lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
+        lanes = threads = NORM_LANES;                /* many rows: more bytes in flight a thread, fewer threads to wait for */
     held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
-    p.flags = flags;
     USE(e, norm, &p, .threads = threads, .lanes = lanes, .held = held > NORM_HELD ? 0 : held, .dtype = a[0]->dtype,
-        .kind = flags & (NORM_MEAN | NORM_ADD), .slots = places / lanes);
+        .kind = p.flags & (NORM_MEAN | NORM_ADD), .slots = places / lanes);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 
 /* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. */
 static struct array *walkable(struct encoder *e, struct array *a)
 {
-    struct dims g = row_dims((struct array *[]){ a }, 1);
-    if (g.ndim > NORM_DIMS || !fits_binding(e->device, a)) return rows_of(e, a);
-    a->refs++;
-    return a;
+    if (!a || (row_dims(&a, 1).ndim <= NORM_DIMS && fits_binding(e->device, a))) {
+        if (a) a->refs++;
+        return a;
+    }
+    return rows_of(e, a);
 }
-
-struct norm_job { uint32_t flags; struct array *weight, *bias; float eps; };
 
 static void norm_part(struct encoder *e, struct array *const *given, const void *job)
 {
-    const struct norm_job *j = job;
-    struct array *a[4] = { given[0], walkable(e, given[1]), given[2] ? walkable(e, given[2]) : NULL, given[3] };
+    struct array *a[4] = { given[0], walkable(e, given[1]), walkable(e, given[2]), given[3] };
     if (row_dims(a, a[2] ? 4 : 2).ndim > NORM_DIMS)                  /* walkable one by one, but not together */
         for (int k = 1; k < 3 && a[k]; k++) {
             struct array *one = a[k];
             a[k] = rows_of(e, one);
             array_release(one);
         }
-    norm_rows(e, j->flags, a, j->weight, j->bias, j->eps);
+    norm_rows(e, job, a);
     array_release(a[1]);
     array_release(a[2]);
 }
 
+/* out: x normalised, or with a residual: sum = x + residual, rounded, and that normalised. weight, bias may be NULL. */
 static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, struct array *residual, struct array *sum,
                           struct array *weight, struct array *bias, struct array *out, float eps)
 {
@@ -7406,24 +7410,18 @@ static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, st
              &(struct norm_job){ flags, weight, bias, eps });
 }
 
-/* y = rms_norm(x), or with a residual: sum = x + residual, rounded, and y = rms_norm(sum). weight may be NULL. */
-static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *residual, struct array *sum, struct array *weight,
-                              struct array *out, float eps)
-{
-    norm_dispatch(e, 0, x, residual, sum, weight, NULL, out, eps);
-}
-
 static void lower_norm(struct encoder *e, const struct node *n)
 {
+    const struct norm_params *p = &n->p.norm;
     donate(e, n->out[0], n->in, 1);
-    if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
-    else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
+    norm_dispatch(e, p->flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], p->eps);
 }
 
 static bool check_norm(struct call *c, const struct array *x, const struct array *weight, const char *name)
 {
     if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
-        FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+        FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name,
+             TEXT(weight), TEXT(x));
     if (c->device->caps.quirks & QUIRK_SHORT_LOOPS && dim_of(x, -1) > NORM_LONGEST)
         FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are too long for this driver", TEXT(x));
     return !c->code;
@@ -7440,7 +7438,8 @@ static struct array *compose_norm(struct call *c, struct array *x, struct array 
     return as_type(c, weight ? do_binary(c, B_multiply, y, as_type(c, weight, f)) : y, t);
 }
 
-static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
+static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias,
+                             float eps)
 {
     struct array *out;
     mlxvk_dtype t;
@@ -7453,7 +7452,8 @@ static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, str
     if (!flags && !c->device->gate[GATE_RMSNORM]) return compose_norm(c, x, weight, t, eps);
     x = as_type(c, x, t);
     out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
-    append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
+    append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)),
+           ARRAYS(out));
     return out;
 }
 
@@ -7464,11 +7464,12 @@ int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, flo
     return finish(&c, do_norm(&c, 0, a, w, NULL, eps), res);
 }
 
-int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps, mlxvk_stream s)
+int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps,
+                          mlxvk_stream s)
 {
     struct call c = begin("fast_layer_norm", s);
-    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
-    return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight);
+    return finish(&c, do_norm(&c, NORM_MEAN, a, w, optional_input(&c, "bias", bias), eps), res);
 }
 
 /* ---- gradients ---- */
@@ -7485,7 +7486,8 @@ static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
 }
 
 /* Rows of x and of the gradient of y, with those rows of the sums that they make. */
-static void norm_vjp_part(struct encoder *e, const struct node *n, struct array *x, struct array *g, struct array *out[3])
+static void norm_vjp_part(struct encoder *e, const struct node *n, struct array *x, struct array *g,
+                          struct array *out[3])
 {
     struct array *weight = n->in[2];
     uint32_t length = (uint32_t)x->shape[1], threads, held;
@@ -7506,7 +7508,8 @@ static void norm_vjp_part(struct encoder *e, const struct node *n, struct array 
 
 static void lower_norm_vjp(struct encoder *e, const struct node *n)
 {
-    struct array x = matrix_of(e, n->in[0]), g = matrix_of(e, n->in[1]), dx = matrix_of(e, n->out[0]), part[5], *out[3] = { &part[2], NULL, NULL };
+    struct array x = matrix_of(e, n->in[0]), g = matrix_of(e, n->in[1]), dx = matrix_of(e, n->out[0]), part[5];
+    struct array *out[3] = { &part[2] };
     int64_t each = n->p.norm_vjp.each, rows = x.shape[0], step = rows;
     while (step > each) {                            /* as many workgroups' rows as can be bound */
         part[0] = part_of(&x, 0, 0, step);
@@ -7528,19 +7531,20 @@ static void lower_norm_vjp(struct encoder *e, const struct node *n)
 }
 
 /* out: gradients of x, weight and bias, those that there are. */
-static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, struct array *cotangent,
-                          float eps, struct array *out[3])
+static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias,
+                          struct array *cotangent, float eps, struct array *out[3])
 {
     mlxvk_dtype t;
-    int n, shape[2];
     uint32_t each = 1;
     struct array *sums[2] = { NULL, NULL }, *whole;
+    int n, shape[2];
     if (c->code || !x || !cotangent) return 0;
-    if (!x->ndim || !same_shape(x, cotangent)) { FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for x %s", TEXT(cotangent), TEXT(x)); return 0; }
+    if (!x->ndim || !same_shape(x, cotangent))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for x %s", TEXT(cotangent), TEXT(x)), 0;
     if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return 0;
     t = promote(x->dtype, cotangent->dtype);
     if (weight) t = promote(t, weight->dtype);
-    if (!is_float(t)) { FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)); return 0; }
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)), 0;
     n = dim_of(x, -1);
     if (x->size && weight) each = norm_vjp_rows(c, x->size / (size_t)n, (size_t)n);
     shape[0] = x->size ? (int)ceil_div(x->size / (size_t)n, each) : 0;
@@ -7549,27 +7553,28 @@ static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct
     if (weight && flags & NORM_MEAN) sums[1] = output(c, 2, shape, MLXVK_FLOAT32);
     whole = output(c, x->ndim, x->shape, t);
     append(c, OP_NORM_VJP, PARAMS(.norm_vjp = { flags, each, eps }),
-           ARRAYS(contiguous(c, as_type(c, x, t)), contiguous(c, as_type(c, cotangent, t)), contiguous(c, as_type(c, weight, t))),
-           ARRAYS(whole, sums[0], sums[1]));
+           ARRAYS(contiguous(c, as_type(c, x, t)), contiguous(c, as_type(c, cotangent, t)),
+                  contiguous(c, as_type(c, weight, t))), ARRAYS(whole, sums[0], sums[1]));
     out[0] = as_type(c, whole, x->dtype);
     if (weight) out[1] = as_type(c, do_reduce(c, R_sum, sums[0], 1, false), weight->dtype);
     if (weight && bias) out[2] = as_type(c, do_reduce(c, R_sum, sums[1], 1, false), bias->dtype);
     return weight ? bias ? 3 : 2 : 1;
 }
 
-int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent, float eps, mlxvk_stream s)
+int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent,
+                            float eps, mlxvk_stream s)
 {
     struct call c = begin("fast_rms_norm_vjp", s);
-    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *g = input(&c, "cotangent", cotangent), *out[3];
-    return finish_vector(&c, out, do_norm_vjp(&c, 0, a, w, NULL, g, eps, out), res);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *out[3];
+    return finish_vector(&c, out, do_norm_vjp(&c, 0, a, w, NULL, input(&c, "cotangent", cotangent), eps, out), res);
 }
 
-int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, mlxvk_array cotangent,
-                              float eps, mlxvk_stream s)
+int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias,
+                              mlxvk_array cotangent, float eps, mlxvk_stream s)
 {
     struct call c = begin("fast_layer_norm_vjp", s);
-    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
-    struct array *g = input(&c, "cotangent", cotangent), *out[3];
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight);
+    struct array *b = optional_input(&c, "bias", bias), *g = input(&c, "cotangent", cotangent), *out[3];
     return finish_vector(&c, out, do_norm_vjp(&c, NORM_MEAN, a, w, b, g, eps, out), res);
 }
 
@@ -7586,84 +7591,83 @@ static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stri
     memmove(middle.strides, a->strides + 1, (size_t)middle.ndim * sizeof *a->strides);
     g = merge_dims((struct array *[]){ &middle }, 1);
     if (g.ndim > 1) return false;
-    shape[0] = (uint32_t)a->shape[0];
+    for (int i = 0; i < 4; i++) {
+        int from = i ? last - 3 + i : 0;
+        shape[i] = (uint32_t)a->shape[from];
+        stride[i] = (uint32_t)a->strides[from];
+    }
     shape[1] = g.ndim ? (uint32_t)g.shape[0] : 1;
-    shape[2] = (uint32_t)a->shape[last - 1];
-    shape[3] = (uint32_t)a->shape[last];
-    stride[0] = (uint32_t)a->strides[0];
     stride[1] = g.ndim ? (uint32_t)g.stride[0][0] : 0;
-    stride[2] = (uint32_t)a->strides[last - 1];
-    stride[3] = (uint32_t)a->strides[last];
     return true;
 }
 
-static void rope_rows(struct encoder *e, const struct rope_params *r, struct rope_push *p, struct array *x, struct array *out,
-                      struct array *offsets, struct array *freqs, struct array *weight, bool norm)
-{
-    uint32_t lanes, threads, items, most = e->device->tuning->rope_items;
-    bool fours = r->dims % 8 == 0;
-    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
-    p->dims = r->dims;
-    p->flags = (r->traditional ? ROPE_TRADITIONAL : 0) | (freqs ? ROPE_FREQS : 0) | (offsets ? ROPE_OFFSETS : 0);
-    p->offset = r->offset;
-    p->scale = r->scale;
-    p->base_high = (float)high;
-    p->base_low = (float)(r->rate - high);
-    p->y_at = set_output(e, SLOT_rope_y, out);
-    p->x_at = set_input(e, SLOT_rope_x, x);
-    if (offsets) p->offsets_at = set_input(e, SLOT_rope_offsets, offsets);
-    if (offsets && offsets->size > 1) p->offsets_step = last_stride(offsets);
-    if (freqs) { p->freqs_at = set_input(e, SLOT_rope_freqs, freqs); p->freqs_step = last_stride(freqs); }
-    if (weight) p->weight_at = set_input(e, SLOT_rope_weight, weight);
-    fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
-    NOTE(e->device, NOTE_ROPE, "by four pairs", fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned",
-         "%d of %s", r->dims, LAYOUT(x));
-    lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
-    items = p->batches * p->tokens * p->heads;
-    p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
-    while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
-    USE(e, rope, p, .threads = threads, .lanes = lanes, .by_four = fours, .dtype = x->dtype,
-        .norm = norm ? weight ? 2 : 1 : 0);
-    set_late(e, offsetof(struct rope_push, offset));
-    dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
-}
-
 /* Can rope_dispatch normalise the rows of x into out on the way? */
-static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out, const struct array *weight)
+static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out,
+                           const struct array *weight)
 {
     uint32_t shape[4], stride[4], size = (uint32_t)item_size(x);
-    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims && rope_strides(x, shape, stride) &&
-           x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 && aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
+    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims &&
+           rope_strides(x, shape, stride) && x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 &&
+           aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
            (!weight || (weight->row && weight->offset % (4 * size) == 0));
 }
 
-static void rope_whole(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
-                       struct array *freqs, bool norm, struct array *weight, float eps)
+/* Shapes and strides, of a copy of x where it has too many. Returns the array to read, with a reference. */
+static struct array *rope_layout(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
+                                 struct rope_push *p)
 {
-    struct rope_push p = { .eps = eps };
-    uint32_t shape[4], ignored[4];
-    struct array *rows = NULL;
-    if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
-    if (!rope_strides(x, shape, ignored) || !(x->row || e->device->gate[GATE_ROPE_HS])) {
-        NOTE(e->device, NOTE_ROPE, "without a copy", e->device->gate[GATE_ROPE_HS] ? "the layout is too complex" : "a gate", "%d of %s", r->dims,
-             LAYOUT(x));
-        x = rows = rows_of(e, x);
-    }
-    rope_strides(x, shape, p.x_stride);
-    if (!rope_strides(out, shape, p.y_stride))
+    uint32_t shape[4];
+    bool gate = e->device->gate[GATE_ROPE_HS], copy = !rope_strides(x, shape, p->x_stride) || !(x->row || gate);
+    if (copy) NOTE(e->device, NOTE_ROPE, "without a copy", gate ? "the layout is too complex" : "a gate", "%d of %s",
+                   r->dims, LAYOUT(x));
+    if (copy) x = rows_of(e, x);
+    else x->refs++;
+    rope_strides(x, shape, p->x_stride);
+    if (!rope_strides(out, shape, p->y_stride))
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
-    p.batches = shape[0];
-    p.heads = shape[1];
-    p.tokens = shape[2];
-    p.width = shape[3];
-    rope_rows(e, r, &p, x, out, offsets, freqs, weight, norm);
-    array_release(rows);
+    p->batches = shape[0];
+    p->heads = shape[1];
+    p->tokens = shape[2];
+    p->width = shape[3];
+    return x;
+}
+
+static void rope_whole(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
+                       struct array *offsets, struct array *freqs, bool norm, struct array *weight, float eps)
+{
+    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
+    struct rope_push p = { .eps = eps, .dims = r->dims, .offset = r->offset, .scale = r->scale, .heads_each = 1,
+                           .base_high = (float)high, .base_low = (float)(r->rate - high) };
+    uint32_t lanes, threads, items, most = e->device->tuning->rope_items;
+    bool fours = r->dims % 8 == 0;
+    if (norm && !rope_norm_fits(r, x, out, weight))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
+    x = rope_layout(e, r, x, out, &p);
+    p.flags = (r->traditional ? ROPE_TRADITIONAL : 0) | (freqs ? ROPE_FREQS : 0) | (offsets ? ROPE_OFFSETS : 0);
+    p.y_at = set_output(e, SLOT_rope_y, out);
+    p.x_at = set_input(e, SLOT_rope_x, x);
+    if (offsets) p.offsets_at = set_input(e, SLOT_rope_offsets, offsets);
+    if (offsets && offsets->size > 1) p.offsets_step = last_stride(offsets);
+    if (freqs) p.freqs_at = set_input(e, SLOT_rope_freqs, freqs);
+    if (freqs) p.freqs_step = last_stride(freqs);
+    if (weight) p.weight_at = set_input(e, SLOT_rope_weight, weight);
+    fours = fours && aligned_rows(x, p.x_at, 4) && aligned_rows(out, p.y_at, 4);
+    NOTE(e->device, NOTE_ROPE, "by four pairs",
+         fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned", "%d of %s", r->dims, LAYOUT(x));
+    lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
+    items = p.batches * p.tokens * p.heads;          /* more heads a thread once there are threads enough */
+    while (p.heads_each < p.heads && p.heads_each < 8 && items / p.heads_each > most) p.heads_each *= 2;
+    USE(e, rope, &p, .threads = threads, .lanes = lanes, .by_four = fours, .dtype = x->dtype,
+        .norm = norm ? weight ? 2 : 1 : 0);
+    set_late(e, offsetof(struct rope_push, offset));
+    dispatch_groups(e, ceil_div((uint64_t)p.batches * p.tokens * ceil_div(p.heads, p.heads_each), threads / lanes));
+    array_release(x);
 }
 
 /* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
  * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a larger offset. */
-static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
-                          struct array *freqs, bool norm, struct array *weight, float eps)
+static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
+                          struct array *offsets, struct array *freqs, bool norm, struct array *weight, float eps)
 {
     int tokens = x->ndim - 2, axis = axis_to_split(e, (struct array *[]){ out, x }, 2, 2u << tokens);
     if (axis < 0) { rope_whole(e, r, x, out, offsets, freqs, norm, weight, eps); return; }
@@ -7671,8 +7675,7 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
         struct array from = half_of(x, axis, half), to = half_of(out, axis, half), at;
         struct rope_params later = *r;
         if (axis == tokens && half) later.offset = (int32_t)((uint32_t)r->offset + (uint32_t)(x->shape[axis] / 2));
-        if (offsets && axis == 0 && offsets->size > 1) at = half_of(offsets, 0, half);
-        else if (offsets) at = *offsets;
+        if (offsets) at = axis == 0 && offsets->size > 1 ? half_of(offsets, 0, half) : *offsets;
         rope_dispatch(e, &later, &from, &to, offsets ? &at : NULL, freqs, norm, weight, eps);
     }
 }
@@ -7686,85 +7689,92 @@ static void lower_rope(struct encoder *e, const struct node *n)
 /* Features first, first + step, ... of x, `count` of them. */
 static struct array *features(struct call *c, struct array *x, int first, int count, int step)
 {
-    int64_t strides[MAXD];
-    int shape[MAXD], last;
+    struct array part;
     if (c->code || !x) return NULL;
-    last = x->ndim - 1;
-    memcpy(shape, x->shape, sizeof shape);
-    memcpy(strides, x->strides, sizeof strides);
-    shape[last] = count;
-    strides[last] *= step;
-    return view_of(c, x, x->dtype, x->ndim, shape, strides, x->offset + first * x->strides[last] * (int64_t)item_size(x));
+    part = part_of(x, x->ndim - 1, first, count);
+    part.strides[x->ndim - 1] *= step;
+    return view_of(c, x, x->dtype, x->ndim, part.shape, part.strides, part.offset);
 }
 
 /* The angles of all tokens, (B or nothing, 1 ..., T, dims / 2). */
-static struct array *rope_angles(struct call *c, const struct rope_params *r, const struct array *x, struct array *offsets, struct array *freqs)
+static struct array *rope_angles(struct call *c, const struct rope_params *r, const struct array *x,
+                                 struct array *offsets, struct array *freqs)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
-    int half = r->dims / 2, shape[MAXD];
-    struct array *at = do_arange(c, 0, dim_of(x, -2), 1, f), *steps;
-    if (offsets) {
-        for (int i = 0; i < x->ndim - 1; i++) shape[i] = 1;
-        shape[0] = (int)offsets->size;
-        at = do_binary(c, B_add, at, do_reshape(c, as_type(c, offsets, f), x->ndim - 1, shape));
-    } else at = do_binary(c, B_add, at, scalar(c, r->offset, f));
+    int shape[MAXD] = { 0 };
+    struct array *at = scalar(c, r->offset, f), *steps;
+    for (int i = 0; i < x->ndim - 1; i++) shape[i] = i || !offsets ? 1 : (int)offsets->size;
+    if (offsets) at = do_reshape(c, as_type(c, offsets, f), x->ndim - 1, shape);
+    at = do_binary(c, B_add, do_arange(c, 0, dim_of(x, -2), 1, f), at);
     at = do_binary(c, B_multiply, at, scalar(c, r->scale, f));
-    steps = freqs ? do_unary(c, U_reciprocal, as_type(c, freqs, f))
-                  : do_unary(c, U_exp, do_binary(c, B_multiply, do_arange(c, 0, half, 1, f), scalar(c, r->rate * 0.69314718055994531, f)));
+    if (freqs) steps = do_unary(c, U_reciprocal, as_type(c, freqs, f));
+    else steps = do_unary(c, U_exp, do_binary(c, B_multiply, do_arange(c, 0, r->dims / 2, 1, f),
+                                              scalar(c, r->rate * 0.69314718055994531, f)));
     return at ? do_binary(c, B_multiply, do_expand(c, at, (int[]){ at->ndim }, 1), steps) : NULL;
 }
 
 /* rope in steps, in float32, with the gate off. */
-static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets, struct array *freqs)
+static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets,
+                                  struct array *freqs)
 {
-    int half = r->dims / 2, step = r->traditional ? 2 : 1;
-    struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles), *s = do_unary(c, U_sin, angles);
-    struct array *y = as_type(c, x, MLXVK_FLOAT32), *out = x ? output(c, x->ndim, x->shape, x->dtype) : NULL;
-    struct array *a = features(c, y, 0, half, step), *b = features(c, y, r->traditional ? 1 : half, half, step);
-    append_copy(c, features(c, out, 0, half, step), do_binary(c, B_subtract, do_binary(c, B_multiply, a, k), do_binary(c, B_multiply, b, s)));
-    append_copy(c, features(c, out, r->traditional ? 1 : half, half, step),
+    int half = r->dims / 2, step = r->traditional ? 2 : 1, second = r->traditional ? 1 : half, rest = dim_of(x, -1) - r->dims;
+    struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles);
+    struct array *s = do_unary(c, U_sin, angles), *y = as_type(c, x, MLXVK_FLOAT32);
+    struct array *a = features(c, y, 0, half, step), *b = features(c, y, second, half, step);
+    struct array *out = output(c, x->ndim, x->shape, x->dtype);
+    append_copy(c, features(c, out, 0, half, step),
+                do_binary(c, B_subtract, do_binary(c, B_multiply, a, k), do_binary(c, B_multiply, b, s)));
+    append_copy(c, features(c, out, second, half, step),
                 do_binary(c, B_add, do_binary(c, B_multiply, a, s), do_binary(c, B_multiply, b, k)));
-    if (x && dim_of(x, -1) > r->dims)
-        append_copy(c, features(c, out, r->dims, dim_of(x, -1) - r->dims, 1), features(c, x, r->dims, dim_of(x, -1) - r->dims, 1));
+    if (rest > 0) append_copy(c, features(c, out, r->dims, rest, 1), features(c, x, r->dims, rest, 1));
     return out;
 }
 
-static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
-                             int offset, struct array *offsets, struct array *freqs)
+static bool check_rope(struct call *c, const struct array *x, int dims, bool base, const struct array *offsets,
+                       const struct array *freqs)
+{
+    if (c->code || !x) return false;
+    if (x->ndim < 3) FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
+    else if (!is_float(x->dtype)) FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
+    else if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims, TEXT(x));
+    else if (base == (freqs != NULL)) FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
+    else if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
+        FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
+    else if (offsets && (offsets->ndim > 1 || (offsets->size != 1 && offsets->shape[0] != x->shape[0])))
+        FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
+    else if (offsets && !is_integer(offsets->dtype))
+        FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
+    return !c->code;
+}
+
+static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base,
+                             float scale, int offset, struct array *offsets, struct array *freqs)
 {
     struct rope_params r = { (uint16_t)dims, traditional, offset, scale, 0 };
     struct array *out;
-    if (c->code || !x) return NULL;
-    if (x->ndim < 3) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
-    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
-    if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims, TEXT(x));
-    if (base.has_value == (freqs != NULL)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
-    if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
-    if (offsets && (offsets->ndim > 1 || (offsets->ndim && offsets->shape[0] != 1 && offsets->shape[0] != x->shape[0])))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
-    if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
+    if (!check_rope(c, x, dims, base.has_value, offsets, freqs)) return NULL;
     if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
     if (!c->device->gate[GATE_ROPE]) {
         NOTE(c->device, NOTE_ROPE, "in one kernel", "a gate", "%d of %s", dims, LAYOUT(x));
         return compose_rope(c, &r, x, offsets, freqs);
     }
     out = output(c, x->ndim, x->shape, x->dtype);
-    append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
+    append(c, OP_ROPE, PARAMS(.rope = r),
+           ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
     return out;
 }
 
-int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale, int offset,
-                    mlxvk_array freqs, mlxvk_stream s)
+int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                    int offset, mlxvk_array freqs, mlxvk_stream s)
 {
     struct call c = begin("fast_rope", s);
     struct array *a = input(&c, "x", x), *f = optional_input(&c, "freqs", freqs);
     return finish(&c, do_rope(&c, a, dims, traditional, base, scale, offset, NULL, f), res);
 }
 
-int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale,
-                            mlxvk_array offset, mlxvk_array freqs, mlxvk_stream s)
+int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base,
+                            float scale, mlxvk_array offset, mlxvk_array freqs, mlxvk_stream s)
 {
     struct call c = begin("fast_rope_dynamic", s);
     struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
@@ -16109,7 +16119,7 @@ static bool fuse_add_norm(struct encoder *e, struct stream *s, struct members *a
     if (norm->op != OP_NORM || norm->p.norm.flags || !same_view(norm->in[0], h) || !can_join(s, m, 1, m[1])) return false;
     donate(e, h, add->in, 2);
     donate(e, norm->out[0], add->in, 2);
-    rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
+    norm_dispatch(e, 0, add->in[0], add->in[1], h, norm->in[1], NULL, norm->out[0], norm->p.norm.eps);
     all->count = 2;
     return true;
 }
