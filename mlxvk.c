@@ -4602,10 +4602,9 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
 static struct array *lowering_array(struct encoder *e, mlxvk_dtype dtype, int ndim, const int *shape)
 {
     size_t size = dtypes[dtype].size;
-    struct storage *st;
     struct array *a = NULL;
     for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
-    st = e->code ? NULL : storage_create(e->device, size);
+    struct storage *st = e->code ? NULL : storage_create(e->device, size);
     if (st) {
         st->refs = 1;
         a = array_create(st, dtype, ndim, shape, NULL, 0);
@@ -4657,10 +4656,9 @@ static bool runs_across(const struct array *a)
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
     struct array *a[MAX_OPERANDS] = { n->out[0] }, *own[MAX_OPERANDS] = { NULL };
-    struct donation *donation;
     bool copy = n->p.elementwise.kernel == K_COPY;
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    donation = donate(e, n->out[0], n->in, n->inputs);
+    struct donation *donation = donate(e, n->out[0], n->in, n->inputs);
     for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
     if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;   /* it is there */
@@ -4701,9 +4699,8 @@ static void append_copy(struct call *c, struct array *to, struct array *from)
 
 static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
 {
-    struct array *out;
     if (c->code || !a || a->dtype == dtype) return a;
-    out = output(c, a->ndim, a->shape, dtype);
+    struct array *out = output(c, a->ndim, a->shape, dtype);
     append_copy(c, out, a);
     return out;
 }
@@ -4791,10 +4788,9 @@ static bool broadcast_shape(struct call *c, const struct array *a, const struct 
 static struct array *broadcast(struct call *c, struct array *a, int ndim, const int *shape)
 {
     int64_t strides[MAXD];
-    bool fits;
     if (c->code || !a) return NULL;
     if (a->ndim == ndim && (!ndim || !memcmp(a->shape, shape, (size_t)ndim * sizeof *shape))) return a;
-    fits = ndim >= a->ndim;
+    bool fits = ndim >= a->ndim;
     for (int i = 0; i < ndim; i++) {
         int k = i - (ndim - a->ndim);
         fits = fits && (k < 0 || a->shape[k] == shape[i] || a->shape[k] == 1);
@@ -4822,11 +4818,10 @@ static uint16_t binary_kernel(mlxvk_dtype t)
 static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
 {
     mlxvk_dtype to = a->dtype;
-    struct array *out;
     int rules = unary_rules[op];
     if (rules & U_TO_REAL && is_complex(to)) to = MLXVK_FLOAT32;
     if (rules & U_TO_BOOL) to = MLXVK_BOOL;
-    out = output(c, a->ndim, a->shape, to);
+    struct array *out = output(c, a->ndim, a->shape, to);
     append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = unary_kernel(a->dtype), .op = (uint16_t)op }),
            ARRAYS(a), ARRAYS(out));
     return out;
@@ -4874,10 +4869,8 @@ UNARY_FUNCTIONS(X)
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
 {
     int rules = binary_table[op].rules, ndim, shape[MAXD];
-    struct array *out;
-    mlxvk_dtype t;
     if (c->code || !a || !b) return NULL;
-    t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
+    mlxvk_dtype t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
     if (op == B_floor_divide && is_complex(t)) op = B_divide;   /* as MLX: nothing is rounded */
     if (rules & B_FLOAT) t = at_least_float(t);
     if ((rules & B_SHIFT) && t == MLXVK_BOOL) t = MLXVK_UINT8;
@@ -4886,7 +4879,7 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     if (!broadcast_shape(c, a, b, &ndim, shape)) return NULL;
     a = broadcast(c, as_type(c, a, t), ndim, shape);
     b = broadcast(c, as_type(c, b, t), ndim, shape);
-    out = output(c, ndim, shape, rules & B_COMPARE ? MLXVK_BOOL : t);
+    struct array *out = output(c, ndim, shape, rules & B_COMPARE ? MLXVK_BOOL : t);
     append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = binary_kernel(t), .op = (uint16_t)op }),
            ARRAYS(a, b), ARRAYS(out));
     return out;
@@ -4935,13 +4928,12 @@ int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s)
 static struct array *do_select(struct call *c, struct array *condition, struct array *x, struct array *y)
 {
     int ndim, shape[MAXD];
-    struct array probe, *out;
     if (c->code || !condition || !x || !y || !broadcast_shape(c, x, y, &ndim, shape)) return NULL;
-    probe = *x;
+    struct array probe = *x;
     probe.ndim = ndim;
     if (ndim) memcpy(probe.shape, shape, (size_t)ndim * sizeof *shape);
     if (!broadcast_shape(c, condition, &probe, &ndim, shape)) return NULL;
-    out = output(c, ndim, shape, promote(x->dtype, y->dtype));
+    struct array *out = output(c, ndim, shape, promote(x->dtype, y->dtype));
     if (!out) return NULL;
     condition = broadcast(c, as_type(c, condition, MLXVK_BOOL), ndim, shape);
     x = broadcast(c, as_type(c, x, out->dtype), ndim, shape);
@@ -4993,19 +4985,16 @@ static void lower_arange(struct encoder *e, const struct node *n)
 
 static struct array *do_arange(struct call *c, double start, double stop, double step, mlxvk_dtype dtype)
 {
-    double count;
-    int n;
-    struct array *out;
     if (c->code) return NULL;
     if (!is_dtype((int)dtype) || dtype == MLXVK_BOOL || is_complex(dtype))
         return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", mlxvk_dtype_name(dtype));
     if (isnan(start) || isnan(stop) || isnan(step) || isinf(start) || isinf(stop))
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "bounds must be finite: %g, %g, %g", start, stop, step);
     if (step == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "step is 0");
-    count = isinf(step) ? ((step > 0) == (start < stop) && start != stop ? 1 : 0) : ceil((stop - start) / step);
+    double count = isinf(step) ? ((step > 0) == (start < stop) && start != stop ? 1 : 0) : ceil((stop - start) / step);
     if (count > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%.0f elements; at most %d", count, INT_MAX);
-    n = count > 0 ? (int)count : 0;
-    out = output(c, 1, &n, dtype);
+    int n = count > 0 ? (int)count : 0;
+    struct array *out = output(c, 1, &n, dtype);
     append(c, OP_ARANGE, PARAMS(.arange = { start, isinf(step) ? 0 : step }), NULL, 0, ARRAYS(out));
     return out;
 }
@@ -5019,10 +5008,9 @@ int mlxvk_arange(mlxvk_array *res, double start, double stop, double step, mlxvk
 /* A shape filled with the values of an array that broadcasts to it. */
 static struct array *do_full(struct call *c, int ndim, const int *shape, struct array *values, mlxvk_dtype dtype)
 {
-    struct array *out;
     if (c->code || !values || !check_shape(c, ndim, shape, dtype)) return NULL;
     values = broadcast(c, values, ndim, shape);
-    out = output(c, ndim, shape, dtype);
+    struct array *out = output(c, ndim, shape, dtype);
     append_copy(c, out, values);
     return out;
 }
@@ -5259,14 +5247,13 @@ FRONT(moveaxis, a, do_moveaxis(&c, x, source, destination), int source, int dest
 
 static struct array *do_expand(struct call *c, struct array *a, const int *axes, size_t count)
 {
-    int shape[MAXD], ndim, k = 0;
+    int shape[MAXD], k = 0;
     int64_t strides[MAXD];
-    struct array probe;
     uint32_t mask;
     if (c->code || !a) return NULL;
     if ((size_t)a->ndim + count > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
-    ndim = a->ndim + (int)count;
-    probe = *a;
+    int ndim = a->ndim + (int)count;
+    struct array probe = *a;
     probe.ndim = ndim;
     for (int i = a->ndim; i < ndim; i++) probe.shape[i] = 1;
     if (!axes_mask(c, &probe, axes, count, &mask)) return NULL;
@@ -5373,15 +5360,14 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
 {
     int shape[MAXD];
     int64_t strides[MAXD];
-    size_t from, to, bytes;
     if (c->code || !a || !check_shape(c, 0, NULL, dtype)) return NULL;
-    from = item_size(a);
-    to = dtypes[dtype].size;
+    size_t from = item_size(a);
+    size_t to = dtypes[dtype].size;
     if (from == to) return view_of(c, a, dtype, a->ndim, a->shape, a->strides, a->offset);
     if (!a->ndim)
         return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name,
                     dtypes[dtype].name);
-    bytes = (size_t)dim_of(a, -1) * from;
+    size_t bytes = (size_t)dim_of(a, -1) * from;
     if (bytes % to)
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
     if (a->offset % (int64_t)to) a = copy_of(c, a);
@@ -5420,10 +5406,10 @@ static int slice_axis(int n, int start, int stop, int step, int *first)
 static struct array *do_slice(struct call *c, struct array *a, const int *start, const int *stop, const int *step)
 {
     int shape[MAXD];
-    int64_t strides[MAXD], offset;
+    int64_t strides[MAXD];
     size_t size = 1;
     if (c->code || !a) return NULL;
-    offset = a->offset;
+    int64_t offset = a->offset;
     for (int i = 0; i < a->ndim; i++) {
         int first, by = step ? step[i] : 1;
         if (by == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a step of 0 on axis %d", i);
@@ -5498,12 +5484,12 @@ static bool updates_in_place(const mlxvk_array *res, const struct array *a)
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
                                      const int *start, const int *stop, const int *step, enum binary op)
 {
-    struct array *out, *target;
+    struct array *out;
     if (c->code || !a || !update) return NULL;
     if (updates_in_place(res, a) && update->storage != a->storage)
         out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
     else out = copy_of(c, a);
-    target = do_slice(c, out, start, stop, step);
+    struct array *target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
     update = broadcast(c, update, target->ndim, target->shape);
     if (op == B_COUNT) append_copy(c, target, update);
@@ -5576,12 +5562,12 @@ static bool vector_dtype(struct call *c, const struct vector *v, mlxvk_dtype *dt
 /* stack: each array gets an axis of length 1 there first. */
 static struct array *do_concatenate(struct call *c, const struct vector *v, int axis, bool stack)
 {
-    struct array *first, *out, *part;
+    struct array *part;
     int shape[MAXD], at = 0;
     int64_t total = 0;
     mlxvk_dtype dtype;
     if (!vector_dtype(c, v, &dtype)) return NULL;
-    first = array_at(v, 0);
+    struct array *first = array_at(v, 0);
     if (!stack && v->size == 1) return first;        /* even where it has no axis, as in MLX */
     if (stack) first = do_expand(c, first, &axis, 1);
     axis = normal_axis(c, first, axis);
@@ -5600,7 +5586,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
         }
     }
     shape[axis] = length_of(c, first, (uint64_t)total);
-    out = output(c, first->ndim, shape, dtype);
+    struct array *out = output(c, first->ndim, shape, dtype);
     for (size_t i = 0; i < v->size && !c->code; i++) {
         part = array_at(v, i);
         if (stack) part = do_expand(c, part, &axis, 1);
@@ -5626,9 +5612,8 @@ JOIN(stack_axis, axis, true, int axis, mlxvk_stream s)
 /* Ends a call with several results in a vector, which replaces what *res held. */
 static int finish_vector(struct call *c, struct array **results, size_t count, mlxvk_vector_array *res)
 {
-    struct vector *v = NULL, old;
+    struct vector *v = NULL;
     mlxvk_array *data = NULL;
-    int code;
     if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
     for (size_t i = 0; i < count && !c->code; i++) if (!results[i]) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
     if (c->code) return end(c);
@@ -5644,10 +5629,10 @@ static int finish_vector(struct call *c, struct array **results, size_t count, m
         data[i].ctx = results[i];
         take_handle(results[i]);
     }
-    old = *v;
+    struct vector old = *v;
     *v = (struct vector){ .kind = &array_kind, .data = (char *)data, .size = count, .slots = count };
     res->ctx = v;
-    code = end(c);
+    int code = end(c);
     for (size_t i = 0; i < old.size; i++) array_kind.drop(list_at(&old, i));     /* without the lock: of any device */
     free(old.data);
     return code;
@@ -5659,7 +5644,6 @@ static int finish_split(struct call *c, struct array *x, int axis, const int *cu
                         mlxvk_vector_array *res)
 {
     struct array **list;
-    int code;
     if (c->code || !x) return finish_vector(c, NULL, 0, res);
     list = host_zalloc(c->device, (parts + 1) * sizeof *list);
     if (!list) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
@@ -5668,7 +5652,7 @@ static int finish_split(struct call *c, struct array *x, int axis, const int *cu
         int count = slice_axis(n, i ? cuts[i - 1] : 0, stop, 1, &first);
         list[i] = slice_one(c, x, axis, first, count);
     }
-    code = finish_vector(c, list, parts, res);
+    int code = finish_vector(c, list, parts, res);
     host_free(c->device, list);
     return code;
 }
@@ -5746,9 +5730,8 @@ static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to m
 static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const take_push *push, size_t item)
 {
     int last = g->ndim - 1;
-    int64_t odd;
     if (last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->stride[2][last] != 0) return 1;
-    odd = g->shape[last] | push->offset[0] | push->offset[1];
+    int64_t odd = g->shape[last] | push->offset[0] | push->offset[1];
     odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->axis_stride;
     for (int i = 0; i < last; i++) odd |= g->stride[0][i] | g->stride[1][i];
     for (size_t width = 16 / item; width > 1; width /= 2) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
@@ -5782,15 +5765,13 @@ static void gather_elements(struct encoder *e, const struct gather_params *p, st
     take_push *push = &walk->take;
     struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
     size_t item = item_size(in[0]);
-    struct dims g;
-    uint32_t mode, width;
     gather_views(p, view);
     push->n = (uint32_t)in[p->mode == GATHER_PUT || p->mode == GATHER_ALONG ? 2 : 0]->size;
-    g = merge_dims(views, 3);
-    width = gather_width(p, &g, push, item);
+    struct dims g = merge_dims(views, 3);
+    uint32_t width = gather_width(p, &g, push, item);
     if (width > 1) widen(&g, push, width);
     push->shift = shift_to_units(item, item * width);
-    mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
+    uint32_t mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
     USE(e, take, push, .threads = 256, .mode = mode, .op = take_op(p->mode), .to = raw_dtype(item * width),
         .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 256));
@@ -6021,7 +6002,6 @@ static bool check_indices(struct call *c, const struct array *indices)
 static struct array *do_take(struct call *c, struct array *a, struct array *indices, int axis)
 {
     int shape[2 * MAXD], ndim = 0;
-    struct array *out;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
     if (!a->size && indices->size)
@@ -6029,7 +6009,7 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
     for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
     for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
-    out = output(c, ndim, shape, a->dtype);
+    struct array *out = output(c, ndim, shape, a->dtype);
     append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
            ARRAYS(a, indices), ARRAYS(out));
     return out;
@@ -6103,7 +6083,7 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
                                const int *sizes, size_t sizes_num)
 {
     struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
-    struct array *out, *starts;
+    struct array *starts;
     int shape[2 * MAXD], start[MAXD] = { 0 };
     if (c->code || !a) return NULL;
     if (sizes_num != (size_t)a->ndim || (sizes_num && !sizes))
@@ -6112,7 +6092,7 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     if (!w->count) return do_slice(c, a, start, sizes, NULL);
     if (w->ndim) memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
     memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
-    out = output(c, w->ndim + a->ndim, shape, a->dtype);
+    struct array *out = output(c, w->ndim + a->ndim, shape, a->dtype);
     if (!out || !out->size) return out;
     if (w->count == 1) {
         int axis = w->axes[0];
@@ -6207,14 +6187,13 @@ static struct array *do_diagonal(struct call *c, struct array *a, int offset, in
 
 static struct array *do_diag(struct call *c, struct array *a, int k)
 {
-    int64_t n;
-    struct array *out, *diagonal;
+    struct array *diagonal;
     if (c->code || !a) return NULL;
     if (a->ndim == 2) return do_diagonal(c, a, k, 0, 1);
     if (a->ndim != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is neither a diagonal nor a matrix", TEXT(a));
-    n = a->shape[0] + llabs(k);
+    int64_t n = a->shape[0] + llabs(k);
     if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "a matrix of %lld rows for %s", (long long)n, TEXT(a));
-    out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
+    struct array *out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
     diagonal = do_diagonal(c, out, k, 0, 1);
     append_copy(c, diagonal, a);
     return out;
@@ -6246,7 +6225,7 @@ static bool beside_shape(struct call *c, const struct array *a, const struct arr
 
 static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis)
 {
-    struct array probe, *out;
+    struct array probe;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
     if (indices->ndim != a->ndim)
@@ -6256,7 +6235,7 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     a = broadcast_beside(c, a, axis, &probe);
     indices = broadcast_beside(c, indices, axis, &probe);
-    out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
+    struct array *out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
     append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }),
            ARRAYS(a, indices), ARRAYS(out));
     return out;
@@ -6428,7 +6407,7 @@ static void plan_dims(struct reduce_job *j, const int *run)
  * reduced dimensions last. */
 static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, const int *run)
 {
-    struct array view = *j->from, *copy;
+    struct array view = *j->from;
     struct reduce_dim dim[MAXD];
     view.refs = 1;
     view.ndim = j->ndim = 0;
@@ -6440,7 +6419,7 @@ static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, co
                 dim[view.ndim++] = (struct reduce_dim){ .out = j->out->strides[i], .run = run[i], .axis = i };
             }
     view.row = row_contiguous(&view);
-    copy = rows_of(e, &view);
+    struct array *copy = rows_of(e, &view);
     if (e->code) return;
     for (int i = 0; i < view.ndim; i++) {
         dim[i].size = (uint32_t)view.shape[i];
@@ -6515,10 +6494,10 @@ static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t group
 
 static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole)
 {
-    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE, lanes;
+    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE;
     bool few = g->later && n <= 8 * REDUCE_PIECE;
     g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
-    lanes = ceil_div(g->piece, REDUCE_LANE);
+    uint32_t lanes = ceil_div(g->piece, REDUCE_LANE);
     if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
     else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
     g->width = min_u32(pow2_at_least(lanes), REDUCE_THREADS);
@@ -6647,10 +6626,9 @@ static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j
 {
     int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
     int64_t step = 1;
-    struct array *room;
     size_t size = parts;
     for (int i = 0; i < j->ndim; i++) if (i != at) size *= j->dim[i].size;
-    room = scratch(e, size, part_type(j->op, j->type));
+    struct array *room = scratch(e, size, part_type(j->op, j->type));
     if (!room) return NULL;
     *view = *room;
     view->refs = 1;
@@ -6847,19 +6825,17 @@ static struct array *reduce_empty(struct call *c, enum reduction op, struct arra
 
 static struct array *do_reduce(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
 {
-    int shape[MAXD], ndim;
+    int shape[MAXD];
     size_t n = 1;
-    struct array *out;
-    mlxvk_dtype dtype;
     if (c->code || !a) return NULL;
     if (is_arg(op) && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
     if (op == R_logsumexp || (op == R_mean && is_wide(a->dtype))) a = as_float(c, a);
     if (!a) return NULL;
-    dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
-    ndim = reduced_shape(a, mask, keepdims, shape);
+    mlxvk_dtype dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
+    int ndim = reduced_shape(a, mask, keepdims, shape);
     if (!a->size) return reduce_empty(c, op, a, ndim, shape, dtype, mask);
     for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
-    out = output(c, ndim, shape, dtype);
+    struct array *out = output(c, ndim, shape, dtype);
     append(c, OP_REDUCE, PARAMS(.reduce = { (uint16_t)op, mask, (float)(1.0 / (double)n) }), ARRAYS(a), ARRAYS(out));
     return out;
 }
@@ -6985,34 +6961,33 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
     struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t width, threads, hold, mode = SOFTMAX_HELD, odd, step, blocks;
+    uint32_t mode = SOFTMAX_HELD;
     uint32_t limit = min_u32(e->device->caps.max_threads, 1024);
-    struct dims g;
     if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
     outer.ndim--;
-    g = merge_dims(list, 1);
+    struct dims g = merge_dims(list, 1);
     if (g.ndim > REDUCE_DIMS) return false;
     p.outer = (uint32_t)(x->size / p.n);
     p.ndim = (uint32_t)g.ndim;
     p.from = set_input(e, SLOT_softmax_src, x);
     p.to = set_output(e, SLOT_softmax_dst, out);
-    odd = p.from | p.to | p.n;
+    uint32_t odd = p.from | p.to | p.n;
     for (int i = 0; i < g.ndim; i++) {
         p.shape[i] = (uint32_t)g.shape[i];
         p.stride[i] = (uint32_t)g.stride[0][i];
         odd |= p.stride[i];
     }
-    blocks = pow2_at_least(ceil_div(p.n, REDUCE_BLOCK));
-    step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
-    hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
-    width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
+    uint32_t blocks = pow2_at_least(ceil_div(p.n, REDUCE_BLOCK));
+    uint32_t step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
+    uint32_t hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
+    uint32_t width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
     if (width > limit) {
         width = pow2_at_least(limit / 2 + 1);
         hold = 4;
         mode = SOFTMAX_LOOPED;
         step = min_u32(step, 4);
     }
-    threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
+    uint32_t threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
     USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold);
     dispatch_groups(e, ceil_div(p.outer, threads / width));
     return true;
@@ -7023,16 +6998,15 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
 {
     struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *most, *sums, each;
-    uint32_t step;
+    struct array each;
     for (int i = 0; i < x->ndim; i++) {
         uint32_t size = (uint32_t)x->shape[i];
         if (mask >> i & 1) p.n *= size;
         else if (mask >> i) p.outer *= size;
         else p.inner *= size;
     }
-    most = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
-    sums = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    struct array *most = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    struct array *sums = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
     if (most && sums) {
         each = full_rank(x, mask, most);
         reduce(e, R_max, 1, x, mask, &each, NULL);
@@ -7045,7 +7019,7 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     p.to = set_output(e, SLOT_softmax_dst, out);
     p.most_at = set_input(e, SLOT_softmax_largest, most);
     p.sums_at = set_input(e, SLOT_softmax_total, sums);
-    step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
+    uint32_t step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
     USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
         .hold = 1);
     dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
@@ -7058,11 +7032,11 @@ enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
 
 static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
 {
-    struct array *x = a[0], *rows, *room, packed;
+    struct array *x = a[0], *rows, packed;
     uint32_t mask = *(const uint32_t *)job, last = 1u << (x->ndim - 1);
     size_t length = (size_t)dim_of(x, -1);
     bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
-    room = pack(e, a[1], &packed);
+    struct array *room = pack(e, a[1], &packed);
     if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
         rows = rows_of(e, x);
         if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
@@ -7109,10 +7083,9 @@ static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mas
 /* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
 static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
 {
-    mlxvk_dtype dtype;
     struct array *x;
     if (c->code || !a || !a->size) return a;
-    dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
+    mlxvk_dtype dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
     if (is_complex(dtype) || !mask) {
         struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
         x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
@@ -7225,10 +7198,9 @@ done:
 static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
 {
     struct array around = *x, *list[1] = { &around };
-    struct dims g;
     *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
     around.ndim = axis;
-    g = merge_dims(list, 1);
+    struct dims g = merge_dims(list, 1);
     if (g.ndim > REDUCE_DIMS) return false;
     p->ndim = (uint32_t)g.ndim;
     for (int i = 0; i < g.ndim; i++) {
@@ -7252,9 +7224,9 @@ static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
 static void scan_part(struct encoder *e, struct array *const *a, const void *job)
 {
     const struct scan_params *f = job;
-    struct array *x = a[0], *rows = NULL, *room, packed;
+    struct array *x = a[0], *rows = NULL, packed;
     struct scan_push p;
-    room = pack(e, a[1], &packed);
+    struct array *room = pack(e, a[1], &packed);
     if (!fits_binding(e->device, x) || !scan_dims(x, f->axis, &p)) {
         x = rows = rows_of(e, x);
         scan_dims(x, f->axis, &p);
@@ -7277,13 +7249,12 @@ static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum red
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "a", a), *out = NULL;
-    int flags;
     axis = normal_axis(&c, x, axis);
     if (op == R_logsumexp && x) x = as_float(&c, x);
     if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
     if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
     if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
-    flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
+    int flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
     append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
     return finish(&c, out, res);
 }
@@ -7441,17 +7412,15 @@ static struct array *compose_norm(struct call *c, struct array *x, struct array 
 static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias,
                              float eps)
 {
-    struct array *out;
-    mlxvk_dtype t;
     if (c->code || !x) return NULL;
     if (!x->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have one dimension at least");
     if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return NULL;
-    t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
+    mlxvk_dtype t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
     if (weight && bias) t = promote(t, bias->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     if (!flags && !c->device->gate[GATE_RMSNORM]) return compose_norm(c, x, weight, t, eps);
     x = as_type(c, x, t);
-    out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
+    struct array *out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
     append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)),
            ARRAYS(out));
     return out;
@@ -7534,18 +7503,17 @@ static void lower_norm_vjp(struct encoder *e, const struct node *n)
 static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias,
                           struct array *cotangent, float eps, struct array *out[3])
 {
-    mlxvk_dtype t;
     uint32_t each = 1;
     struct array *sums[2] = { NULL, NULL }, *whole;
-    int n, shape[2];
+    int shape[2];
     if (c->code || !x || !cotangent) return 0;
     if (!x->ndim || !same_shape(x, cotangent))
         return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for x %s", TEXT(cotangent), TEXT(x)), 0;
     if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return 0;
-    t = promote(x->dtype, cotangent->dtype);
+    mlxvk_dtype t = promote(x->dtype, cotangent->dtype);
     if (weight) t = promote(t, weight->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)), 0;
-    n = dim_of(x, -1);
+    int n = dim_of(x, -1);
     if (x->size && weight) each = norm_vjp_rows(c, x->size / (size_t)n, (size_t)n);
     shape[0] = x->size ? (int)ceil_div(x->size / (size_t)n, each) : 0;
     shape[1] = n;
@@ -7584,12 +7552,11 @@ int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_arra
 static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
 {
     struct array middle = *a;
-    struct dims g;
     const int last = a->ndim - 1;
     middle.ndim -= 3;
     memmove(middle.shape, a->shape + 1, (size_t)middle.ndim * sizeof *a->shape);
     memmove(middle.strides, a->strides + 1, (size_t)middle.ndim * sizeof *a->strides);
-    g = merge_dims((struct array *[]){ &middle }, 1);
+    struct dims g = merge_dims((struct array *[]){ &middle }, 1);
     if (g.ndim > 1) return false;
     for (int i = 0; i < 4; i++) {
         int from = i ? last - 3 + i : 0;
@@ -7638,7 +7605,7 @@ static void rope_whole(struct encoder *e, const struct rope_params *r, struct ar
     double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
     struct rope_push p = { .eps = eps, .dims = r->dims, .offset = r->offset, .scale = r->scale, .heads_each = 1,
                            .base_high = (float)high, .base_low = (float)(r->rate - high) };
-    uint32_t lanes, threads, items, most = e->device->tuning->rope_items;
+    uint32_t threads, most = e->device->tuning->rope_items;
     bool fours = r->dims % 8 == 0;
     if (norm && !rope_norm_fits(r, x, out, weight))
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
@@ -7654,8 +7621,8 @@ static void rope_whole(struct encoder *e, const struct rope_params *r, struct ar
     fours = fours && aligned_rows(x, p.x_at, 4) && aligned_rows(out, p.y_at, 4);
     NOTE(e->device, NOTE_ROPE, "by four pairs",
          fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned", "%d of %s", r->dims, LAYOUT(x));
-    lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
-    items = p.batches * p.tokens * p.heads;          /* more heads a thread once there are threads enough */
+    uint32_t lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
+    uint32_t items = p.batches * p.tokens * p.heads;          /* more heads a thread once there are threads enough */
     while (p.heads_each < p.heads && p.heads_each < 8 && items / p.heads_each > most) p.heads_each *= 2;
     USE(e, rope, &p, .threads = threads, .lanes = lanes, .by_four = fours, .dtype = x->dtype,
         .norm = norm ? weight ? 2 : 1 : 0);
@@ -7689,9 +7656,8 @@ static void lower_rope(struct encoder *e, const struct node *n)
 /* Features first, first + step, ... of x, `count` of them. */
 static struct array *features(struct call *c, struct array *x, int first, int count, int step)
 {
-    struct array part;
     if (c->code || !x) return NULL;
-    part = part_of(x, x->ndim - 1, first, count);
+    struct array part = part_of(x, x->ndim - 1, first, count);
     part.strides[x->ndim - 1] *= step;
     return view_of(c, x, x->dtype, x->ndim, part.shape, part.strides, part.offset);
 }
@@ -7752,14 +7718,13 @@ static struct array *do_rope(struct call *c, struct array *x, int dims, bool tra
                              float scale, int offset, struct array *offsets, struct array *freqs)
 {
     struct rope_params r = { (uint16_t)dims, traditional, offset, scale, 0 };
-    struct array *out;
     if (!check_rope(c, x, dims, base.has_value, offsets, freqs)) return NULL;
     if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
     if (!c->device->gate[GATE_ROPE]) {
         NOTE(c->device, NOTE_ROPE, "in one kernel", "a gate", "%d of %s", dims, LAYOUT(x));
         return compose_rope(c, &r, x, offsets, freqs);
     }
-    out = output(c, x->ndim, x->shape, x->dtype);
+    struct array *out = output(c, x->ndim, x->shape, x->dtype);
     append(c, OP_ROPE, PARAMS(.rope = r),
            ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
     return out;
