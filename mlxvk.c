@@ -4167,7 +4167,8 @@ enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_
 enum binary { BINARY_FUNCTIONS(X) BINARY_OWN(X) B_COUNT };
 #undef X
 #define X(function, name, id, rules) [B_##name] = { #name, rules },
-static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = { BINARY_FUNCTIONS(X) BINARY_OWN(X) };
+static const struct binary_row { const char *name; int rules; }
+binary_table[B_COUNT] = { BINARY_FUNCTIONS(X) BINARY_OWN(X) };
 #undef X
 
 /* ---- lowering ---- */
@@ -4419,8 +4420,8 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
 
 /* ---- operands that a device cannot bind whole ---- */
 
-/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no cut along another
- * makes the reach shorter: then it is enough that the elements, maybe as a wider type, fit. */
+/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no other cut helps:
+ * then it is enough that the elements, maybe as a wider type, fit. */
 static bool is_cut_enough(const struct encoder *e, const struct array *a, uint32_t whole)
 {
     size_t reach = 0, range = binding_range(e->device, item_size(a));
@@ -4667,22 +4668,23 @@ static void lower_elementwise(struct encoder *e, const struct node *n)
 
 /* ---- fronts: shared helpers ---- */
 
-/* Functions of one array, x, or of two, x and y: name, operands, the result as an expression, and the other
- * parameters. */
-#define FRONT(name, a, result, ...)                                                                                   \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__)                                                    \
+/* Public functions of one array, x, or of two, x and y: operands, the result as an expression, the other parameters. */
+#define FUNCTION(name, a, result, ...)                                                                                \
+    int name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__)                                                            \
     {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
+        struct call c = begin(CALLED(name), s);                                                                       \
         struct array *x = input(&c, #a, a);                                                                           \
         return finish(&c, result, res);                                                                               \
     }
-#define FRONT_TWO(name, a, b, result, ...)                                                                            \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, __VA_ARGS__)                                     \
+#define FUNCTION_TWO(name, a, b, result, ...)                                                                         \
+    int name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, __VA_ARGS__)                                             \
     {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
+        struct call c = begin(CALLED(name), s);                                                                       \
         struct array *x = input(&c, #a, a), *y = input(&c, #b, b);                                                    \
         return finish(&c, result, res);                                                                               \
     }
+#define FRONT(name, a, result, ...) FUNCTION(mlxvk_##name, a, result, __VA_ARGS__)
+#define FRONT_TWO(name, a, b, result, ...) FUNCTION_TWO(mlxvk_##name, a, b, result, __VA_ARGS__)
 
 static enum kernel_id copy_kernel(mlxvk_dtype to, mlxvk_dtype from)
 {
@@ -4853,14 +4855,7 @@ static struct array *do_unary(struct call *c, enum unary op, struct array *a)
     return a ? apply_unary(c, op, a) : NULL;
 }
 
-static int unary(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
-{
-    struct call c = begin(name, s);
-    return finish(&c, do_unary(&c, op, input(&c, "a", a)), res);
-}
-
-#define X(function, name, id, rules) \
-    int function(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(#name, res, a, s, U_##name); }
+#define X(function, name, id, rules) FUNCTION(function, a, do_unary(&c, U_##name, x), mlxvk_stream s)
 UNARY_FUNCTIONS(X)
 #undef X
 
@@ -4885,27 +4880,13 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     return out;
 }
 
-static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s, enum binary op)
-{
-    struct call c = begin(binary_table[op].name, s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, do_binary(&c, op, x, y), res);
-}
-
-#define X(function, name, id, rules) \
-    int function(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) \
-    { return binary(res, a, b, s, B_##name); }
+#define X(function, name, id, rules) FUNCTION_TWO(function, a, b, do_binary(&c, B_##name, x, y), mlxvk_stream s)
 BINARY_FUNCTIONS(X)
 #undef X
-FRONT_TWO(equal_nan, a, b, do_binary(&c, B_nan_equal, x, y), mlxvk_stream s)
-
-int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
-{
-    struct call c = begin("divide_truncate", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    enum binary op = x && y && is_inexact(promote(x->dtype, y->dtype)) ? B_divide : B_truncated_quotient;
-    return finish(&c, do_binary(&c, op, x, y), res);
-}
+FUNCTION_TWO(mlxvk_equal_nan, a, b, do_binary(&c, B_nan_equal, x, y), mlxvk_stream s)
+FUNCTION_TWO(mlxvk_divide_truncate, a, b,
+             do_binary(&c, x && y && is_inexact(promote(x->dtype, y->dtype)) ? B_divide : B_truncated_quotient, x, y),
+             mlxvk_stream s)
 
 /* MLX rounds to decimals by scaling: round(x * 10^d) * (1 / 10^d), the factor in float32. */
 int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s)
@@ -5033,20 +5014,18 @@ int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array
     return finish(&c, do_full(&c, (int)min_size(shape_num, MAXD + 1), shape, v, dtype), res);
 }
 
-FRONT_TWO(full_like, a, vals, x ? do_full(&c, x->ndim, x->shape, y, dtype) : NULL, mlxvk_dtype dtype, mlxvk_stream s)
+FUNCTION_TWO(mlxvk_full_like, a, vals, x ? do_full(&c, x->ndim, x->shape, y, dtype) : NULL, mlxvk_dtype dtype,
+             mlxvk_stream s)
 
-int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    return constant("zeros", res, shape, shape_num, 0, dtype, s);
-}
+#define X(name, value)                                                                                                \
+    int name(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)                 \
+    { return constant(CALLED(name), res, shape, shape_num, value, dtype, s); }
+X(mlxvk_zeros, 0)
+X(mlxvk_ones, 1)
+#undef X
 
-int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    return constant("ones", res, shape, shape_num, 1, dtype, s);
-}
-
-FRONT(zeros_like, a, x ? constant_like(&c, x, 0, x->dtype) : NULL, mlxvk_stream s)
-FRONT(ones_like, a, x ? constant_like(&c, x, 1, x->dtype) : NULL, mlxvk_stream s)
+FUNCTION(mlxvk_zeros_like, a, x ? constant_like(&c, x, 0, x->dtype) : NULL, mlxvk_stream s)
+FUNCTION(mlxvk_ones_like, a, x ? constant_like(&c, x, 1, x->dtype) : NULL, mlxvk_stream s)
 
 /* ==== >>shape ===================================================================================================== */
 
@@ -5139,14 +5118,13 @@ static bool infer_shape(struct call *c, const struct array *a, size_t size, cons
     return !c->code;
 }
 
-int mlxvk_reshape(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
+static struct array *reshape_to(struct call *c, struct array *a, const int *shape, size_t count)
 {
-    struct call c = begin("reshape", s);
-    struct array *x = input(&c, "a", a);
     int full[MAXD];
-    if (x && !infer_shape(&c, x, x->size, shape, shape_num, full)) x = NULL;
-    return finish(&c, do_reshape(&c, x, (int)shape_num, full), res);
+    return a && infer_shape(c, a, a->size, shape, count, full) ? do_reshape(c, a, (int)count, full) : NULL;
 }
+
+FUNCTION(mlxvk_reshape, a, reshape_to(&c, x, shape, shape_num), const int *shape, size_t shape_num, mlxvk_stream s)
 
 static struct array *do_flatten(struct call *c, struct array *a, int start, int stop)
 {
@@ -5166,7 +5144,7 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     return do_reshape(c, a, n, shape);
 }
 
-FRONT(flatten, a, do_flatten(&c, x, start_axis, end_axis), int start_axis, int end_axis, mlxvk_stream s)
+FUNCTION(mlxvk_flatten, a, do_flatten(&c, x, start_axis, end_axis), int start_axis, int end_axis, mlxvk_stream s)
 
 int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape, size_t shape_num, mlxvk_stream s)
 {
@@ -5227,7 +5205,7 @@ static struct array *do_swap(struct call *c, struct array *a, int axis1, int axi
     return do_transpose(c, a, order);
 }
 
-FRONT(swapaxes, a, do_swap(&c, x, axis1, axis2), int axis1, int axis2, mlxvk_stream s)
+FUNCTION(mlxvk_swapaxes, a, do_swap(&c, x, axis1, axis2), int axis1, int axis2, mlxvk_stream s)
 
 static struct array *do_moveaxis(struct call *c, struct array *a, int source, int destination)
 {
@@ -5243,7 +5221,7 @@ static struct array *do_moveaxis(struct call *c, struct array *a, int source, in
     return do_transpose(c, a, order);
 }
 
-FRONT(moveaxis, a, do_moveaxis(&c, x, source, destination), int source, int destination, mlxvk_stream s)
+FUNCTION(mlxvk_moveaxis, a, do_moveaxis(&c, x, source, destination), int source, int destination, mlxvk_stream s)
 
 static struct array *do_expand(struct call *c, struct array *a, const int *axes, size_t count)
 {
@@ -5266,8 +5244,8 @@ static struct array *do_expand(struct call *c, struct array *a, const int *axes,
     return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
 }
 
-FRONT(expand_dims, a, do_expand(&c, x, &axis, 1), int axis, mlxvk_stream s)
-FRONT(expand_dims_axes, a, do_expand(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
+FUNCTION(mlxvk_expand_dims, a, do_expand(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FUNCTION(mlxvk_expand_dims_axes, a, do_expand(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
 static struct array *do_squeeze(struct call *c, struct array *a, uint32_t mask)
 {
@@ -5285,14 +5263,14 @@ static struct array *do_squeeze(struct call *c, struct array *a, uint32_t mask)
     return view_of(c, a, a->dtype, n, shape, strides, a->offset);
 }
 
-int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+static uint32_t ones_of(const struct array *a)       /* axes of length 1 */
 {
-    struct call c = begin("squeeze", s);
-    struct array *x = input(&c, "a", a);
     uint32_t mask = 0;
-    for (int i = 0; x && i < x->ndim; i++) if (x->shape[i] == 1) mask |= 1u << i;
-    return finish(&c, do_squeeze(&c, x, mask), res);
+    for (int i = 0; a && i < a->ndim; i++) if (a->shape[i] == 1) mask |= 1u << i;
+    return mask;
 }
+
+FUNCTION(mlxvk_squeeze, a, do_squeeze(&c, x, ones_of(x)), mlxvk_stream s)
 
 static struct array *squeeze_axes(struct call *c, struct array *a, const int *axes, size_t count)
 {
@@ -5300,17 +5278,11 @@ static struct array *squeeze_axes(struct call *c, struct array *a, const int *ax
     return axes_mask(c, a, axes, count, &mask) ? do_squeeze(c, a, mask) : NULL;
 }
 
-FRONT(squeeze_axis, a, squeeze_axes(&c, x, &axis, 1), int axis, mlxvk_stream s)
-FRONT(squeeze_axes, a, squeeze_axes(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
+FUNCTION(mlxvk_squeeze_axis, a, squeeze_axes(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FUNCTION(mlxvk_squeeze_axes, a, squeeze_axes(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
-int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
-{
-    struct call c = begin("broadcast_to", s);
-    struct array *x = input(&c, "a", a);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype))
-        x = broadcast(&c, x, (int)shape_num, shape);
-    return finish(&c, x, res);
-}
+FUNCTION(mlxvk_broadcast_to, a, x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) ?
+         broadcast(&c, x, (int)shape_num, shape) : NULL, const int *shape, size_t shape_num, mlxvk_stream s)
 
 int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, const int64_t *strides,
                      size_t strides_num, size_t offset, mlxvk_stream s)
@@ -5333,7 +5305,7 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     return finish(&c, out, res);
 }
 
-FRONT(copy, a, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, mlxvk_stream s)
+FUNCTION(mlxvk_copy, a, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, mlxvk_stream s)
 
 static bool column_contiguous(const struct array *a)
 {
@@ -5345,15 +5317,9 @@ static bool column_contiguous(const struct array *a)
     return true;
 }
 
-int mlxvk_contiguous(mlxvk_array *res, mlxvk_array a, bool allow_col_major, mlxvk_stream s)
-{
-    struct call c = begin("contiguous", s);
-    struct array *x = input(&c, "a", a);
-    if (x && !(allow_col_major && column_contiguous(x))) x = contiguous(&c, x);
-    return finish(&c, x, res);
-}
-
-FRONT(astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
+FUNCTION(mlxvk_contiguous, a, x && allow_col_major && column_contiguous(x) ? x : contiguous(&c, x),
+         bool allow_col_major, mlxvk_stream s)
+FUNCTION(mlxvk_astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* Reinterprets the bits; the last dimension scales with the item size. */
 static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
@@ -5380,7 +5346,7 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     return view_of(c, a, dtype, a->ndim, shape, a->row ? NULL : strides, a->offset);
 }
 
-FRONT(view, a, do_view(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
+FUNCTION(mlxvk_view, a, do_view(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* ---- slices ---- */
 
@@ -5434,14 +5400,9 @@ static bool slice_lists(struct call *c, const struct array *a, const int *start,
     return true;
 }
 
-int mlxvk_slice(mlxvk_array *res, mlxvk_array a, const int *start, size_t start_num, const int *stop, size_t stop_num,
-                const int *strides, size_t strides_num, mlxvk_stream s)
-{
-    struct call c = begin("slice", s);
-    struct array *x = input(&c, "a", a);
-    if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;
-    return finish(&c, do_slice(&c, x, start, stop, strides), res);
-}
+FUNCTION(mlxvk_slice, a, slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num) ?
+         do_slice(&c, x, start, stop, strides) : NULL, const int *start, size_t start_num, const int *stop,
+         size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)
 
 /* Rows [first, first + count) of one axis. */
 static struct array *slice_one(struct call *c, struct array *a, int axis, int first, int count)
@@ -5598,15 +5559,15 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
 }
 
 #define JOIN(name, at, stack, ...)                                                                                    \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_vector_array arrays, __VA_ARGS__)                                        \
+    int name(mlxvk_array *res, mlxvk_vector_array arrays, __VA_ARGS__)                                                \
     {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
+        struct call c = begin(CALLED(name), s);                                                                       \
         return finish(&c, do_concatenate(&c, arrays.ctx, at, stack), res);                                            \
     }
-JOIN(concatenate, 0, false, mlxvk_stream s)
-JOIN(stack, 0, true, mlxvk_stream s)
-JOIN(concatenate_axis, axis, false, int axis, mlxvk_stream s)
-JOIN(stack_axis, axis, true, int axis, mlxvk_stream s)
+JOIN(mlxvk_concatenate, 0, false, mlxvk_stream s)
+JOIN(mlxvk_stack, 0, true, mlxvk_stream s)
+JOIN(mlxvk_concatenate_axis, axis, false, int axis, mlxvk_stream s)
+JOIN(mlxvk_stack_axis, axis, true, int axis, mlxvk_stream s)
 #undef JOIN
 
 /* Ends a call with several results in a vector, which replaces what *res held. */
@@ -6015,14 +5976,8 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     return out;
 }
 
-FRONT_TWO(take_axis, a, indices, do_take(&c, x, y, axis), int axis, mlxvk_stream s)
-
-int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s)
-{
-    struct call c = begin("take", s);
-    struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *i = input(&c, "indices", indices);
-    return finish(&c, do_take(&c, x, i, 0), res);
-}
+FUNCTION_TWO(mlxvk_take_axis, a, indices, do_take(&c, x, y, axis), int axis, mlxvk_stream s)
+FUNCTION_TWO(mlxvk_take, a, indices, do_take(&c, do_flatten(&c, x, 0, -1), y, 0), mlxvk_stream s)
 
 /* ---- windows: gather ---- */
 
@@ -6199,8 +6154,8 @@ static struct array *do_diag(struct call *c, struct array *a, int k)
     return out;
 }
 
-FRONT(diagonal, a, do_diagonal(&c, x, offset, axis1, axis2), int offset, int axis1, int axis2, mlxvk_stream s)
-FRONT(diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
+FUNCTION(mlxvk_diagonal, a, do_diagonal(&c, x, offset, axis1, axis2), int offset, int axis1, int axis2, mlxvk_stream s)
+FUNCTION(mlxvk_diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
 
 /* ---- along an axis ---- */
 
@@ -6241,7 +6196,7 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
     return out;
 }
 
-FRONT_TWO(take_along_axis, a, indices, do_take_along(&c, x, y, axis), int axis, mlxvk_stream s)
+FUNCTION_TWO(mlxvk_take_along_axis, a, indices, do_take_along(&c, x, y, axis), int axis, mlxvk_stream s)
 
 /* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
 static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
@@ -6296,8 +6251,8 @@ enum reduction {
     R_argmin = REDUCE_ARGMIN, R_complex_logsumexp = REDUCE_COMPLEX_LSE, R_expsum = REDUCE_EXPSUM
 };
 
-/* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever lies
- * beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
+/* Rows are reduced by the tree that shaders/reduce.comp tells of: a row's result has the same bits whatever lies beside
+ * it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
  * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
        REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
@@ -6389,8 +6344,8 @@ static void plan_dims(struct reduce_job *j, const int *run)
     bool any = false;
     j->ndim = 0;
     for (int i = 0; i < j->from->ndim; i++) {
-        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i], .out = j->out->strides[i],
-                                .run = run[i], .axis = i };
+        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i],
+                                .out = j->out->strides[i], .run = run[i], .axis = i };
         if (d.size == 1) continue;
         any |= d.run > 0;
         if (d.run && d.in < 0 && !is_arg(j->op) && !j->ordered) {      /* the order does not matter: walk it upwards */
@@ -6469,7 +6424,7 @@ static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
     return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
 }
 
-/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg reductions. */
+/* What results of parts are kept as: the accumulator; complex64 for the two words of logsumexp and arg reductions. */
 static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 {
     if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
@@ -6482,7 +6437,7 @@ static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 /* How a step is laid out on workgroups. */
 struct reduce_grid { uint32_t layout, width, later, piece, bound; };
 
-/* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make enough. */
+/* The elements of a part: all n where there are groups enough, else the longest pieces of the tree that make enough. */
 static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
                          uint32_t enough)
 {
@@ -6524,8 +6479,8 @@ static void reduce_shape(const struct reduce_job *j, const struct array *from, c
 {
     int inner = at < from->ndim - 1 ? from->ndim - 1 : -1;
     *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at],
-                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place, .parts = (uint32_t)out->shape[at],
-                               .part_out = (uint32_t)out->strides[at] };
+                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place,
+                               .parts = (uint32_t)out->shape[at], .part_out = (uint32_t)out->strides[at] };
     if (inner >= 0) {
         p->inner = (uint32_t)from->shape[inner];
         p->inner_stride = (uint32_t)from->strides[inner];
@@ -6541,7 +6496,8 @@ static void reduce_shape(const struct reduce_job *j, const struct array *from, c
 }
 
 /* Columns that four-wide loads can take. */
-static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides, uint32_t ndim)
+static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides,
+                     uint32_t ndim)
 {
     for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
     return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
@@ -6555,8 +6511,8 @@ static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dty
     return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
 }
 
-static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
-                            struct reduce_grid g)
+static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out,
+                            int at, struct reduce_grid g)
 {
     struct reduce_push p;
     uint64_t groups;
@@ -6686,8 +6642,8 @@ static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_j
     bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
     size_t others = from->size / n;
     if (is_arg(j->op))
-        NOTE(e->device, NOTE_ARG, "rows",
-             rows && from->strides[at] == 1 ? NULL : rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
+        NOTE(e->device, NOTE_ARG, "rows", rows && from->strides[at] == 1 ? NULL :
+             rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
     if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
     g.layout = REDUCE_COLUMNS;
     if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
@@ -6813,8 +6769,8 @@ static struct array *not_reduced(struct call *c, enum reduction op, struct array
     return op == R_mean || op == R_logsumexp ? as_float(c, a) : a;
 }
 
-static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape, mlxvk_dtype dtype,
-                                  uint32_t mask)
+static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape,
+                                  mlxvk_dtype dtype, uint32_t mask)
 {
     for (int i = 0; i < a->ndim; i++)
         if ((mask >> i & 1) && !a->shape[i] && (op == R_max || op == R_min))
@@ -6840,8 +6796,8 @@ static struct array *do_reduce(struct call *c, enum reduction op, struct array *
     return out;
 }
 
-/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its winner,
- * and a later one must be better. */
+/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its
+ * winner, and a later one must be better. */
 static struct array *do_arg(struct call *c, enum reduction op, struct array *a, int axis)
 {
     struct array *part, *at, *value, *best = NULL, *place = NULL, *better;
@@ -6917,22 +6873,13 @@ static struct array *reduce_axes(struct call *c, enum reduction op, struct array
     return do_reduce(c, op, a, mask, keepdims);
 }
 
-static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, bool all, const int *axes,
-                       size_t count, bool keepdims, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    return finish(&c, reduce_axes(&c, op, input(&c, "a", a), all, axes, count, keepdims), res);
-}
-
-#define ARG(all, one, op) \
-    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(all), res, a, op, true, NULL, 0, keepdims, s); } \
-    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(one), res, a, op, false, &axis, 1, keepdims, s); }
-#define X(all, one, some, op) \
-    ARG(all, one, op) \
-    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(some), res, a, op, false, axes, axes_num, keepdims, s); }
+#define ARG(all, one, op)                                                                                             \
+    FUNCTION(all, a, reduce_axes(&c, op, x, true, NULL, 0, keepdims), bool keepdims, mlxvk_stream s)                  \
+    FUNCTION(one, a, reduce_axes(&c, op, x, false, &axis, 1, keepdims), int axis, bool keepdims, mlxvk_stream s)
+#define X(all, one, some, op)                                                                                         \
+    ARG(all, one, op)                                                                                                 \
+    FUNCTION(some, a, reduce_axes(&c, op, x, false, axes, axes_num, keepdims), const int *axes, size_t axes_num,      \
+             bool keepdims, mlxvk_stream s)
 ARG(mlxvk_argmax, mlxvk_argmax_axis, R_argmax)
 ARG(mlxvk_argmin, mlxvk_argmin_axis, R_argmin)
 X(mlxvk_sum, mlxvk_sum_axis, mlxvk_sum_axes, R_sum)
@@ -7093,7 +7040,7 @@ static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
     }
     x = as_float(c, a);
     if (!x) return NULL;
-    for (int i = 0; i < a->ndim; i++) if (a->shape[i] == 1) mask &= ~(1u << i);
+    mask &= ~ones_of(a);
     if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
     else {
         int order[MAXD], back[MAXD];
@@ -7106,30 +7053,20 @@ static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
     return as_type(c, x, dtype);
 }
 
-static int softmax_call(const char *name, mlxvk_array *res, mlxvk_array a, bool all, const int *axes, size_t count,
-                        mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, do_softmax(&c, x, call_axes(&c, x, all, axes, count)), res);
-}
-
-#define X(name, all, axes, count, ...)                                                                                \
-    int name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__, bool precise, mlxvk_stream s)                              \
-    { return (void)precise, softmax_call(CALLED(name), res, a, all, axes, count, s); }
-int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s)
-{ return (void)precise, softmax_call("softmax", res, a, true, NULL, 0, s); }
-X(mlxvk_softmax_axis, false, &axis, 1, int axis)
-X(mlxvk_softmax_axes, false, axes, axes_num, const int *axes, size_t axes_num)
-#undef X
+#define SOFTMAX(all, axes, count) ((void)precise, do_softmax(&c, x, call_axes(&c, x, all, axes, count)))
+FUNCTION(mlxvk_softmax, a, SOFTMAX(true, NULL, 0), bool precise, mlxvk_stream s)
+FUNCTION(mlxvk_softmax_axis, a, SOFTMAX(false, &axis, 1), int axis, bool precise, mlxvk_stream s)
+FUNCTION(mlxvk_softmax_axes, a, SOFTMAX(false, axes, axes_num), const int *axes, size_t axes_num, bool precise,
+         mlxvk_stream s)
+#undef SOFTMAX
 
 /* ---- scans ---- */
 
 enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
 
 /* The total of each part, as (outer, parts, inner). */
-static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
-                        struct array *totals)
+static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s,
+                        uint32_t by, struct array *totals)
 {
     struct reduce_job j = { .op = op, .scale = 1, .from = from, .out = totals, .type = from->dtype };
     struct reduce_grid g = { .layout = by ? REDUCE_COLUMNS : REDUCE_FOURS, .piece = s->chunk,
@@ -7175,8 +7112,8 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
         carry = scratch(e, size, part_type(op, from->dtype));
         if (e->code) goto done;
         scan_totals(e, op, from, &p, by, totals);
-        scan(e, op, totals, carry, (struct scan_push){ .n = p.parts, .outer = p.outer, .inner = p.inner, .stride = p.inner,
-            .inner_stride = 1, .flags = p.flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p.outer },
+        scan(e, op, totals, carry, (struct scan_push){ .n = p.parts, .outer = p.outer, .inner = p.inner,
+            .stride = p.inner, .inner_stride = 1, .flags = p.flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p.outer },
             .in_stride = { p.parts * p.inner } });
         p.before = set_input(e, SLOT_scan_carry, carry);
         p.flags |= SCAN_CARRY;
@@ -7194,11 +7131,12 @@ done:
     array_release(carry);
 }
 
-/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group reads. */
+/* The dimensions around an axis; false where there are too many, or wide steps between what a thread group reads. */
 static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
 {
     struct array around = *x, *list[1] = { &around };
-    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
+    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1,
+                             .stride = (uint32_t)x->strides[axis] };
     around.ndim = axis;
     struct dims g = merge_dims(list, 1);
     if (g.ndim > REDUCE_DIMS) return false;
@@ -7244,24 +7182,23 @@ static void lower_scan(struct encoder *e, const struct node *n)
     in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
 }
 
-static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
-                     mlxvk_stream s)
+static struct array *do_scan(struct call *c, enum reduction op, struct array *a, int axis, bool reverse, bool inclusive)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *out = NULL;
-    axis = normal_axis(&c, x, axis);
-    if (op == R_logsumexp && x) x = as_float(&c, x);
-    if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
-    if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
-    if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
+    bool from_bool = a && a->dtype == MLXVK_BOOL;
+    axis = normal_axis(c, a, axis);
+    if (op == R_logsumexp) a = as_float(c, a);
+    if (c->code || !a) return NULL;
+    if (op == R_logsumexp && is_complex(a->dtype)) op = R_complex_logsumexp;
+    struct array *out = output(c, a->ndim, a->shape, op == R_sum && from_bool ? MLXVK_INT32 : a->dtype);
+    if (op == R_prod && from_bool) op = R_min;
     int flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
-    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
-    return finish(&c, out, res);
+    append(c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(a), ARRAYS(out));
+    return out;
 }
 
-#define X(name, op) \
-    int name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s) \
-    { return scan_call(CALLED(name), res, a, op, axis, reverse, inclusive, s); }
+#define X(name, op)                                                                                                   \
+    FUNCTION(name, a, do_scan(&c, op, x, axis, reverse, inclusive), int axis, bool reverse, bool inclusive,           \
+             mlxvk_stream s)
 X(mlxvk_cumsum, R_sum) X(mlxvk_cumprod, R_prod) X(mlxvk_cummax, R_max)
 X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
 #undef X
@@ -7305,8 +7242,8 @@ static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *thr
 
 struct norm_job { uint32_t flags; struct array *weight, *bias; float eps; };
 
-/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to a[3].
- * weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between elements. */
+/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which goes to a[3].
+ * weight and bias of the row's length, or NULL. All of one dtype; rows of a[0] and a[3] have no gaps. */
 static void norm_rows(struct encoder *e, const struct norm_job *j, struct array **a)
 {
     int count = a[2] ? 4 : 2;
@@ -7342,7 +7279,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     }
     lanes = row_lanes(e, places, &threads);
     if (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD)
-        lanes = threads = NORM_LANES;                /* many rows: more bytes in flight a thread, fewer threads to wait for */
+        lanes = threads = NORM_LANES;                /* more bytes in flight a thread, fewer threads to wait for */
     held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
     USE(e, norm, &p, .threads = threads, .lanes = lanes, .held = held > NORM_HELD ? 0 : held, .dtype = a[0]->dtype,
         .kind = p.flags & (NORM_MEAN | NORM_ADD), .slots = places / lanes);
@@ -7620,7 +7557,8 @@ static void rope_whole(struct encoder *e, const struct rope_params *r, struct ar
     if (weight) p.weight_at = set_input(e, SLOT_rope_weight, weight);
     fours = fours && aligned_rows(x, p.x_at, 4) && aligned_rows(out, p.y_at, 4);
     NOTE(e->device, NOTE_ROPE, "by four pairs",
-         fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned", "%d of %s", r->dims, LAYOUT(x));
+         fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned", "%d of %s", r->dims,
+         LAYOUT(x));
     uint32_t lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
     uint32_t items = p.batches * p.tokens * p.heads;          /* more heads a thread once there are threads enough */
     while (p.heads_each < p.heads && p.heads_each < 8 && items / p.heads_each > most) p.heads_each *= 2;
@@ -7631,8 +7569,8 @@ static void rope_whole(struct encoder *e, const struct rope_params *r, struct ar
     array_release(x);
 }
 
-/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32) may be
- * NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a larger offset. */
+/* out = rope(x), out with any strides (a slice of a cache). offsets (int32: one, one a batch) and freqs (float32) or NULL.
+ * norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a larger offset. */
 static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
                           struct array *offsets, struct array *freqs, bool norm, struct array *weight, float eps)
 {
@@ -7683,7 +7621,8 @@ static struct array *rope_angles(struct call *c, const struct rope_params *r, co
 static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets,
                                   struct array *freqs)
 {
-    int half = r->dims / 2, step = r->traditional ? 2 : 1, second = r->traditional ? 1 : half, rest = dim_of(x, -1) - r->dims;
+    int half = r->dims / 2, step = r->traditional ? 2 : 1, second = r->traditional ? 1 : half;
+    int rest = dim_of(x, -1) - r->dims;
     struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles);
     struct array *s = do_unary(c, U_sin, angles), *y = as_type(c, x, MLXVK_FLOAT32);
     struct array *a = features(c, y, 0, half, step), *b = features(c, y, second, half, step);
@@ -7703,12 +7642,14 @@ static bool check_rope(struct call *c, const struct array *x, int dims, bool bas
     if (x->ndim < 3) FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
     else if (!is_float(x->dtype)) FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
     else if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
-        FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims, TEXT(x));
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims,
+             TEXT(x));
     else if (base == (freqs != NULL)) FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
     else if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
         FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
     else if (offsets && (offsets->ndim > 1 || (offsets->size != 1 && offsets->shape[0] != x->shape[0])))
-        FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
+        FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0],
+             TEXT(offsets));
     else if (offsets && !is_integer(offsets->dtype))
         FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
     return !c->code;
