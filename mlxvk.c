@@ -4420,8 +4420,8 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
 
 /* ---- operands that a device cannot bind whole ---- */
 
-/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no other cut helps:
- * then it is enough that the elements, maybe as a wider type, fit. */
+/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no other cut
+ * helps: then it is enough that the elements, maybe as a wider type, fit. */
 static bool is_cut_enough(const struct encoder *e, const struct array *a, uint32_t whole)
 {
     size_t reach = 0, range = binding_range(e->device, item_size(a));
@@ -4910,10 +4910,8 @@ static struct array *do_select(struct call *c, struct array *condition, struct a
 {
     int ndim, shape[MAXD];
     if (c->code || !condition || !x || !y || !broadcast_shape(c, x, y, &ndim, shape)) return NULL;
-    struct array probe = *x;
-    probe.ndim = ndim;
-    if (ndim) memcpy(probe.shape, shape, (size_t)ndim * sizeof *shape);
-    if (!broadcast_shape(c, condition, &probe, &ndim, shape)) return NULL;
+    struct array both = outline(x->dtype, ndim, shape);
+    if (!broadcast_shape(c, condition, &both, &ndim, shape)) return NULL;
     struct array *out = output(c, ndim, shape, promote(x->dtype, y->dtype));
     if (!out) return NULL;
     condition = broadcast(c, as_type(c, condition, MLXVK_BOOL), ndim, shape);
@@ -5165,23 +5163,28 @@ int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape,
     return finish(&c, x, res);
 }
 
-static struct array *do_transpose(struct call *c, struct array *a, const int *axes)
+/* a seen as the caller changed a copy of it. */
+static struct array *seen_as(struct call *c, struct array *a, const struct array *v)
 {
-    int shape[MAXD];
-    int64_t strides[MAXD];
-    if (c->code || !a) return NULL;
-    for (int i = 0; i < a->ndim; i++) { shape[i] = a->shape[axes[i]]; strides[i] = a->strides[axes[i]]; }
-    return view_of(c, a, a->dtype, a->ndim, shape, strides, a->offset);
+    return view_of(c, a, a->dtype, v->ndim, v->shape, v->strides, v->offset);
 }
 
-int mlxvk_transpose(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+static struct array *do_transpose(struct call *c, struct array *a, const int *axes)
 {
-    struct call c = begin("transpose", s);
-    struct array *x = input(&c, "a", a);
-    int axes[MAXD];
-    for (int i = 0; x && i < x->ndim; i++) axes[i] = x->ndim - 1 - i;
-    return finish(&c, do_transpose(&c, x, axes), res);
+    if (c->code || !a) return NULL;
+    struct array v = *a;
+    for (int i = 0; i < a->ndim; i++) { v.shape[i] = a->shape[axes[i]]; v.strides[i] = a->strides[axes[i]]; }
+    return seen_as(c, a, &v);
 }
+
+static struct array *do_reverse_axes(struct call *c, struct array *a)
+{
+    int axes[MAXD];
+    for (int i = 0; a && i < a->ndim; i++) axes[i] = a->ndim - 1 - i;
+    return do_transpose(c, a, axes);
+}
+
+FUNCTION(mlxvk_transpose, a, do_reverse_axes(&c, x), mlxvk_stream s)
 
 int mlxvk_transpose_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
 {
@@ -5225,23 +5228,20 @@ FUNCTION(mlxvk_moveaxis, a, do_moveaxis(&c, x, source, destination), int source,
 
 static struct array *do_expand(struct call *c, struct array *a, const int *axes, size_t count)
 {
-    int shape[MAXD], k = 0;
-    int64_t strides[MAXD];
     uint32_t mask;
+    int k = 0;
     if (c->code || !a) return NULL;
     if ((size_t)a->ndim + count > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
-    int ndim = a->ndim + (int)count;
-    struct array probe = *a;
-    probe.ndim = ndim;
-    for (int i = a->ndim; i < ndim; i++) probe.shape[i] = 1;
-    if (!axes_mask(c, &probe, axes, count, &mask)) return NULL;
-    for (int i = 0; i < ndim; i++) {
+    struct array v = *a;
+    v.ndim += (int)count;
+    for (int i = a->ndim; i < v.ndim; i++) v.shape[i] = 1;
+    if (!axes_mask(c, &v, axes, count, &mask)) return NULL;
+    for (int i = 0; i < v.ndim; i++) {
         bool fresh = mask & (1u << i);
-        shape[i] = fresh ? 1 : a->shape[k];
-        strides[i] = fresh ? 1 : a->strides[k];
-        k += !fresh;
+        v.shape[i] = fresh ? 1 : a->shape[k];
+        v.strides[i] = fresh ? 1 : a->strides[k++];
     }
-    return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
+    return seen_as(c, a, &v);
 }
 
 FUNCTION(mlxvk_expand_dims, a, do_expand(&c, x, &axis, 1), int axis, mlxvk_stream s)
@@ -5249,18 +5249,17 @@ FUNCTION(mlxvk_expand_dims_axes, a, do_expand(&c, x, axes, axes_num), const int 
 
 static struct array *do_squeeze(struct call *c, struct array *a, uint32_t mask)
 {
-    int shape[MAXD], n = 0;
-    int64_t strides[MAXD];
     if (c->code || !a) return NULL;
+    struct array v = *a;
+    v.ndim = 0;
     for (int i = 0; i < a->ndim; i++) {
-        if (mask & (1u << i)) {
-            if (a->shape[i] != 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is not 1", i, TEXT(a));
-            continue;
-        }
-        shape[n] = a->shape[i];
-        strides[n++] = a->strides[i];
+        if ((mask & (1u << i)) && a->shape[i] != 1)
+            return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is not 1", i, TEXT(a));
+        if (mask & (1u << i)) continue;
+        v.shape[v.ndim] = a->shape[i];
+        v.strides[v.ndim++] = a->strides[i];
     }
-    return view_of(c, a, a->dtype, n, shape, strides, a->offset);
+    return seen_as(c, a, &v);
 }
 
 static uint32_t ones_of(const struct array *a)       /* axes of length 1 */
@@ -5305,16 +5304,14 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     return finish(&c, out, res);
 }
 
-FUNCTION(mlxvk_copy, a, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, mlxvk_stream s)
+FUNCTION(mlxvk_copy, a, x ? seen_as(&c, x, x) : NULL, mlxvk_stream s)
 
 static bool column_contiguous(const struct array *a)
 {
     int64_t expected = 1;
-    for (int i = 0; i < a->ndim; i++) {
-        if (a->shape[i] != 1 && a->strides[i] != expected) return false;
-        expected *= a->shape[i];
-    }
-    return true;
+    bool columns = true;
+    for (int i = 0; i < a->ndim; expected *= a->shape[i++]) columns &= a->shape[i] == 1 || a->strides[i] == expected;
+    return columns;
 }
 
 FUNCTION(mlxvk_contiguous, a, x && allow_col_major && column_contiguous(x) ? x : contiguous(&c, x),
@@ -5371,20 +5368,19 @@ static int slice_axis(int n, int start, int stop, int step, int *first)
 
 static struct array *do_slice(struct call *c, struct array *a, const int *start, const int *stop, const int *step)
 {
-    int shape[MAXD];
-    int64_t strides[MAXD];
     size_t size = 1;
     if (c->code || !a) return NULL;
-    int64_t offset = a->offset;
+    struct array v = *a;
     for (int i = 0; i < a->ndim; i++) {
         int first, by = step ? step[i] : 1;
         if (by == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a step of 0 on axis %d", i);
-        shape[i] = slice_axis(a->shape[i], start[i], stop[i], by, &first);
-        strides[i] = a->strides[i] * (shape[i] == 1 ? 1 : by);
-        if (shape[i]) offset += first * a->strides[i] * (int64_t)item_size(a);
-        size *= (size_t)shape[i];
+        v.shape[i] = slice_axis(a->shape[i], start[i], stop[i], by, &first);
+        v.strides[i] *= v.shape[i] == 1 ? 1 : by;
+        if (v.shape[i]) v.offset += first * a->strides[i] * (int64_t)item_size(a);
+        size *= (size_t)v.shape[i];
     }
-    return view_of(c, a, a->dtype, a->ndim, shape, strides, size ? offset : a->offset);
+    if (!size) v.offset = a->offset;
+    return seen_as(c, a, &v);
 }
 
 /* Checks the lengths of a slice's lists. */
@@ -5441,15 +5437,20 @@ static bool updates_in_place(const mlxvk_array *res, const struct array *a)
         distinct_elements(a);
 }
 
+/* What an update is written into: the operand itself where *res holds it and b and d, which are read, lie elsewhere. */
+static struct array *target_of(struct call *c, const mlxvk_array *res, struct array *a, const struct array *b,
+                               const struct array *d)
+{
+    bool in_place = updates_in_place(res, a) && b->storage != a->storage && (!d || d->storage != a->storage);
+    return in_place ? seen_as(c, a, a) : copy_of(c, a);
+}
+
 /* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
                                      const int *start, const int *stop, const int *step, enum binary op)
 {
-    struct array *out;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a) && update->storage != a->storage)
-        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
-    else out = copy_of(c, a);
+    struct array *out = target_of(c, res, a, update, NULL);
     struct array *target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
     update = broadcast(c, update, target->ndim, target->shape);
@@ -6119,25 +6120,25 @@ int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, cons
 /* A view: the two axes go, one for the diagonal comes last. */
 static struct array *do_diagonal(struct call *c, struct array *a, int offset, int axis1, int axis2)
 {
-    int shape[MAXD], n = 0;
-    int64_t strides[MAXD], row = offset < 0 ? -(int64_t)offset : 0, column = offset > 0 ? offset : 0, length;
+    int64_t row = offset < 0 ? -(int64_t)offset : 0, column = offset > 0 ? offset : 0;
     if (c->code || !a) return NULL;
     if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no diagonal", TEXT(a));
     axis1 = normal_axis(c, a, axis1);
     axis2 = normal_axis(c, a, axis2);
     if (axis1 < 0 || axis2 < 0) return NULL;
     if (axis1 == axis2) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d twice for a diagonal of %s", axis1, TEXT(a));
-    length = a->shape[axis1] - row < a->shape[axis2] - column ? a->shape[axis1] - row : a->shape[axis2] - column;
+    int64_t down = a->shape[axis1] - row, across = a->shape[axis2] - column, length = down < across ? down : across;
+    struct array v = *a;
+    v.ndim = 0;
     for (int i = 0; i < a->ndim; i++) {
         if (i == axis1 || i == axis2) continue;
-        shape[n] = a->shape[i];
-        strides[n++] = a->strides[i];
+        v.shape[v.ndim] = a->shape[i];
+        v.strides[v.ndim++] = a->strides[i];
     }
-    shape[n] = length > 0 ? (int)length : 0;
-    strides[n++] = a->strides[axis1] + a->strides[axis2];
-    if (length <= 0) row = column = 0;
-    return view_of(c, a, a->dtype, n, shape, strides,
-                   a->offset + (row * a->strides[axis1] + column * a->strides[axis2]) * (int64_t)item_size(a));
+    v.shape[v.ndim] = length > 0 ? (int)length : 0;
+    v.strides[v.ndim++] = a->strides[axis1] + a->strides[axis2];
+    if (length > 0) v.offset += (row * a->strides[axis1] + column * a->strides[axis2]) * (int64_t)item_size(a);
+    return seen_as(c, a, &v);
 }
 
 static struct array *do_diag(struct call *c, struct array *a, int k)
@@ -6162,11 +6163,10 @@ FUNCTION(mlxvk_diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
 /* a seen with the shape of `like` but along the axis, where it keeps its length. */
 static struct array *broadcast_beside(struct call *c, struct array *a, int axis, const struct array *like)
 {
-    int shape[MAXD];
     if (c->code || !a) return NULL;
-    memcpy(shape, like->shape, sizeof shape);
-    shape[axis] = a->shape[axis];
-    return broadcast(c, a, a->ndim, shape);
+    struct array wanted = *like;
+    wanted.shape[axis] = a->shape[axis];
+    return broadcast(c, a, a->ndim, wanted.shape);
 }
 
 /* The shape that a and b broadcast to without regard to the axis, in `probe`. */
@@ -6190,8 +6190,9 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     a = broadcast_beside(c, a, axis, &probe);
     indices = broadcast_beside(c, indices, axis, &probe);
-    struct array *out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }),
+    if (!a || !indices) return NULL;
+    struct array *out = output(c, probe.ndim, probe.shape, a->dtype);
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
            ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
@@ -6223,12 +6224,9 @@ static bool put_operands(struct call *c, struct array **a, struct array **indice
 static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
                                   struct array *values, int axis)
 {
-    struct array *out;
     axis = normal_axis(c, a, axis);
     if (!put_operands(c, &a, &indices, &values, axis) || !a->size) return a;
-    if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
-        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
-    else out = copy_of(c, a);
+    struct array *out = target_of(c, res, a, values, indices);
     if (indices->size)
         append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
                ARRAYS(values, indices), ARRAYS(out));
@@ -6461,16 +6459,14 @@ static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool
 /* `units`: columns, or fours of them. */
 static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
 {
-    uint32_t height = pow2_at_least(ceil_div(n, g->later ? REDUCE_LANE : 4)), least = REDUCE_BLOCK;
-    g->piece = n;
-    if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
+    uint32_t height = min_u32(pow2_at_least(ceil_div(n, g->later ? REDUCE_LANE : 4)), 16);
     if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
         height = min_u32(REDUCE_THREADS / pow2_at_least(min_size(units, 16)),
                          16 * pow2_at_least(ceil_div(n, REDUCE_BLOCK)));
-    else height = min_u32(height, 16);
+    else if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
     g->width = REDUCE_THREADS / height;
-    if (height > 16) least = REDUCE_PIECE;
-    if (!whole) g->piece = piece_of(g, n, (units + g->width - 1) / g->width, least, 256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
+    g->piece = whole ? n : piece_of(g, n, (units + g->width - 1) / g->width, height > 16 ? REDUCE_PIECE : REDUCE_BLOCK,
+                                    256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
 }
 
 /* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
@@ -7010,14 +7006,14 @@ static void axes_last(int ndim, uint32_t mask, int *order)
 /* Do the axes follow each other, but for those of length 1? */
 static bool axes_adjacent(const struct array *a, uint32_t mask)
 {
-    int changes = 0;
+    int runs = 0;
     bool inside = false;
     for (int i = 0; i < a->ndim; i++) {
-        if (a->shape[i] == 1 || (mask >> i & 1) == (uint32_t)inside) continue;
-        inside = !inside;
-        changes++;
+        if (a->shape[i] == 1) continue;
+        runs += !inside && (mask >> i & 1);
+        inside = mask >> i & 1;
     }
-    return changes <= 2;
+    return runs <= 1;
 }
 
 static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mask)
@@ -7569,7 +7565,7 @@ static void rope_whole(struct encoder *e, const struct rope_params *r, struct ar
     array_release(x);
 }
 
-/* out = rope(x), out with any strides (a slice of a cache). offsets (int32: one, one a batch) and freqs (float32) or NULL.
+/* out = rope(x), out with any strides (a slice of a cache). offsets (int32: one, one a batch), freqs (float32) or NULL.
  * norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a larger offset. */
 static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
                           struct array *offsets, struct array *freqs, bool norm, struct array *weight, float eps)
@@ -7597,7 +7593,7 @@ static struct array *features(struct call *c, struct array *x, int first, int co
     if (c->code || !x) return NULL;
     struct array part = part_of(x, x->ndim - 1, first, count);
     part.strides[x->ndim - 1] *= step;
-    return view_of(c, x, x->dtype, x->ndim, part.shape, part.strides, part.offset);
+    return seen_as(c, x, &part);
 }
 
 /* The angles of all tokens, (B or nothing, 1 ..., T, dims / 2). */
