@@ -4445,6 +4445,78 @@ static void append(struct call *c, int op, union params p, struct array **in, in
 
 /* ==== >>elementwise: copies, unary, binary, select ================================================================ */
 
+/* ---- tables ---- */
+
+enum unary_rule {
+    U_FLOAT = 1,                                     /* integers and bool are cast to float32 */
+    U_NO_COMPLEX = 2, U_NO_BOOL = 4, U_INTEGER = 8,  /* rejected dtypes; integers only */
+    U_KEEP_INTEGER = 16, U_KEEP_REAL = 32,           /* returned unchanged */
+    U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
+};
+
+/* The public functions of one operand: name, what follows U_, its name in the shader, rules. */
+#define UNARY_FUNCTIONS(X) \
+    X(mlxvk_abs, abs, ABS, U_TO_REAL) X(mlxvk_negative, negative, NEGATIVE, U_NO_BOOL) X(mlxvk_sign, sign, SIGN, 0) \
+    X(mlxvk_square, square, SQUARE, 0) X(mlxvk_logical_not, logical_not, LOGICAL_NOT, U_FROM_BOOL | U_TO_BOOL) \
+    X(mlxvk_bitwise_invert, bitwise_invert, BITWISE_INVERT, U_INTEGER) \
+    X(mlxvk_floor, floor, FLOOR, U_NO_COMPLEX | U_KEEP_INTEGER) \
+    X(mlxvk_ceil, ceil, CEIL, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, CONJUGATE, U_KEEP_REAL) \
+    X(mlxvk_real, real, REAL, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, IMAG, U_TO_REAL) \
+    X(mlxvk_sqrt, sqrt, SQRT, U_FLOAT) X(mlxvk_rsqrt, rsqrt, RSQRT, U_FLOAT) \
+    X(mlxvk_reciprocal, reciprocal, RECIPROCAL, U_FLOAT) X(mlxvk_exp, exp, EXP, U_FLOAT) \
+    X(mlxvk_expm1, expm1, EXPM1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, LOG, U_FLOAT) \
+    X(mlxvk_log2, log2, LOG2, U_FLOAT) X(mlxvk_log10, log10, LOG10, U_FLOAT) X(mlxvk_log1p, log1p, LOG1P, U_FLOAT) \
+    X(mlxvk_sin, sin, SIN, U_FLOAT) X(mlxvk_cos, cos, COS, U_FLOAT) X(mlxvk_tan, tan, TAN, U_FLOAT) \
+    X(mlxvk_sinh, sinh, SINH, U_FLOAT) X(mlxvk_cosh, cosh, COSH, U_FLOAT) X(mlxvk_tanh, tanh, TANH, U_FLOAT) \
+    X(mlxvk_arcsin, arcsin, ARCSIN, U_FLOAT) X(mlxvk_arccos, arccos, ARCCOS, U_FLOAT) \
+    X(mlxvk_arctan, arctan, ARCTAN, U_FLOAT) X(mlxvk_arcsinh, arcsinh, ARCSINH, U_FLOAT) \
+    X(mlxvk_arccosh, arccosh, ARCCOSH, U_FLOAT) X(mlxvk_arctanh, arctanh, ARCTANH, U_FLOAT) \
+    X(mlxvk_erf, erf, ERF, U_FLOAT | U_NO_COMPLEX) X(mlxvk_erfinv, erfinv, ERFINV, U_FLOAT | U_NO_COMPLEX) \
+    X(mlxvk_sigmoid, sigmoid, SIGMOID, U_FLOAT | U_NO_COMPLEX) X(mlxvk_isnan, isnan, ISNAN, U_TO_BOOL) \
+    X(mlxvk_isinf, isinf, ISINF, U_TO_BOOL) X(mlxvk_isfinite, isfinite, ISFINITE, U_TO_BOOL) \
+    X(mlxvk_isposinf, isposinf, ISPOSINF, U_TO_BOOL) X(mlxvk_isneginf, isneginf, ISNEGINF, U_TO_BOOL) \
+    X(mlxvk_degrees, degrees, DEGREES, U_FLOAT) X(mlxvk_radians, radians, RADIANS, U_FLOAT)
+
+#define X(function, name, id, rules) U_##name = UNARY_##id,
+enum unary { UNARY_FUNCTIONS(X) U_round = UNARY_ROUND, U_COUNT };
+#undef X
+#define X(function, name, id, rules) [U_##name] = rules,
+static const int unary_rules[U_COUNT] = { UNARY_FUNCTIONS(X) [U_round] = U_KEEP_INTEGER };
+#undef X
+
+enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
+
+/* The same of two operands. */
+#define BINARY_FUNCTIONS(X) \
+    X(mlxvk_add, add, ADD, 0) X(mlxvk_subtract, subtract, SUBTRACT, 0) X(mlxvk_multiply, multiply, MULTIPLY, 0) \
+    X(mlxvk_divide, divide, DIVIDE, B_FLOAT) X(mlxvk_floor_divide, floor_divide, FLOOR_DIVIDE, 0) \
+    X(mlxvk_remainder, remainder, REMAINDER, B_NO_COMPLEX) X(mlxvk_power, power, POWER, 0) \
+    X(mlxvk_maximum, maximum, MAXIMUM, 0) X(mlxvk_minimum, minimum, MINIMUM, 0) \
+    X(mlxvk_logaddexp, logaddexp, LOGADDEXP, B_FLOAT) X(mlxvk_arctan2, arctan2, ARCTAN2, B_FLOAT | B_NO_COMPLEX) \
+    X(mlxvk_bitwise_and, bitwise_and, BITWISE_AND, B_INTEGER) X(mlxvk_bitwise_or, bitwise_or, BITWISE_OR, B_INTEGER) \
+    X(mlxvk_bitwise_xor, bitwise_xor, BITWISE_XOR, B_INTEGER) \
+    X(mlxvk_left_shift, left_shift, LEFT_SHIFT, B_INTEGER | B_SHIFT) \
+    X(mlxvk_right_shift, right_shift, RIGHT_SHIFT, B_INTEGER | B_SHIFT) X(mlxvk_equal, equal, EQUAL, B_COMPARE) \
+    X(mlxvk_not_equal, not_equal, NOT_EQUAL, B_COMPARE) X(mlxvk_greater, greater, GREATER, B_COMPARE) \
+    X(mlxvk_greater_equal, greater_equal, GREATER_EQUAL, B_COMPARE) X(mlxvk_less, less, LESS, B_COMPARE) \
+    X(mlxvk_less_equal, less_equal, LESS_EQUAL, B_COMPARE) \
+    X(mlxvk_logical_and, logical_and, LOGICAL_AND, B_COMPARE | B_LOGICAL) \
+    X(mlxvk_logical_or, logical_or, LOGICAL_OR, B_COMPARE | B_LOGICAL)
+/* Not public by these names */
+#define BINARY_OWN(X) \
+    X(, floor_quotient, FLOOR_QUOTIENT, B_NO_COMPLEX) X(, nan_equal, NAN_EQUAL, B_COMPARE) \
+    X(, silu_product, SILU_PRODUCT, B_FLOAT | B_NO_COMPLEX) X(, truncated_quotient, TRUNCATED_QUOTIENT, B_NO_COMPLEX)
+
+#define X(function, name, id, rules) B_##name = BINARY_##id,
+enum binary { BINARY_FUNCTIONS(X) BINARY_OWN(X) B_COUNT };
+#undef X
+#define X(function, name, id, rules) [B_##name] = { #name, rules },
+static const struct binary_row { const char *name; int rules; }
+binary_table[B_COUNT] = { BINARY_FUNCTIONS(X) BINARY_OWN(X) };
+#undef X
+
+/* ---- lowering ---- */
+
 enum { MAX_OPERANDS = 4, MAX_MERGED = 16, PUSH_DIMS = 4 };
 
 /* Kernels that take and search say more than a walk, behind fewer strides. */
@@ -4525,12 +4597,27 @@ static bool is_vector_kernel(enum kernel_id k)
     return k == K_COPY || k == K_UNARY || k == K_BINARY || k == K_SELECT || k == K_FP8;
 }
 
-/* With the table of operations of two operands: does a gate keep one from walks without strides? What walk does it
- * take? */
+/* Does a gate keep an operation from walks without strides? */
 static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
-                            uint32_t scalars);
+                            uint32_t scalars)
+{
+    const int *gate = e->device->gate;
+    if (p->kernel != K_BINARY) return false;
+    if (first->dtype == MLXVK_BFLOAT16)
+        return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
+    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars &&
+        !gate[GATE_SHIFT_U32];
+}
+
 static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
-                      uint32_t mode);
+                      uint32_t mode)
+{
+    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
+                         mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
+    if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
+    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name,
+         reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
+}
 
 /* A copy whose operand is contiguous along another dimension than the result: by tiles of these two. */
 enum { TRANSPOSE_LEAST = 8 };
@@ -4677,8 +4764,8 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
 
 /* ---- operands that a device cannot bind whole ---- */
 
-/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no cut along
- * another makes the reach shorter: then it is enough that the elements, maybe as a wider type, fit. */
+/* Can it be bound, or copied to where it can? Where axes that stay whole reach too far by themselves, no other cut
+ * helps: then it is enough that the elements, maybe as a wider type, fit. */
 static bool is_cut_enough(const struct encoder *e, const struct array *a, uint32_t whole)
 {
     size_t reach = 0, range = binding_range(e->device, item_size(a));
@@ -4790,7 +4877,43 @@ static void elementwise_split(struct encoder *e, const struct elementwise_params
     in_parts(e, a, count, 0, elementwise_part, &(struct elementwise_job){ p, count });
 }
 
-static struct array *rows_of(struct encoder *e, struct array *a);
+/* Records no operation: a fresh row-major array of the lowering's own. NULL with an error where there is none. */
+static struct array *lowering_array(struct encoder *e, mlxvk_dtype dtype, int ndim, const int *shape)
+{
+    size_t size = dtypes[dtype].size;
+    struct array *a = NULL;
+    for (int i = 0; i < ndim; i++) size *= (size_t)shape[i];
+    struct storage *st = e->code ? NULL : storage_create(e->device, size);
+    if (st) {
+        st->refs = 1;
+        a = array_create(st, dtype, ndim, shape, NULL, 0);
+        storage_release(st);
+    }
+    if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "out of host memory");
+    return a;
+}
+
+static void copy_split(struct encoder *e, struct array *to, struct array *from)
+{
+    elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ to, from }, 2);
+}
+
+/* For lowering: a row-contiguous version of an operand, copied on the spot where it is not. */
+static struct array *rows_of(struct encoder *e, struct array *a)
+{
+    struct array *copy = e->code || a->row ? NULL : lowering_array(e, a->dtype, a->ndim, a->shape);
+    if (copy) copy_split(e, copy, a);
+    else a->refs++;
+    return copy ? copy : a;
+}
+
+/* An array of the lowering's own; to be released after its last dispatch. */
+static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
+{
+    if (count <= INT_MAX) return lowering_array(e, dtype, 1, (int[]){ (int)count });
+    encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
+    return NULL;
+}
 
 /* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once,
  * neighbours elsewhere. */
@@ -4812,10 +4935,9 @@ static bool runs_across(const struct array *a)
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
     struct array *a[MAX_OPERANDS] = { n->out[0] }, *own[MAX_OPERANDS] = { NULL };
-    struct donation *donation;
     bool copy = n->p.elementwise.kernel == K_COPY;
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
-    donation = donate(e, n->out[0], n->in, n->inputs);
+    struct donation *donation = donate(e, n->out[0], n->in, n->inputs);
     for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
     if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;   /* it is there */
@@ -4824,22 +4946,23 @@ static void lower_elementwise(struct encoder *e, const struct node *n)
 
 /* ---- fronts: shared helpers ---- */
 
-/* Functions of one array, x, or of two, x and y: name, operands, the result as an expression, and the other
- * parameters. */
-#define FRONT(name, a, result, ...)                                                                                   \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__)                                                    \
+/* Public functions of one array, x, or of two, x and y: operands, the result as an expression, the other parameters. */
+#define FUNCTION(name, a, result, ...)                                                                                \
+    int name(mlxvk_array *res, mlxvk_array a, __VA_ARGS__)                                                            \
     {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
+        struct call c = begin(CALLED(name), s);                                                                       \
         struct array *x = input(&c, #a, a);                                                                           \
         return finish(&c, result, res);                                                                               \
     }
-#define FRONT_TWO(name, a, b, result, ...)                                                                            \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, __VA_ARGS__)                                     \
+#define FUNCTION_TWO(name, a, b, result, ...)                                                                         \
+    int name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, __VA_ARGS__)                                             \
     {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
+        struct call c = begin(CALLED(name), s);                                                                       \
         struct array *x = input(&c, #a, a), *y = input(&c, #b, b);                                                    \
         return finish(&c, result, res);                                                                               \
     }
+#define FRONT(name, a, result, ...) FUNCTION(mlxvk_##name, a, result, __VA_ARGS__)
+#define FRONT_TWO(name, a, b, result, ...) FUNCTION_TWO(mlxvk_##name, a, b, result, __VA_ARGS__)
 
 static enum kernel_id copy_kernel(mlxvk_dtype to, mlxvk_dtype from)
 {
@@ -4856,9 +4979,8 @@ static void append_copy(struct call *c, struct array *to, struct array *from)
 
 static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
 {
-    struct array *out;
     if (c->code || !a || a->dtype == dtype) return a;
-    out = output(c, a->ndim, a->shape, dtype);
+    struct array *out = output(c, a->ndim, a->shape, dtype);
     append_copy(c, out, a);
     return out;
 }
@@ -4877,43 +4999,6 @@ static struct array *copy_of(struct call *c, struct array *a)
 }
 
 static struct array *contiguous(struct call *c, struct array *a) { return c->code || !a || a->row ? a : copy_of(c, a); }
-
-/* For lowering: a row-contiguous version of an operand, copied on the spot where it is not. */
-static struct array *rows_of(struct encoder *e, struct array *a)
-{
-    struct storage *st;
-    struct array *copy, *pair[2];
-    struct elementwise_params p = { .kernel = K_COPY };
-    if (e->code || a->row) { a->refs++; return a; }
-    st = storage_create(e->device, array_bytes(a));
-    copy = st ? array_create(st, a->dtype, a->ndim, a->shape, NULL, 0) : NULL;
-    if (!copy) {
-        if (st) { st->refs = 1; storage_release(st); }
-        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "copy", "out of host memory");
-        a->refs++;
-        return a;
-    }
-    pair[0] = copy;
-    pair[1] = a;
-    elementwise_split(e, &p, pair, 2);
-    return copy;
-}
-
-/* An array of the lowering's own; to be released after its last dispatch. */
-static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
-{
-    struct storage *st = e->code ? NULL : storage_create(e->device, count * dtypes[dtype].size);
-    struct array *a = NULL;
-    if (st) {
-        st->refs = 1;
-        a = count > INT_MAX ? NULL : array_create(st, dtype, 1, (int[]){ (int)count }, NULL, 0);
-        storage_release(st);
-    }
-    if (count > INT_MAX)
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "scratch", "a temporary of %zu elements is too large", count);
-    else if (!a) encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "scratch", "out of host memory");
-    return a;
-}
 
 /* A number as an array of no dimensions. */
 static struct array *scalar_bytes(struct call *c, const void *value, mlxvk_dtype dtype)
@@ -4983,10 +5068,9 @@ static bool broadcast_shape(struct call *c, const struct array *a, const struct 
 static struct array *broadcast(struct call *c, struct array *a, int ndim, const int *shape)
 {
     int64_t strides[MAXD];
-    bool fits;
     if (c->code || !a) return NULL;
     if (a->ndim == ndim && (!ndim || !memcmp(a->shape, shape, (size_t)ndim * sizeof *shape))) return a;
-    fits = ndim >= a->ndim;
+    bool fits = ndim >= a->ndim;
     for (int i = 0; i < ndim; i++) {
         int k = i - (ndim - a->ndim);
         fits = fits && (k < 0 || a->shape[k] == shape[i] || a->shape[k] == 1);
@@ -5001,43 +5085,6 @@ static struct array *broadcast(struct call *c, struct array *a, int ndim, const 
 
 /* ---- unary ---- */
 
-enum unary_rule {
-    U_FLOAT = 1,                                     /* integers and bool are cast to float32 */
-    U_NO_COMPLEX = 2, U_NO_BOOL = 4, U_INTEGER = 8,  /* rejected dtypes; integers only */
-    U_KEEP_INTEGER = 16, U_KEEP_REAL = 32,           /* returned unchanged */
-    U_TO_REAL = 64, U_TO_BOOL = 128, U_FROM_BOOL = 256
-};
-
-/* The public functions of one operand: name, what follows U_, its name in the shader, rules. */
-#define UNARY_FUNCTIONS(X) \
-    X(mlxvk_abs, abs, ABS, U_TO_REAL) X(mlxvk_negative, negative, NEGATIVE, U_NO_BOOL) X(mlxvk_sign, sign, SIGN, 0) \
-    X(mlxvk_square, square, SQUARE, 0) X(mlxvk_logical_not, logical_not, LOGICAL_NOT, U_FROM_BOOL | U_TO_BOOL) \
-    X(mlxvk_bitwise_invert, bitwise_invert, BITWISE_INVERT, U_INTEGER) \
-    X(mlxvk_floor, floor, FLOOR, U_NO_COMPLEX | U_KEEP_INTEGER) \
-    X(mlxvk_ceil, ceil, CEIL, U_NO_COMPLEX | U_KEEP_INTEGER) X(mlxvk_conjugate, conjugate, CONJUGATE, U_KEEP_REAL) \
-    X(mlxvk_real, real, REAL, U_KEEP_REAL | U_TO_REAL) X(mlxvk_imag, imag, IMAG, U_TO_REAL) \
-    X(mlxvk_sqrt, sqrt, SQRT, U_FLOAT) X(mlxvk_rsqrt, rsqrt, RSQRT, U_FLOAT) \
-    X(mlxvk_reciprocal, reciprocal, RECIPROCAL, U_FLOAT) X(mlxvk_exp, exp, EXP, U_FLOAT) \
-    X(mlxvk_expm1, expm1, EXPM1, U_FLOAT | U_NO_COMPLEX) X(mlxvk_log, log, LOG, U_FLOAT) \
-    X(mlxvk_log2, log2, LOG2, U_FLOAT) X(mlxvk_log10, log10, LOG10, U_FLOAT) X(mlxvk_log1p, log1p, LOG1P, U_FLOAT) \
-    X(mlxvk_sin, sin, SIN, U_FLOAT) X(mlxvk_cos, cos, COS, U_FLOAT) X(mlxvk_tan, tan, TAN, U_FLOAT) \
-    X(mlxvk_sinh, sinh, SINH, U_FLOAT) X(mlxvk_cosh, cosh, COSH, U_FLOAT) X(mlxvk_tanh, tanh, TANH, U_FLOAT) \
-    X(mlxvk_arcsin, arcsin, ARCSIN, U_FLOAT) X(mlxvk_arccos, arccos, ARCCOS, U_FLOAT) \
-    X(mlxvk_arctan, arctan, ARCTAN, U_FLOAT) X(mlxvk_arcsinh, arcsinh, ARCSINH, U_FLOAT) \
-    X(mlxvk_arccosh, arccosh, ARCCOSH, U_FLOAT) X(mlxvk_arctanh, arctanh, ARCTANH, U_FLOAT) \
-    X(mlxvk_erf, erf, ERF, U_FLOAT | U_NO_COMPLEX) X(mlxvk_erfinv, erfinv, ERFINV, U_FLOAT | U_NO_COMPLEX) \
-    X(mlxvk_sigmoid, sigmoid, SIGMOID, U_FLOAT | U_NO_COMPLEX) X(mlxvk_isnan, isnan, ISNAN, U_TO_BOOL) \
-    X(mlxvk_isinf, isinf, ISINF, U_TO_BOOL) X(mlxvk_isfinite, isfinite, ISFINITE, U_TO_BOOL) \
-    X(mlxvk_isposinf, isposinf, ISPOSINF, U_TO_BOOL) X(mlxvk_isneginf, isneginf, ISNEGINF, U_TO_BOOL) \
-    X(mlxvk_degrees, degrees, DEGREES, U_FLOAT) X(mlxvk_radians, radians, RADIANS, U_FLOAT)
-
-#define X(function, name, id, rules) U_##name = UNARY_##id,
-enum unary { UNARY_FUNCTIONS(X) U_round = UNARY_ROUND, U_COUNT };
-#undef X
-#define X(function, name, id, rules) [U_##name] = rules,
-static const int unary_rules[U_COUNT] = { UNARY_FUNCTIONS(X) [U_round] = U_KEEP_INTEGER };
-#undef X
-
 static uint16_t unary_kernel(mlxvk_dtype t)
 {
     return is_complex(t) ? K_unary_complex : is_wide(t) ? K_unary_wide : K_unary;
@@ -5051,11 +5098,10 @@ static uint16_t binary_kernel(mlxvk_dtype t)
 static struct array *apply_unary(struct call *c, enum unary op, struct array *a)
 {
     mlxvk_dtype to = a->dtype;
-    struct array *out;
     int rules = unary_rules[op];
     if (rules & U_TO_REAL && is_complex(to)) to = MLXVK_FLOAT32;
     if (rules & U_TO_BOOL) to = MLXVK_BOOL;
-    out = output(c, a->ndim, a->shape, to);
+    struct array *out = output(c, a->ndim, a->shape, to);
     append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = unary_kernel(a->dtype), .op = (uint16_t)op }),
            ARRAYS(a), ARRAYS(out));
     return out;
@@ -5087,77 +5133,17 @@ static struct array *do_unary(struct call *c, enum unary op, struct array *a)
     return a ? apply_unary(c, op, a) : NULL;
 }
 
-static int unary(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_stream s, enum unary op)
-{
-    struct call c = begin(name, s);
-    return finish(&c, do_unary(&c, op, input(&c, "a", a)), res);
-}
-
-#define X(function, name, id, rules) \
-    int function(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return unary(#name, res, a, s, U_##name); }
+#define X(function, name, id, rules) FUNCTION(function, a, do_unary(&c, U_##name, x), mlxvk_stream s)
 UNARY_FUNCTIONS(X)
 #undef X
 
 /* ---- binary ---- */
 
-enum binary_rule { B_FLOAT = 1, B_NO_COMPLEX = 2, B_INTEGER = 4, B_SHIFT = 8, B_COMPARE = 16, B_LOGICAL = 32 };
-
-/* The same of two operands. */
-#define BINARY_FUNCTIONS(X) \
-    X(mlxvk_add, add, ADD, 0) X(mlxvk_subtract, subtract, SUBTRACT, 0) X(mlxvk_multiply, multiply, MULTIPLY, 0) \
-    X(mlxvk_divide, divide, DIVIDE, B_FLOAT) X(mlxvk_floor_divide, floor_divide, FLOOR_DIVIDE, 0) \
-    X(mlxvk_remainder, remainder, REMAINDER, B_NO_COMPLEX) X(mlxvk_power, power, POWER, 0) \
-    X(mlxvk_maximum, maximum, MAXIMUM, 0) X(mlxvk_minimum, minimum, MINIMUM, 0) \
-    X(mlxvk_logaddexp, logaddexp, LOGADDEXP, B_FLOAT) X(mlxvk_arctan2, arctan2, ARCTAN2, B_FLOAT | B_NO_COMPLEX) \
-    X(mlxvk_bitwise_and, bitwise_and, BITWISE_AND, B_INTEGER) X(mlxvk_bitwise_or, bitwise_or, BITWISE_OR, B_INTEGER) \
-    X(mlxvk_bitwise_xor, bitwise_xor, BITWISE_XOR, B_INTEGER) \
-    X(mlxvk_left_shift, left_shift, LEFT_SHIFT, B_INTEGER | B_SHIFT) \
-    X(mlxvk_right_shift, right_shift, RIGHT_SHIFT, B_INTEGER | B_SHIFT) X(mlxvk_equal, equal, EQUAL, B_COMPARE) \
-    X(mlxvk_not_equal, not_equal, NOT_EQUAL, B_COMPARE) X(mlxvk_greater, greater, GREATER, B_COMPARE) \
-    X(mlxvk_greater_equal, greater_equal, GREATER_EQUAL, B_COMPARE) X(mlxvk_less, less, LESS, B_COMPARE) \
-    X(mlxvk_less_equal, less_equal, LESS_EQUAL, B_COMPARE) \
-    X(mlxvk_logical_and, logical_and, LOGICAL_AND, B_COMPARE | B_LOGICAL) \
-    X(mlxvk_logical_or, logical_or, LOGICAL_OR, B_COMPARE | B_LOGICAL)
-/* Not public by these names */
-#define BINARY_OWN(X) \
-    X(, floor_quotient, FLOOR_QUOTIENT, B_NO_COMPLEX) X(, nan_equal, NAN_EQUAL, B_COMPARE) \
-    X(, silu_product, SILU_PRODUCT, B_FLOAT | B_NO_COMPLEX) X(, truncated_quotient, TRUNCATED_QUOTIENT, B_NO_COMPLEX)
-
-#define X(function, name, id, rules) B_##name = BINARY_##id,
-enum binary { BINARY_FUNCTIONS(X) BINARY_OWN(X) B_COUNT };
-#undef X
-#define X(function, name, id, rules) [B_##name] = { #name, rules },
-static const struct binary_row { const char *name; int rules; } binary_table[B_COUNT] = { BINARY_FUNCTIONS(X) BINARY_OWN(X) };
-#undef X
-
-static bool walk_by_strides(const struct encoder *e, const struct elementwise_params *p, const struct array *first,
-                            uint32_t scalars)
-{
-    const int *gate = e->device->gate;
-    if (p->kernel != K_BINARY) return false;
-    if (first->dtype == MLXVK_BFLOAT16)
-        return (p->op == B_add && !gate[GATE_ADD_BF16]) || (p->op == B_multiply && !gate[GATE_MUL_BF16]);
-    return first->dtype == MLXVK_UINT32 && (p->op == B_left_shift || p->op == B_right_shift) && scalars &&
-        !gate[GATE_SHIFT_U32];
-}
-
-static void note_walk(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
-                      uint32_t mode)
-{
-    const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
-                         mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
-    if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
-    NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name,
-         reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
-}
-
 static struct array *do_binary(struct call *c, enum binary op, struct array *a, struct array *b)
 {
     int rules = binary_table[op].rules, ndim, shape[MAXD];
-    struct array *out;
-    mlxvk_dtype t;
     if (c->code || !a || !b) return NULL;
-    t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
+    mlxvk_dtype t = rules & B_LOGICAL ? MLXVK_BOOL : promote(a->dtype, b->dtype);
     if (op == B_floor_divide && is_complex(t)) op = B_divide;   /* as MLX: nothing is rounded */
     if (rules & B_FLOAT) t = at_least_float(t);
     if ((rules & B_SHIFT) && t == MLXVK_BOOL) t = MLXVK_UINT8;
@@ -5166,33 +5152,19 @@ static struct array *do_binary(struct call *c, enum binary op, struct array *a, 
     if (!broadcast_shape(c, a, b, &ndim, shape)) return NULL;
     a = broadcast(c, as_type(c, a, t), ndim, shape);
     b = broadcast(c, as_type(c, b, t), ndim, shape);
-    out = output(c, ndim, shape, rules & B_COMPARE ? MLXVK_BOOL : t);
+    struct array *out = output(c, ndim, shape, rules & B_COMPARE ? MLXVK_BOOL : t);
     append(c, OP_ELEMENTWISE, PARAMS(.elementwise = { .kernel = binary_kernel(t), .op = (uint16_t)op }),
            ARRAYS(a, b), ARRAYS(out));
     return out;
 }
 
-static int binary(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s, enum binary op)
-{
-    struct call c = begin(binary_table[op].name, s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    return finish(&c, do_binary(&c, op, x, y), res);
-}
-
-#define X(function, name, id, rules) \
-    int function(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s) \
-    { return binary(res, a, b, s, B_##name); }
+#define X(function, name, id, rules) FUNCTION_TWO(function, a, b, do_binary(&c, B_##name, x, y), mlxvk_stream s)
 BINARY_FUNCTIONS(X)
 #undef X
-FRONT_TWO(equal_nan, a, b, do_binary(&c, B_nan_equal, x, y), mlxvk_stream s)
-
-int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
-{
-    struct call c = begin("divide_truncate", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b);
-    enum binary op = x && y && is_inexact(promote(x->dtype, y->dtype)) ? B_divide : B_truncated_quotient;
-    return finish(&c, do_binary(&c, op, x, y), res);
-}
+FUNCTION_TWO(mlxvk_equal_nan, a, b, do_binary(&c, B_nan_equal, x, y), mlxvk_stream s)
+FUNCTION_TWO(mlxvk_divide_truncate, a, b,
+             do_binary(&c, x && y && is_inexact(promote(x->dtype, y->dtype)) ? B_divide : B_truncated_quotient, x, y),
+             mlxvk_stream s)
 
 /* MLX rounds to decimals by scaling: round(x * 10^d) * (1 / 10^d), the factor in float32. */
 int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s)
@@ -5215,13 +5187,10 @@ int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_stream s)
 static struct array *do_select(struct call *c, struct array *condition, struct array *x, struct array *y)
 {
     int ndim, shape[MAXD];
-    struct array probe, *out;
     if (c->code || !condition || !x || !y || !broadcast_shape(c, x, y, &ndim, shape)) return NULL;
-    probe = *x;
-    probe.ndim = ndim;
-    if (ndim) memcpy(probe.shape, shape, (size_t)ndim * sizeof *shape);
-    if (!broadcast_shape(c, condition, &probe, &ndim, shape)) return NULL;
-    out = output(c, ndim, shape, promote(x->dtype, y->dtype));
+    struct array both = outline(x->dtype, ndim, shape);
+    if (!broadcast_shape(c, condition, &both, &ndim, shape)) return NULL;
+    struct array *out = output(c, ndim, shape, promote(x->dtype, y->dtype));
     if (!out) return NULL;
     condition = broadcast(c, as_type(c, condition, MLXVK_BOOL), ndim, shape);
     x = broadcast(c, as_type(c, x, out->dtype), ndim, shape);
@@ -5273,19 +5242,16 @@ static void lower_arange(struct encoder *e, const struct node *n)
 
 static struct array *do_arange(struct call *c, double start, double stop, double step, mlxvk_dtype dtype)
 {
-    double count;
-    int n;
-    struct array *out;
     if (c->code) return NULL;
     if (!is_dtype((int)dtype) || dtype == MLXVK_BOOL || is_complex(dtype))
         return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", mlxvk_dtype_name(dtype));
     if (isnan(start) || isnan(stop) || isnan(step) || isinf(start) || isinf(stop))
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "bounds must be finite: %g, %g, %g", start, stop, step);
     if (step == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "step is 0");
-    count = isinf(step) ? ((step > 0) == (start < stop) && start != stop ? 1 : 0) : ceil((stop - start) / step);
+    double count = isinf(step) ? ((step > 0) == (start < stop) && start != stop ? 1 : 0) : ceil((stop - start) / step);
     if (count > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%.0f elements; at most %d", count, INT_MAX);
-    n = count > 0 ? (int)count : 0;
-    out = output(c, 1, &n, dtype);
+    int n = count > 0 ? (int)count : 0;
+    struct array *out = output(c, 1, &n, dtype);
     append(c, OP_ARANGE, PARAMS(.arange = { start, isinf(step) ? 0 : step }), NULL, 0, ARRAYS(out));
     return out;
 }
@@ -5299,10 +5265,9 @@ int mlxvk_arange(mlxvk_array *res, double start, double stop, double step, mlxvk
 /* A shape filled with the values of an array that broadcasts to it. */
 static struct array *do_full(struct call *c, int ndim, const int *shape, struct array *values, mlxvk_dtype dtype)
 {
-    struct array *out;
     if (c->code || !values || !check_shape(c, ndim, shape, dtype)) return NULL;
     values = broadcast(c, values, ndim, shape);
-    out = output(c, ndim, shape, dtype);
+    struct array *out = output(c, ndim, shape, dtype);
     append_copy(c, out, values);
     return out;
 }
@@ -5325,20 +5290,18 @@ int mlxvk_full(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_array
     return finish(&c, do_full(&c, (int)min_size(shape_num, MAXD + 1), shape, v, dtype), res);
 }
 
-FRONT_TWO(full_like, a, vals, x ? do_full(&c, x->ndim, x->shape, y, dtype) : NULL, mlxvk_dtype dtype, mlxvk_stream s)
+FUNCTION_TWO(mlxvk_full_like, a, vals, x ? do_full(&c, x->ndim, x->shape, y, dtype) : NULL, mlxvk_dtype dtype,
+             mlxvk_stream s)
 
-int mlxvk_zeros(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    return constant("zeros", res, shape, shape_num, 0, dtype, s);
-}
+#define X(name, value)                                                                                                \
+    int name(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)                 \
+    { return constant(CALLED(name), res, shape, shape_num, value, dtype, s); }
+X(mlxvk_zeros, 0)
+X(mlxvk_ones, 1)
+#undef X
 
-int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    return constant("ones", res, shape, shape_num, 1, dtype, s);
-}
-
-FRONT(zeros_like, a, x ? constant_like(&c, x, 0, x->dtype) : NULL, mlxvk_stream s)
-FRONT(ones_like, a, x ? constant_like(&c, x, 1, x->dtype) : NULL, mlxvk_stream s)
+FUNCTION(mlxvk_zeros_like, a, x ? constant_like(&c, x, 0, x->dtype) : NULL, mlxvk_stream s)
+FUNCTION(mlxvk_ones_like, a, x ? constant_like(&c, x, 1, x->dtype) : NULL, mlxvk_stream s)
 
 /* ==== >>shape ===================================================================================================== */
 
@@ -5431,14 +5394,13 @@ static bool infer_shape(struct call *c, const struct array *a, size_t size, cons
     return !c->code;
 }
 
-int mlxvk_reshape(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
+static struct array *reshape_to(struct call *c, struct array *a, const int *shape, size_t count)
 {
-    struct call c = begin("reshape", s);
-    struct array *x = input(&c, "a", a);
     int full[MAXD];
-    if (x && !infer_shape(&c, x, x->size, shape, shape_num, full)) x = NULL;
-    return finish(&c, do_reshape(&c, x, (int)shape_num, full), res);
+    return a && infer_shape(c, a, a->size, shape, count, full) ? do_reshape(c, a, (int)count, full) : NULL;
 }
+
+FUNCTION(mlxvk_reshape, a, reshape_to(&c, x, shape, shape_num), const int *shape, size_t shape_num, mlxvk_stream s)
 
 static struct array *do_flatten(struct call *c, struct array *a, int start, int stop)
 {
@@ -5458,7 +5420,7 @@ static struct array *do_flatten(struct call *c, struct array *a, int start, int 
     return do_reshape(c, a, n, shape);
 }
 
-FRONT(flatten, a, do_flatten(&c, x, start_axis, end_axis), int start_axis, int end_axis, mlxvk_stream s)
+FUNCTION(mlxvk_flatten, a, do_flatten(&c, x, start_axis, end_axis), int start_axis, int end_axis, mlxvk_stream s)
 
 int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape, size_t shape_num, mlxvk_stream s)
 {
@@ -5479,23 +5441,28 @@ int mlxvk_unflatten(mlxvk_array *res, mlxvk_array a, int axis, const int *shape,
     return finish(&c, x, res);
 }
 
-static struct array *do_transpose(struct call *c, struct array *a, const int *axes)
+/* a seen as the caller changed a copy of it. */
+static struct array *seen_as(struct call *c, struct array *a, const struct array *v)
 {
-    int shape[MAXD];
-    int64_t strides[MAXD];
-    if (c->code || !a) return NULL;
-    for (int i = 0; i < a->ndim; i++) { shape[i] = a->shape[axes[i]]; strides[i] = a->strides[axes[i]]; }
-    return view_of(c, a, a->dtype, a->ndim, shape, strides, a->offset);
+    return view_of(c, a, a->dtype, v->ndim, v->shape, v->strides, v->offset);
 }
 
-int mlxvk_transpose(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+static struct array *do_transpose(struct call *c, struct array *a, const int *axes)
 {
-    struct call c = begin("transpose", s);
-    struct array *x = input(&c, "a", a);
-    int axes[MAXD];
-    for (int i = 0; x && i < x->ndim; i++) axes[i] = x->ndim - 1 - i;
-    return finish(&c, do_transpose(&c, x, axes), res);
+    if (c->code || !a) return NULL;
+    struct array v = *a;
+    for (int i = 0; i < a->ndim; i++) { v.shape[i] = a->shape[axes[i]]; v.strides[i] = a->strides[axes[i]]; }
+    return seen_as(c, a, &v);
 }
+
+static struct array *do_reverse_axes(struct call *c, struct array *a)
+{
+    int axes[MAXD];
+    for (int i = 0; a && i < a->ndim; i++) axes[i] = a->ndim - 1 - i;
+    return do_transpose(c, a, axes);
+}
+
+FUNCTION(mlxvk_transpose, a, do_reverse_axes(&c, x), mlxvk_stream s)
 
 int mlxvk_transpose_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
 {
@@ -5519,7 +5486,7 @@ static struct array *do_swap(struct call *c, struct array *a, int axis1, int axi
     return do_transpose(c, a, order);
 }
 
-FRONT(swapaxes, a, do_swap(&c, x, axis1, axis2), int axis1, int axis2, mlxvk_stream s)
+FUNCTION(mlxvk_swapaxes, a, do_swap(&c, x, axis1, axis2), int axis1, int axis2, mlxvk_stream s)
 
 static struct array *do_moveaxis(struct call *c, struct array *a, int source, int destination)
 {
@@ -5535,57 +5502,52 @@ static struct array *do_moveaxis(struct call *c, struct array *a, int source, in
     return do_transpose(c, a, order);
 }
 
-FRONT(moveaxis, a, do_moveaxis(&c, x, source, destination), int source, int destination, mlxvk_stream s)
+FUNCTION(mlxvk_moveaxis, a, do_moveaxis(&c, x, source, destination), int source, int destination, mlxvk_stream s)
 
 static struct array *do_expand(struct call *c, struct array *a, const int *axes, size_t count)
 {
-    int shape[MAXD], ndim, k = 0;
-    int64_t strides[MAXD];
-    struct array probe;
     uint32_t mask;
+    int k = 0;
     if (c->code || !a) return NULL;
     if ((size_t)a->ndim + count > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD);
-    ndim = a->ndim + (int)count;
-    probe = *a;
-    probe.ndim = ndim;
-    for (int i = a->ndim; i < ndim; i++) probe.shape[i] = 1;
-    if (!axes_mask(c, &probe, axes, count, &mask)) return NULL;
-    for (int i = 0; i < ndim; i++) {
+    struct array v = *a;
+    v.ndim += (int)count;
+    for (int i = a->ndim; i < v.ndim; i++) v.shape[i] = 1;
+    if (!axes_mask(c, &v, axes, count, &mask)) return NULL;
+    for (int i = 0; i < v.ndim; i++) {
         bool fresh = mask & (1u << i);
-        shape[i] = fresh ? 1 : a->shape[k];
-        strides[i] = fresh ? 1 : a->strides[k];
-        k += !fresh;
+        v.shape[i] = fresh ? 1 : a->shape[k];
+        v.strides[i] = fresh ? 1 : a->strides[k++];
     }
-    return view_of(c, a, a->dtype, ndim, shape, strides, a->offset);
+    return seen_as(c, a, &v);
 }
 
-FRONT(expand_dims, a, do_expand(&c, x, &axis, 1), int axis, mlxvk_stream s)
-FRONT(expand_dims_axes, a, do_expand(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
+FUNCTION(mlxvk_expand_dims, a, do_expand(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FUNCTION(mlxvk_expand_dims_axes, a, do_expand(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
 static struct array *do_squeeze(struct call *c, struct array *a, uint32_t mask)
 {
-    int shape[MAXD], n = 0;
-    int64_t strides[MAXD];
     if (c->code || !a) return NULL;
+    struct array v = *a;
+    v.ndim = 0;
     for (int i = 0; i < a->ndim; i++) {
-        if (mask & (1u << i)) {
-            if (a->shape[i] != 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is not 1", i, TEXT(a));
-            continue;
-        }
-        shape[n] = a->shape[i];
-        strides[n++] = a->strides[i];
+        if ((mask & (1u << i)) && a->shape[i] != 1)
+            return FAIL(c, MLXVK_ERROR_AXIS, "axis %d of %s is not 1", i, TEXT(a));
+        if (mask & (1u << i)) continue;
+        v.shape[v.ndim] = a->shape[i];
+        v.strides[v.ndim++] = a->strides[i];
     }
-    return view_of(c, a, a->dtype, n, shape, strides, a->offset);
+    return seen_as(c, a, &v);
 }
 
-int mlxvk_squeeze(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
+static uint32_t ones_of(const struct array *a)       /* axes of length 1 */
 {
-    struct call c = begin("squeeze", s);
-    struct array *x = input(&c, "a", a);
     uint32_t mask = 0;
-    for (int i = 0; x && i < x->ndim; i++) if (x->shape[i] == 1) mask |= 1u << i;
-    return finish(&c, do_squeeze(&c, x, mask), res);
+    for (int i = 0; a && i < a->ndim; i++) if (a->shape[i] == 1) mask |= 1u << i;
+    return mask;
 }
+
+FUNCTION(mlxvk_squeeze, a, do_squeeze(&c, x, ones_of(x)), mlxvk_stream s)
 
 static struct array *squeeze_axes(struct call *c, struct array *a, const int *axes, size_t count)
 {
@@ -5593,17 +5555,11 @@ static struct array *squeeze_axes(struct call *c, struct array *a, const int *ax
     return axes_mask(c, a, axes, count, &mask) ? do_squeeze(c, a, mask) : NULL;
 }
 
-FRONT(squeeze_axis, a, squeeze_axes(&c, x, &axis, 1), int axis, mlxvk_stream s)
-FRONT(squeeze_axes, a, squeeze_axes(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
+FUNCTION(mlxvk_squeeze_axis, a, squeeze_axes(&c, x, &axis, 1), int axis, mlxvk_stream s)
+FUNCTION(mlxvk_squeeze_axes, a, squeeze_axes(&c, x, axes, axes_num), const int *axes, size_t axes_num, mlxvk_stream s)
 
-int mlxvk_broadcast_to(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, mlxvk_stream s)
-{
-    struct call c = begin("broadcast_to", s);
-    struct array *x = input(&c, "a", a);
-    if (x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype))
-        x = broadcast(&c, x, (int)shape_num, shape);
-    return finish(&c, x, res);
-}
+FUNCTION(mlxvk_broadcast_to, a, x && check_shape(&c, (int)min_size(shape_num, MAXD + 1), shape, x->dtype) ?
+         broadcast(&c, x, (int)shape_num, shape) : NULL, const int *shape, size_t shape_num, mlxvk_stream s)
 
 int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num, const int64_t *strides,
                      size_t strides_num, size_t offset, mlxvk_stream s)
@@ -5626,42 +5582,33 @@ int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t s
     return finish(&c, out, res);
 }
 
-FRONT(copy, a, x ? view_of(&c, x, x->dtype, x->ndim, x->shape, x->strides, x->offset) : NULL, mlxvk_stream s)
+FUNCTION(mlxvk_copy, a, x ? seen_as(&c, x, x) : NULL, mlxvk_stream s)
 
 static bool column_contiguous(const struct array *a)
 {
     int64_t expected = 1;
-    for (int i = 0; i < a->ndim; i++) {
-        if (a->shape[i] != 1 && a->strides[i] != expected) return false;
-        expected *= a->shape[i];
-    }
-    return true;
+    bool columns = true;
+    for (int i = 0; i < a->ndim; expected *= a->shape[i++]) columns &= a->shape[i] == 1 || a->strides[i] == expected;
+    return columns;
 }
 
-int mlxvk_contiguous(mlxvk_array *res, mlxvk_array a, bool allow_col_major, mlxvk_stream s)
-{
-    struct call c = begin("contiguous", s);
-    struct array *x = input(&c, "a", a);
-    if (x && !(allow_col_major && column_contiguous(x))) x = contiguous(&c, x);
-    return finish(&c, x, res);
-}
-
-FRONT(astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
+FUNCTION(mlxvk_contiguous, a, x && allow_col_major && column_contiguous(x) ? x : contiguous(&c, x),
+         bool allow_col_major, mlxvk_stream s)
+FUNCTION(mlxvk_astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* Reinterprets the bits; the last dimension scales with the item size. */
 static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
 {
     int shape[MAXD];
     int64_t strides[MAXD];
-    size_t from, to, bytes;
     if (c->code || !a || !check_shape(c, 0, NULL, dtype)) return NULL;
-    from = item_size(a);
-    to = dtypes[dtype].size;
+    size_t from = item_size(a);
+    size_t to = dtypes[dtype].size;
     if (from == to) return view_of(c, a, dtype, a->ndim, a->shape, a->strides, a->offset);
     if (!a->ndim)
         return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name,
                     dtypes[dtype].name);
-    bytes = (size_t)dim_of(a, -1) * from;
+    size_t bytes = (size_t)dim_of(a, -1) * from;
     if (bytes % to)
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last axis of %s is no multiple of %s", TEXT(a), dtypes[dtype].name);
     if (a->offset % (int64_t)to) a = copy_of(c, a);
@@ -5674,7 +5621,7 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     return view_of(c, a, dtype, a->ndim, shape, a->row ? NULL : strides, a->offset);
 }
 
-FRONT(view, a, do_view(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
+FUNCTION(mlxvk_view, a, do_view(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* ---- slices ---- */
 
@@ -5699,20 +5646,19 @@ static int slice_axis(int n, int start, int stop, int step, int *first)
 
 static struct array *do_slice(struct call *c, struct array *a, const int *start, const int *stop, const int *step)
 {
-    int shape[MAXD];
-    int64_t strides[MAXD], offset;
     size_t size = 1;
     if (c->code || !a) return NULL;
-    offset = a->offset;
+    struct array v = *a;
     for (int i = 0; i < a->ndim; i++) {
         int first, by = step ? step[i] : 1;
         if (by == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a step of 0 on axis %d", i);
-        shape[i] = slice_axis(a->shape[i], start[i], stop[i], by, &first);
-        strides[i] = a->strides[i] * (shape[i] == 1 ? 1 : by);
-        if (shape[i]) offset += first * a->strides[i] * (int64_t)item_size(a);
-        size *= (size_t)shape[i];
+        v.shape[i] = slice_axis(a->shape[i], start[i], stop[i], by, &first);
+        v.strides[i] *= v.shape[i] == 1 ? 1 : by;
+        if (v.shape[i]) v.offset += first * a->strides[i] * (int64_t)item_size(a);
+        size *= (size_t)v.shape[i];
     }
-    return view_of(c, a, a->dtype, a->ndim, shape, strides, size ? offset : a->offset);
+    if (!size) v.offset = a->offset;
+    return seen_as(c, a, &v);
 }
 
 /* Checks the lengths of a slice's lists. */
@@ -5728,14 +5674,9 @@ static bool slice_lists(struct call *c, const struct array *a, const int *start,
     return true;
 }
 
-int mlxvk_slice(mlxvk_array *res, mlxvk_array a, const int *start, size_t start_num, const int *stop, size_t stop_num,
-                const int *strides, size_t strides_num, mlxvk_stream s)
-{
-    struct call c = begin("slice", s);
-    struct array *x = input(&c, "a", a);
-    if (!slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num)) x = NULL;
-    return finish(&c, do_slice(&c, x, start, stop, strides), res);
-}
+FUNCTION(mlxvk_slice, a, slice_lists(&c, x, start, start_num, stop, stop_num, strides, strides_num) ?
+         do_slice(&c, x, start, stop, strides) : NULL, const int *start, size_t start_num, const int *stop,
+         size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s)
 
 /* Rows [first, first + count) of one axis. */
 static struct array *slice_one(struct call *c, struct array *a, int axis, int first, int count)
@@ -5774,16 +5715,21 @@ static bool updates_in_place(const mlxvk_array *res, const struct array *a)
         distinct_elements(a);
 }
 
+/* What an update is written into: the operand itself where *res holds it and b and d, which are read, lie elsewhere. */
+static struct array *target_of(struct call *c, const mlxvk_array *res, struct array *a, const struct array *b,
+                               const struct array *d)
+{
+    bool in_place = updates_in_place(res, a) && b->storage != a->storage && (!d || d->storage != a->storage);
+    return in_place ? seen_as(c, a, a) : copy_of(c, a);
+}
+
 /* op: a binary operation on what is there and the update; B_COUNT: the update replaces it. */
 static struct array *do_slice_update(struct call *c, const mlxvk_array *res, struct array *a, struct array *update,
                                      const int *start, const int *stop, const int *step, enum binary op)
 {
-    struct array *out, *target;
     if (c->code || !a || !update) return NULL;
-    if (updates_in_place(res, a) && update->storage != a->storage)
-        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
-    else out = copy_of(c, a);
-    target = do_slice(c, out, start, stop, step);
+    struct array *out = target_of(c, res, a, update, NULL);
+    struct array *target = do_slice(c, out, start, stop, step);
     if (!target) return NULL;
     update = broadcast(c, update, target->ndim, target->shape);
     if (op == B_COUNT) append_copy(c, target, update);
@@ -5857,12 +5803,12 @@ static bool vector_dtype(struct call *c, const struct vector *v, mlxvk_dtype *dt
 /* stack: each array gets an axis of length 1 there first. */
 static struct array *do_concatenate(struct call *c, const struct vector *v, int axis, bool stack)
 {
-    struct array *first, *out, *part;
+    struct array *part;
     int shape[MAXD], at = 0;
     int64_t total = 0;
     mlxvk_dtype dtype;
     if (!vector_dtype(c, v, &dtype)) return NULL;
-    first = array_at(v, 0);
+    struct array *first = array_at(v, 0);
     if (!stack && v->size == 1) return first;        /* even where it has no axis, as in MLX */
     if (stack) first = do_expand(c, first, &axis, 1);
     axis = normal_axis(c, first, axis);
@@ -5881,7 +5827,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
         }
     }
     shape[axis] = length_of(c, first, (uint64_t)total);
-    out = output(c, first->ndim, shape, dtype);
+    struct array *out = output(c, first->ndim, shape, dtype);
     for (size_t i = 0; i < v->size && !c->code; i++) {
         part = array_at(v, i);
         if (stack) part = do_expand(c, part, &axis, 1);
@@ -5893,23 +5839,22 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
 }
 
 #define JOIN(name, at, stack, ...)                                                                                    \
-    int mlxvk_##name(mlxvk_array *res, mlxvk_vector_array arrays, __VA_ARGS__)                                        \
+    int name(mlxvk_array *res, mlxvk_vector_array arrays, __VA_ARGS__)                                                \
     {                                                                                                                 \
-        struct call c = begin(#name, s);                                                                              \
+        struct call c = begin(CALLED(name), s);                                                                       \
         return finish(&c, do_concatenate(&c, arrays.ctx, at, stack), res);                                            \
     }
-JOIN(concatenate, 0, false, mlxvk_stream s)
-JOIN(stack, 0, true, mlxvk_stream s)
-JOIN(concatenate_axis, axis, false, int axis, mlxvk_stream s)
-JOIN(stack_axis, axis, true, int axis, mlxvk_stream s)
+JOIN(mlxvk_concatenate, 0, false, mlxvk_stream s)
+JOIN(mlxvk_stack, 0, true, mlxvk_stream s)
+JOIN(mlxvk_concatenate_axis, axis, false, int axis, mlxvk_stream s)
+JOIN(mlxvk_stack_axis, axis, true, int axis, mlxvk_stream s)
 #undef JOIN
 
 /* Ends a call with several results in a vector, which replaces what *res held. */
 static int finish_vector(struct call *c, struct array **results, size_t count, mlxvk_vector_array *res)
 {
-    struct vector *v = NULL, old;
+    struct vector *v = NULL;
     mlxvk_array *data = NULL;
-    int code;
     if (!c->code && !res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
     for (size_t i = 0; i < count && !c->code; i++) if (!results[i]) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "no result");
     if (c->code) return end(c);
@@ -5925,10 +5870,10 @@ static int finish_vector(struct call *c, struct array **results, size_t count, m
         data[i].ctx = results[i];
         take_handle(results[i]);
     }
-    old = *v;
+    struct vector old = *v;
     *v = (struct vector){ .kind = &array_kind, .data = (char *)data, .size = count, .slots = count };
     res->ctx = v;
-    code = end(c);
+    int code = end(c);
     for (size_t i = 0; i < old.size; i++) array_kind.drop(list_at(&old, i));     /* without the lock: of any device */
     free(old.data);
     return code;
@@ -5940,7 +5885,6 @@ static int finish_split(struct call *c, struct array *x, int axis, const int *cu
                         mlxvk_vector_array *res)
 {
     struct array **list;
-    int code;
     if (c->code || !x) return finish_vector(c, NULL, 0, res);
     list = host_zalloc(c->device, (parts + 1) * sizeof *list);
     if (!list) FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
@@ -5949,7 +5893,7 @@ static int finish_split(struct call *c, struct array *x, int axis, const int *cu
         int count = slice_axis(n, i ? cuts[i - 1] : 0, stop, 1, &first);
         list[i] = slice_one(c, x, axis, first, count);
     }
-    code = finish_vector(c, list, parts, res);
+    int code = finish_vector(c, list, parts, res);
     host_free(c->device, list);
     return code;
 }
@@ -5975,997 +5919,6 @@ int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indi
     if (indices_num && !indices) FAIL(&c, MLXVK_ERROR_ARGUMENT, "indices is NULL");
     return finish_split(&c, x, axis, indices, indices_num + 1, res);
 }
-
-/* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
-
-enum reduction {
-    R_sum = REDUCE_SUM, R_prod = REDUCE_PROD, R_max = REDUCE_MAX, R_min = REDUCE_MIN, R_mean = REDUCE_MEAN,
-    R_all = REDUCE_ALL, R_any = REDUCE_ANY, R_logsumexp = REDUCE_LSE, R_argmax = REDUCE_ARGMAX,
-    R_argmin = REDUCE_ARGMIN, R_complex_logsumexp = REDUCE_COMPLEX_LSE, R_expsum = REDUCE_EXPSUM
-};
-
-/* Rows are reduced by the tree that shaders/reduce.comp tells of, so that a row's result has the same bits whatever
- * lies beside it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole
- * (reduce_range), the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
-enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
-       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
-
-/* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
-struct reduce_dim {
-    uint32_t size;
-    int64_t in, out;
-    int run, axis;                                   /* reduced as one row, highest first; 0: kept. The last axis */
-    bool later;                                      /* results of pieces */
-};
-
-/* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
-struct reduce_job {
-    enum reduction op;
-    float scale;
-    struct array *from, *out, *most;                 /* most: of R_expsum */
-    mlxvk_dtype type;
-    int64_t shift;
-    uint32_t place;                                  /* the position of the first element, for arg reductions */
-    bool ordered;
-    int ndim;
-    struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
-};
-
-static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
-
-/* Does the order in which elements meet show in the result? */
-static bool order_matters(enum reduction op, mlxvk_dtype type)
-{
-    if (op == R_max || op == R_min) return is_complex(type);
-    return op == R_mean || op == R_logsumexp || op == R_expsum || ((op == R_sum || op == R_prod) && is_inexact(type));
-}
-
-static uint32_t power_of_two(uint64_t at_least)
-{
-    uint32_t p = 1;
-    while (p < at_least && p < 1u << 31) p *= 2;
-    return p;
-}
-
-/* ---- lowering: dimensions ---- */
-
-static uint64_t stride_order(int64_t stride) { return stride ? (uint64_t)llabs(stride) : UINT64_MAX; }
-
-static void insert_dim(struct reduce_job *j, struct reduce_dim d)
-{
-    int at = j->ndim++;
-    for (; at > 0 && stride_order(j->dim[at - 1].in) < stride_order(d.in); at--) j->dim[at] = j->dim[at - 1];
-    j->dim[at] = d;
-}
-
-/* Joins neighbours of one kind that are evenly spaced. */
-static void join_dims(struct reduce_job *j)
-{
-    int n = 0;
-    for (int i = 0; i < j->ndim; i++) {
-        struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
-        if (n && a->run == b->run && a->in == b->in * b->size && (a->run || a->out == b->out * b->size) &&
-            (uint64_t)a->size * b->size <= INT_MAX && (a->axis < b->axis || !a->run || !j->ordered))
-            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, b->run, b->axis, false };
-        else j->dim[n++] = *b;
-    }
-    j->ndim = n;
-}
-
-/* Which reduced axes make one row, by shape alone: those side by side, the last axes first. An axis that repeats its
- * elements is a row of its own, which need not be written out. */
-static void number_runs(const struct reduce_job *j, uint32_t mask, int *run)
-{
-    const struct array *a = j->from;
-    int number = MAXD + 1, last = -1;
-    uint64_t length = 0;
-    for (int i = a->ndim - 1; i >= 0; i--) {
-        bool open = length > 0;
-        run[i] = 0;
-        if (a->shape[i] == 1) continue;
-        if (!(mask >> i & 1)) { length = 0; continue; }
-        open = open && a->strides[i] && a->strides[last] && length * (uint64_t)a->shape[i] <= INT_MAX;
-        length = open ? length * (uint64_t)a->shape[i] : (uint64_t)a->shape[i];
-        if (!open) number--;
-        run[i] = j->ordered ? number : 1;
-        last = i;
-    }
-}
-
-static void plan_dims(struct reduce_job *j, const int *run)
-{
-    bool any = false;
-    j->ndim = 0;
-    for (int i = 0; i < j->from->ndim; i++) {
-        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i], .out = j->out->strides[i],
-                                .run = run[i], .axis = i };
-        if (d.size == 1) continue;
-        any |= d.run > 0;
-        if (d.run && d.in < 0 && !is_arg(j->op) && !j->ordered) {      /* the order does not matter: walk it upwards */
-            j->shift += d.in * (d.size - 1);
-            d.in = -d.in;
-        }
-        insert_dim(j, d);
-    }
-    if (!any) insert_dim(j, (struct reduce_dim){ .size = 1, .in = j->ndim ? 0 : 1, .run = 1 });
-    join_dims(j);
-}
-
-/* More outer dimensions than the shader has, or a row that is none in memory: the operand copied into row-major order,
- * reduced dimensions last. */
-static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, const int *run)
-{
-    struct array view = *j->from, *copy;
-    struct reduce_dim dim[MAXD];
-    view.refs = 1;
-    view.ndim = j->ndim = 0;
-    for (uint32_t reduced = 0; reduced < 2; reduced++)
-        for (int i = 0; i < j->from->ndim; i++)
-            if ((mask >> i & 1) == reduced) {
-                view.shape[view.ndim] = j->from->shape[i];
-                view.strides[view.ndim] = j->from->strides[i];
-                dim[view.ndim++] = (struct reduce_dim){ .out = j->out->strides[i], .run = run[i], .axis = i };
-            }
-    view.row = row_contiguous(&view);
-    copy = rows_of(e, &view);
-    if (e->code) return;
-    for (int i = 0; i < view.ndim; i++) {
-        dim[i].size = (uint32_t)view.shape[i];
-        dim[i].in = copy->strides[i];
-        if (dim[i].size > 1) j->dim[j->ndim++] = dim[i];
-    }
-    if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
-    join_dims(j);
-    j->shift = 0;
-    if (copy == &view) return;                       /* these rows lie so already */
-    array_release(j->from);
-    j->from = copy;
-}
-
-/* Which dimension is reduced next. */
-static int next_reduced(const struct reduce_job *j, int *count)
-{
-    int next = -1;
-    *count = 0;
-    for (int i = 0; i < j->ndim; i++)
-        if (j->dim[i].run) {
-            if (next < 0 || j->dim[i].run >= j->dim[next].run) next = i;
-            ++*count;
-        }
-    return next;
-}
-
-static bool must_copy(const struct reduce_job *j)
-{
-    int outer = j->ndim - 1, count, at = next_reduced(j, &count);
-    if (at < j->ndim - 1) outer--;
-    for (int i = 0; i < j->ndim && j->ordered; i++)
-        for (int k = 0; k < i; k++) if (j->dim[i].run && j->dim[i].run == j->dim[k].run) return true;
-    return outer > REDUCE_DIMS;
-}
-
-/* ---- lowering: one dispatch ---- */
-
-/* What is accumulated takes two words. */
-static bool in_pairs(enum reduction op, mlxvk_dtype type)
-{
-    return op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any);
-}
-
-static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
-{
-    return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
-}
-
-/* What results of parts are kept as: the accumulator. complex64 stands for the two words of logsumexp and arg
- * reductions. */
-static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
-{
-    if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
-    if (op == R_all || op == R_any) return MLXVK_BOOL;
-    if (dtypes[type].size == 8) return type;
-    if (is_float(type) || op == R_mean) return MLXVK_FLOAT32;
-    return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
-}
-
-/* How a step is laid out on workgroups. */
-struct reduce_grid { uint32_t layout, width, later, piece, bound; };
-
-/* The elements of a part: all n where there are groups enough, or else pieces of the tree, the longest that make
- * enough. */
-static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
-                         uint32_t enough)
-{
-    if (n <= least || (n <= most && n <= g->bound && groups >= enough)) return n;
-    for (uint32_t piece = REDUCE_LONGEST; piece > least; piece /= 16)
-        if (piece < n && piece <= most && piece <= g->bound && groups * ceil_div(n, piece) >= enough) return piece;
-    return least;
-}
-
-static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole)
-{
-    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE, lanes;
-    bool few = g->later && n <= 8 * REDUCE_PIECE;
-    g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
-    lanes = ceil_div(g->piece, REDUCE_LANE);
-    if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
-    else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
-    g->width = min_u32(power_of_two(lanes), REDUCE_THREADS);
-}
-
-/* `units`: columns, or fours of them. */
-static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
-{
-    uint32_t height = power_of_two(ceil_div(n, g->later ? REDUCE_LANE : 4)), least = REDUCE_BLOCK;
-    g->piece = n;
-    if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
-    if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
-        height = min_u32(REDUCE_THREADS / power_of_two(min_size(units, 16)),
-                         16 * power_of_two(ceil_div(n, REDUCE_BLOCK)));
-    else height = min_u32(height, 16);
-    g->width = REDUCE_THREADS / height;
-    if (height > 16) least = REDUCE_PIECE;
-    if (!whole) g->piece = piece_of(g, n, (units + g->width - 1) / g->width, least, 256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
-}
-
-/* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
-static void reduce_shape(const struct reduce_job *j, const struct array *from, const struct array *out, int at,
-                         struct reduce_push *p)
-{
-    int inner = at < from->ndim - 1 ? from->ndim - 1 : -1;
-    *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at],
-                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place, .parts = (uint32_t)out->shape[at],
-                               .part_out = (uint32_t)out->strides[at] };
-    if (inner >= 0) {
-        p->inner = (uint32_t)from->shape[inner];
-        p->inner_stride = (uint32_t)from->strides[inner];
-        p->inner_out = (uint32_t)out->strides[inner];
-    }
-    for (int i = 0; i < from->ndim; i++) {
-        if (i == at || i == inner) continue;
-        p->shape[p->ndim] = (uint32_t)from->shape[i];
-        p->in_stride[p->ndim] = (uint32_t)from->strides[i];
-        p->out_stride[p->ndim++] = (uint32_t)out->strides[i];
-        p->outer *= (uint32_t)from->shape[i];
-    }
-}
-
-/* Columns that four-wide loads can take. */
-static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides, uint32_t ndim)
-{
-    for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
-    return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
-}
-
-/* How rows lie: by aligned fours, side by side, or with gaps. Eight bytes each and unaligned are read one by one. */
-static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dtype type)
-{
-    for (uint32_t i = 0; i < p->ndim; i++) from |= p->in_stride[i];
-    if (p->stride == 1 && !(from & 3)) return REDUCE_FOURS;
-    return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
-}
-
-static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
-                            struct reduce_grid g)
-{
-    struct reduce_push p;
-    uint64_t groups;
-    reduce_shape(j, from, out, at, &p);
-    p.chunk = g.piece;
-    p.from = set_input(e, SLOT_reduce_src, from);
-    p.to = set_output(e, SLOT_reduce_dst, out);
-    if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
-    if (out->storage != j->out->storage) p.scale = 1;
-    if (g.layout < REDUCE_COLUMNS) {
-        g.layout = row_layout(&p, p.from, j->type);
-        groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
-    } else {
-        uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
-        if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
-        g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
-        groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
-    }
-    USE_AS(e, reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op, .from = j->type,
-           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
-    dispatch_groups(e, groups);
-}
-
-/* The same in ranges that a device can bind, and count; those along the row are whole pieces. */
-static void reduce_range(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
-                         struct reduce_grid g)
-{
-    struct array *both[] = { from, out };
-    int axis = axis_to_split(e, both, 2, 0);
-    if (axis == at && out->shape[at] == 1) axis = axis_to_split(e, both, 2, 1u << at);
-    if (axis < 0 && from->size > e->device->caps.max_elements) axis = longest_axis(from, 1u << at);
-    if (axis < 0) { reduce_dispatch(e, j, from, out, at, g); return; }
-    for (int half = 0; half < 2 && !e->code; half++) {
-        struct reduce_job part = *j;
-        int64_t parts = out->shape[axis], first = half ? parts / 2 : 0, count = half ? parts - parts / 2 : parts / 2;
-        int64_t unit = axis == at ? g.piece : 1;
-        int64_t end = (int64_t)min_size((size_t)((first + count) * unit), (size_t)from->shape[axis]);
-        struct array some = part_of(from, axis, first * unit, end - first * unit);
-        struct array result = part_of(out, axis, first, count);
-        if (axis == at) part.place += (uint32_t)(first * unit);
-        reduce_range(e, &part, &some, &result, at, g);
-    }
-}
-
-/* ---- lowering: all steps ---- */
-
-/* The job's operand with its dimensions. */
-static struct array operand_of(const struct reduce_job *j)
-{
-    struct array view = *j->from;
-    view.refs = 1;
-    view.ndim = j->ndim;
-    view.size = 1;
-    view.offset += j->shift * (int64_t)dtypes[j->type].size;
-    for (int i = 0; i < j->ndim; i++) {
-        view.shape[i] = (int)j->dim[i].size;
-        view.strides[i] = j->dim[i].in;
-        view.size *= j->dim[i].size;
-    }
-    view.row = row_contiguous(&view);
-    return view;
-}
-
-/* Room for the results of a step's parts, as (other dimensions, parts, the last dimension); row-major. */
-static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j, int at, uint32_t parts,
-                                   struct array *view)
-{
-    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
-    int64_t step = 1;
-    struct array *room;
-    size_t size = parts;
-    for (int i = 0; i < j->ndim; i++) if (i != at) size *= j->dim[i].size;
-    room = scratch(e, size, part_type(j->op, j->type));
-    if (!room) return NULL;
-    *view = *room;
-    view->refs = 1;
-    view->ndim = j->ndim;
-    for (int i = 0; i < j->ndim; i++) view->shape[i] = i == at ? (int)parts : (int)j->dim[i].size;
-    if (inner >= 0) { view->strides[inner] = step; step *= view->shape[inner]; }
-    view->strides[at] = step;
-    step *= parts;
-    for (int i = j->ndim - 1; i >= 0; i--)
-        if (i != at && i != inner) { view->strides[i] = step; step *= view->shape[i]; }
-    view->row = row_contiguous(view);
-    return room;
-}
-
-/* The job that is left behind a step which wrote parts into `room`. */
-static void reduce_next(struct reduce_job *j, int at, struct array *room, const struct array *view)
-{
-    struct reduce_dim dim[MAXD + 2];
-    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1, count = j->ndim;
-    for (int i = 0; i < j->ndim; i++) {
-        j->dim[i].in = view->strides[i];
-        j->dim[i].size = (uint32_t)view->shape[i];
-        if (i != at && i != inner) dim[n++] = j->dim[i];
-    }
-    j->dim[at].later = true;
-    dim[n++] = j->dim[at];
-    if (inner >= 0) dim[n++] = j->dim[inner];
-    j->ndim = 0;
-    for (int i = 0; i < count; i++) if (dim[i].size > 1 || count == 1) j->dim[j->ndim++] = dim[i];
-    array_release(j->from);
-    j->from = room;
-    j->type = room->dtype;
-    j->shift = 0;
-    j->place = 0;
-}
-
-/* How many elements along dimension `at` a binding takes, of all that lies between them. */
-static uint32_t bindable(const struct encoder *e, const struct array *from, int at)
-{
-    struct array one = *from;
-    uint64_t step = max_size((size_t)llabs(from->strides[at]), 1) * item_size(from);
-    for (int i = 0; i < one.ndim; i++) if (llabs(one.strides[i]) > llabs(one.strides[at])) one.shape[i] = 1;
-    if (fits_binding(e->device, &one)) return UINT32_MAX;
-    return (uint32_t)min_size(e->device->caps.max_range / 4 / step, UINT32_MAX);
-}
-
-/* Keys of 64 bits with an index have no dtype to be kept in: their rows are not cut. */
-static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wide(j->type); }
-
-static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
-{
-    struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
-    uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
-    bool whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
-    bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
-    size_t others = from->size / n;
-    if (is_arg(j->op))
-        NOTE(e->device, NOTE_ARG, "rows",
-             rows && from->strides[at] == 1 ? NULL : rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
-    if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
-    g.layout = REDUCE_COLUMNS;
-    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
-    grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);
-    return g;
-}
-
-/* Does a piece, or a row that is not cut, reach further than one binding? */
-static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
-{
-    struct array from = operand_of(j);
-    int count, at = next_reduced(j, &count);
-    uint32_t bound = bindable(e, &from, at);
-    return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
-}
-
-/* Reduces one row's dimension, or the parts of it; true when that gave the result. */
-static bool reduce_step(struct encoder *e, struct reduce_job *j)
-{
-    struct array from = operand_of(j), out = *j->out, *room;
-    int count, at = next_reduced(j, &count);
-    struct reduce_grid g = grid_of(e, j, &from, at);
-    uint32_t parts = ceil_div((uint32_t)from.shape[at], g.piece);
-    if (count == 1 && parts == 1) {
-        out.refs = 1;
-        out.ndim = j->ndim;
-        for (int i = 0; i < j->ndim; i++) {
-            out.shape[i] = i == at ? 1 : from.shape[i];
-            out.strides[i] = i == at ? 0 : j->dim[i].out;
-        }
-        reduce_range(e, j, &from, &out, at, g);
-        return true;
-    }
-    room = room_of_parts(e, j, at, parts, &out);
-    if (!room) return true;
-    reduce_range(e, j, &from, &out, at, g);
-    reduce_next(j, at, room, &out);
-    return false;
-}
-
-/* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
-static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
-{
-    struct array *room = out->row ? NULL : scratch(e, out->size, out->dtype);
-    *packed = *out;
-    if (!room) return NULL;
-    packed->storage = room->storage;
-    packed->offset = 0;
-    packed->row = true;
-    row_strides(packed->ndim, packed->shape, packed->strides);
-    return room;
-}
-
-static void unpack(struct encoder *e, struct array *out, struct array *packed, struct array *room)
-{
-    struct elementwise_params p = { .kernel = K_COPY };
-    if (room && !e->code) elementwise_split(e, &p, (struct array *[]){ out, packed }, 2);
-    array_release(room);
-}
-
-/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. most: the
- * rows' largest elements, for R_expsum. */
-static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask,
-                   struct array *out, struct array *most)
-{
-    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .most = most, .type = from->dtype,
-                            .ordered = order_matters(op, from->dtype) };
-    int run[MAXD];
-    number_runs(&j, mask, run);
-    plan_dims(&j, run);
-    from->refs++;
-    if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
-    while (!e->code && !reduce_step(e, &j)) {}
-    array_release(j.from);
-}
-
-/* A row-major result seen with the operand's dimensions. */
-static struct array full_rank(const struct array *from, uint32_t mask, const struct array *out)
-{
-    struct array view = *out;
-    view.ndim = from->ndim;
-    for (int i = 0; i < from->ndim; i++) view.shape[i] = mask >> i & 1 ? 1 : from->shape[i];
-    row_strides(view.ndim, view.shape, view.strides);
-    return view;
-}
-
-static void lower_reduce(struct encoder *e, const struct node *n)
-{
-    uint32_t mask = n->p.reduce.mask;
-    enum reduction op = n->p.reduce.op;
-    struct array out = full_rank(n->in[0], mask, n->out[0]), from = *n->in[0];
-    bool once = is_arg(op) || op == R_max || op == R_min || op == R_all || op == R_any;
-    from.refs = 1;
-    for (int i = 0; i < from.ndim && once; i++)                      /* what repeats is looked at once */
-        if ((mask >> i & 1) && !from.strides[i]) { from.size /= (size_t)from.shape[i]; from.shape[i] = 1; }
-    reduce(e, op, n->p.reduce.scale, &from, mask, &out, NULL);
-}
-
-/* ---- fronts ---- */
-
-/* The shape without the axes of a mask, or with 1 there. */
-static int reduced_shape(const struct array *a, uint32_t mask, bool keepdims, int *shape)
-{
-    int n = 0;
-    for (int i = 0; i < a->ndim; i++) {
-        if (!(mask >> i & 1)) shape[n++] = a->shape[i];
-        else if (keepdims) shape[n++] = 1;
-    }
-    return n;
-}
-
-static mlxvk_dtype reduced_dtype(enum reduction op, mlxvk_dtype t)
-{
-    if (op == R_all || op == R_any) return MLXVK_BOOL;
-    if (is_arg(op)) return MLXVK_UINT32;
-    if ((op != R_sum && op != R_prod) || is_inexact(t) || is_wide(t)) return t;
-    return dtypes[t].kind == KIND_UINT ? MLXVK_UINT32 : MLXVK_INT32;
-}
-
-/* The operand of a reduction over no axes, as MLX gives it back. */
-static struct array *not_reduced(struct call *c, enum reduction op, struct array *a)
-{
-    if (op == R_all || op == R_any) return as_type(c, a, MLXVK_BOOL);
-    return op == R_mean || op == R_logsumexp ? as_float(c, a) : a;
-}
-
-static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape, mlxvk_dtype dtype,
-                                  uint32_t mask)
-{
-    for (int i = 0; i < a->ndim; i++)
-        if ((mask >> i & 1) && !a->shape[i] && (op == R_max || op == R_min))
-            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s is empty", i, TEXT(a));
-    if (op == R_logsumexp || is_arg(op)) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
-    return do_full(c, ndim, shape, scalar(c, op == R_mean ? NAN : op == R_prod || op == R_all, dtype), dtype);
-}
-
-static struct array *do_reduce(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
-{
-    int shape[MAXD], ndim;
-    size_t n = 1;
-    struct array *out;
-    mlxvk_dtype dtype;
-    if (c->code || !a) return NULL;
-    if (is_arg(op) && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
-    if (op == R_logsumexp || (op == R_mean && is_wide(a->dtype))) a = as_float(c, a);
-    if (!a) return NULL;
-    dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
-    ndim = reduced_shape(a, mask, keepdims, shape);
-    if (!a->size) return reduce_empty(c, op, a, ndim, shape, dtype, mask);
-    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
-    out = output(c, ndim, shape, dtype);
-    append(c, OP_REDUCE, PARAMS(.reduce = { (uint16_t)op, mask, (float)(1.0 / (double)n) }), ARRAYS(a), ARRAYS(out));
-    return out;
-}
-
-static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis);
-
-/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its
- * winner, and a later one must be better. */
-static struct array *do_arg(struct call *c, enum reduction op, struct array *a, int axis)
-{
-    struct array *part, *at, *value, *best = NULL, *place = NULL, *better;
-    size_t room = c->device ? binding_range(c->device, 8) - c->device->caps.offset_align - 16 : 0;
-    int step = (int)min_size(room / 8, INT_MAX);
-    if (c->code || !a || !is_wide(a->dtype) || a->shape[axis] <= step) return do_reduce(c, op, a, 1u << axis, true);
-    for (int64_t first = 0; first < a->shape[axis] && !c->code; first += step) {
-        int64_t left = a->shape[axis] - first;
-        part = slice_one(c, a, axis, (int)first, (int)(left < step ? left : step));
-        at = do_reduce(c, op, part, 1u << axis, true);
-        value = do_take_along(c, part, at, axis);
-        at = first ? do_binary(c, B_add, at, scalar(c, (double)first, MLXVK_UINT32)) : at;
-        better = first ? do_binary(c, op == R_argmax ? B_greater : B_less, value, best) : NULL;
-        place = first ? do_select(c, better, at, place) : at;
-        best = first ? do_select(c, better, value, best) : value;
-    }
-    return place;
-}
-
-/* A logarithm of sums of complex exponentials is MLX's composition. */
-static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
-{
-    struct array *most = do_reduce(c, R_max, a, mask, true), *out;
-    int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
-    out = do_reduce(c, R_sum, do_unary(c, U_exp, do_binary(c, B_subtract, a, most)), mask, keepdims);
-    most = do_reshape(c, most, ndim, shape);
-    out = do_binary(c, B_add, do_unary(c, U_log, out), most);
-    return do_select(c, do_unary(c, U_isinf, most), most, out);
-}
-
-/* Over all axes, counted in row-major order: the last axis first, then those of its winners. */
-static struct array *arg_of_all(struct call *c, enum reduction op, struct array *a)
-{
-    struct array *at, *place = NULL;
-    double step = 1;
-    if (c->code || !a) return NULL;
-    if (a->size <= INT_MAX) return do_arg(c, op, do_flatten(c, a, 0, -1), 0);
-    if (a->size > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has more elements than indices can count", TEXT(a));
-    for (int axis = a->ndim - 1; axis >= 0 && !c->code; axis--) {
-        double next = step * a->shape[axis];
-        at = do_arg(c, op, a, axis);
-        a = do_squeeze(c, do_take_along(c, a, at, axis), 1u << axis);
-        if (place) place = do_squeeze(c, do_take_along(c, place, at, axis), 1u << axis);
-        at = at ? do_binary(c, B_multiply, do_squeeze(c, at, 1u << axis), scalar(c, step, MLXVK_UINT32)) : NULL;
-        place = place ? do_binary(c, B_add, place, at) : at;
-        step = next;
-    }
-    return place;
-}
-
-/* form 0: over all axes; 1: one axis; 2: several. */
-static int reduce_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int form, const int *axes,
-                       size_t count, bool keepdims, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    uint32_t mask = 0;
-    if (!x) return finish(&c, NULL, res);
-    if (form) axes_mask(&c, x, axes, count, &mask);
-    else mask = (1u << x->ndim) - 1;
-    if (c.code) x = NULL;
-    else if (is_arg(op)) {
-        int shape[MAXD], ndim = reduced_shape(x, mask, keepdims, shape);
-        x = form ? do_arg(&c, op, x, normal_axis(&c, x, *axes)) : arg_of_all(&c, op, x);
-        x = do_reshape(&c, x, ndim, shape);
-    } else if (op == R_logsumexp && !x->size) x = FAIL(&c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(x));
-    else if (!mask) x = not_reduced(&c, op, x);
-    else if (op == R_logsumexp && is_complex(x->dtype)) x = complex_logsumexp(&c, x, mask, keepdims);
-    else x = do_reduce(&c, op, x, mask, keepdims);
-    return finish(&c, x, res);
-}
-
-#define ARG(all, one, op) \
-    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(all), res, a, op, 0, NULL, 0, keepdims, s); } \
-    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(one), res, a, op, 1, &axis, 1, keepdims, s); }
-#define X(all, one, some, op) \
-    ARG(all, one, op) \
-    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s) \
-    { return reduce_call(CALLED(some), res, a, op, 2, axes, axes_num, keepdims, s); }
-ARG(mlxvk_argmax, mlxvk_argmax_axis, R_argmax)
-ARG(mlxvk_argmin, mlxvk_argmin_axis, R_argmin)
-X(mlxvk_sum, mlxvk_sum_axis, mlxvk_sum_axes, R_sum)
-X(mlxvk_prod, mlxvk_prod_axis, mlxvk_prod_axes, R_prod)
-X(mlxvk_max, mlxvk_max_axis, mlxvk_max_axes, R_max)
-X(mlxvk_min, mlxvk_min_axis, mlxvk_min_axes, R_min)
-X(mlxvk_mean, mlxvk_mean_axis, mlxvk_mean_axes, R_mean)
-X(mlxvk_all, mlxvk_all_axis, mlxvk_all_axes, R_all)
-X(mlxvk_any, mlxvk_any_axis, mlxvk_any_axes, R_any)
-X(mlxvk_logsumexp, mlxvk_logsumexp_axis, mlxvk_logsumexp_axes, R_logsumexp)
-#undef ARG
-#undef X
-
-/* ---- softmax ---- */
-
-/* Rows side by side in memory, with up to four outer dimensions. */
-static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
-{
-    struct array outer = *x, *list[1] = { &outer };
-    struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t width, threads, hold, mode = SOFTMAX_HELD, odd, step, blocks;
-    uint32_t limit = min_u32(e->device->caps.max_threads, 1024);
-    struct dims g;
-    if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
-    outer.ndim--;
-    g = merge_dims(list, 1);
-    if (g.ndim > REDUCE_DIMS) return false;
-    p.outer = (uint32_t)(x->size / p.n);
-    p.ndim = (uint32_t)g.ndim;
-    p.from = set_input(e, SLOT_softmax_src, x);
-    p.to = set_output(e, SLOT_softmax_dst, out);
-    odd = p.from | p.to | p.n;
-    for (int i = 0; i < g.ndim; i++) {
-        p.shape[i] = (uint32_t)g.shape[i];
-        p.stride[i] = (uint32_t)g.stride[0][i];
-        odd |= p.stride[i];
-    }
-    blocks = power_of_two(ceil_div(p.n, REDUCE_BLOCK));
-    step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
-    hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
-    width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
-    if (width > limit) {
-        width = power_of_two(limit / 2 + 1);
-        hold = 4;
-        mode = SOFTMAX_LOOPED;
-        step = min_u32(step, 4);
-    }
-    threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
-    USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold);
-    dispatch_groups(e, ceil_div(p.outer, threads / width));
-    return true;
-}
-
-/* Over several axes, one that is not the last, or few long rows: maximum and sum first, then every element. The reduced
- * axes of `mask` are side by side in x, which is row-major. */
-static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
-{
-    struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
-    struct array *most, *sums, each;
-    uint32_t step;
-    for (int i = 0; i < x->ndim; i++) {
-        uint32_t size = (uint32_t)x->shape[i];
-        if (mask >> i & 1) p.n *= size;
-        else if (mask >> i) p.outer *= size;
-        else p.inner *= size;
-    }
-    most = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
-    sums = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
-    if (most && sums) {
-        each = full_rank(x, mask, most);
-        reduce(e, R_max, 1, x, mask, &each, NULL);
-        each = full_rank(x, mask, sums);
-        reduce(e, R_expsum, 1, x, mask, &each, most);
-    }
-    if (e->code || !most || !sums) goto done;
-    p.n *= p.inner;
-    p.from = set_input(e, SLOT_softmax_src, x);
-    p.to = set_output(e, SLOT_softmax_dst, out);
-    p.most_at = set_input(e, SLOT_softmax_largest, most);
-    p.sums_at = set_input(e, SLOT_softmax_total, sums);
-    step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
-    USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
-        .hold = 1);
-    dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
-done:
-    array_release(most);
-    array_release(sums);
-}
-
-enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
-
-static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
-{
-    struct array *x = a[0], *rows, *room, packed;
-    uint32_t mask = *(const uint32_t *)job, last = 1u << (x->ndim - 1);
-    size_t length = (size_t)dim_of(x, -1);
-    bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
-    room = pack(e, a[1], &packed);
-    if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
-        rows = rows_of(e, x);
-        if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
-        else if (!e->code) softmax_rows(e, rows, &packed);
-        array_release(rows);
-    }
-    unpack(e, a[1], &packed, room);
-}
-
-static void lower_softmax(struct encoder *e, const struct node *n)
-{
-    donate(e, n->out[0], n->in, 1);
-    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, n->p.reduce.mask, softmax_part, &n->p.reduce.mask);
-}
-
-/* The axes of a mask last, the others in order. */
-static void axes_last(int ndim, uint32_t mask, int *order)
-{
-    int n = 0;
-    for (uint32_t reduced = 0; reduced < 2; reduced++)
-        for (int i = 0; i < ndim; i++) if ((mask >> i & 1) == reduced) order[n++] = i;
-}
-
-/* Do the axes follow each other, but for those of length 1? */
-static bool axes_adjacent(const struct array *a, uint32_t mask)
-{
-    int changes = 0;
-    bool inside = false;
-    for (int i = 0; i < a->ndim; i++) {
-        if (a->shape[i] == 1 || (mask >> i & 1) == (uint32_t)inside) continue;
-        inside = !inside;
-        changes++;
-    }
-    return changes <= 2;
-}
-
-static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mask)
-{
-    struct array *out = output(c, a->ndim, a->shape, a->dtype);
-    append(c, OP_SOFTMAX, PARAMS(.reduce = { R_logsumexp, mask, 1 }), ARRAYS(a), ARRAYS(out));
-    return out;
-}
-
-/* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
-static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
-{
-    mlxvk_dtype dtype;
-    struct array *x;
-    if (c->code || !a || !a->size) return a;
-    dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
-    if (is_complex(dtype) || !mask) {
-        struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
-        x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
-        return as_type(c, do_binary(c, B_divide, x, mask ? do_reduce(c, R_sum, x, mask, true) : x), dtype);
-    }
-    x = as_float(c, a);
-    if (!x) return NULL;
-    for (int i = 0; i < a->ndim; i++) if (a->shape[i] == 1) mask &= ~(1u << i);
-    if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
-    else {
-        int order[MAXD], back[MAXD];
-        axes_last(a->ndim, mask, order);
-        for (int i = 0; i < a->ndim; i++) back[order[i]] = i;
-        mask = (1u << a->ndim) - (1u << reduced_shape(a, mask, false, (int[MAXD]){ 0 }));
-        x = do_transpose(c, x, order);
-        x = x ? copy_of(c, do_transpose(c, apply_softmax(c, x, mask), back)) : NULL;
-    }
-    return as_type(c, x, dtype);
-}
-
-static int softmax_call(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    uint32_t mask = 0;
-    if (form) axes_mask(&c, x, axes, count, &mask);
-    else if (x) mask = (1u << x->ndim) - 1;
-    return finish(&c, do_softmax(&c, x, mask), res);
-}
-
-int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s)
-{
-    (void)precise;
-    return softmax_call("softmax", res, a, 0, NULL, 0, s);
-}
-
-int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s)
-{
-    (void)precise;
-    return softmax_call("softmax_axis", res, a, 1, &axis, 1, s);
-}
-
-int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise, mlxvk_stream s)
-{
-    (void)precise;
-    return softmax_call("softmax_axes", res, a, 2, axes, axes_num, s);
-}
-
-/* ---- scans ---- */
-
-enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
-
-/* The total of each part, as (outer, parts, inner). */
-static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s, uint32_t by,
-                        struct array *totals)
-{
-    struct reduce_push p = { .n = s->n, .outer = s->outer, .inner = s->inner, .stride = s->stride, .inner_stride = s->inner_stride,
-                             .inner_out = 1, .parts = s->parts, .part_out = s->inner, .chunk = s->chunk, .scale = 1,
-                             .ndim = s->ndim };
-    bool fours = by == 4 && reduce_kernel(op, from->dtype) == K_REDUCE;
-    uint32_t layout = fours ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS, width = REDUCE_THREADS / 16;
-    uint64_t groups = ((uint64_t)p.outer * (p.inner / (fours ? 4 : 1)) + width - 1) / width;
-    memcpy(p.shape, s->shape, sizeof p.shape);
-    memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
-    for (uint32_t i = p.ndim, step = p.parts * p.inner; i-- > 0; step *= p.shape[i]) p.out_stride[i] = step;
-    p.from = set_input(e, SLOT_reduce_src, from);
-    p.to = set_output(e, SLOT_reduce_dst, totals);
-    if (!by) { width = REDUCE_THREADS; layout = row_layout(&p, p.from, from->dtype); groups = p.outer; }
-    USE_AS(e, reduce_kernel(op, from->dtype), reduce, &p, .threads = REDUCE_THREADS, .op = op, .from = from->dtype,
-           .to = totals->dtype, .layout = layout, .width = width);
-    dispatch_groups(e, groups * p.parts);
-}
-
-/* Cuts long rows or columns, where there are too few to fill the device, and finds what comes before each part. */
-static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by);
-
-static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
-{
-    bool rows = p.inner == 1 && p.stride == 1;
-    uint32_t at = set_input(e, 1, from), by = rows ? 0 : 1, width, hold;
-    struct array *carry;
-    uint64_t groups;
-    p.to = set_output(e, 0, out);
-    if (!rows && by_fours(p.inner, p.inner_stride, p.stride | at | p.to, p.in_stride, p.ndim)) by = 4;
-    encoder_reset(e);                                /* bound again behind what the carry needs */
-    carry = scan_carry(e, op, from, &p, by);
-    p.from = set_input(e, SLOT_scan_src, from);
-    p.to = set_output(e, SLOT_scan_dst, out);
-    if (carry) { p.before = set_input(e, SLOT_scan_carry, carry); p.flags |= SCAN_CARRY; }
-    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
-    width = rows ? min_u32(power_of_two((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
-    if (width == 2) width = 4;                       /* the kernel walks by fours */
-    groups = (uint64_t)p.outer * p.parts * (rows ? width : p.inner / by);
-    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = REDUCE_THREADS, .op = op,
-           .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
-    dispatch_groups(e, (groups + REDUCE_THREADS - 1) / REDUCE_THREADS);
-    array_release(carry);
-}
-
-static struct array *scan_carry(struct encoder *e, enum reduction op, struct array *from, struct scan_push *p, uint32_t by)
-{
-    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
-    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
-    struct scan_push totals = { .outer = p->outer, .inner = p->inner, .stride = p->inner, .inner_stride = 1,
-                                .flags = p->flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p->outer } };
-    struct array *total, *carry;
-    p->parts = 1;
-    p->chunk = p->n;
-    if (2 * tasks >= enough || most < 2) return NULL;
-    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
-    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
-    p->parts = ceil_div(p->n, p->chunk);
-    if (p->parts < 2) return NULL;
-    total = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
-    carry = scratch(e, (size_t)p->outer * p->parts * p->inner, part_type(op, from->dtype));
-    totals.n = p->parts;
-    totals.in_stride[0] = p->parts * p->inner;
-    if (total && carry) {
-        scan_totals(e, op, from, p, by, total);
-        scan(e, op, total, carry, totals);
-    }
-    array_release(total);
-    return carry;
-}
-
-/* The dimensions around an axis; false where the operand has too many, or wide steps between what a thread group
- * reads. */
-static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
-{
-    struct array around = *x, *list[1] = { &around };
-    struct dims g;
-    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1, .stride = (uint32_t)x->strides[axis] };
-    around.ndim = axis;
-    g = merge_dims(list, 1);
-    if (g.ndim > REDUCE_DIMS) return false;
-    p->ndim = (uint32_t)g.ndim;
-    for (int i = 0; i < g.ndim; i++) {
-        p->shape[i] = (uint32_t)g.shape[i];
-        p->in_stride[i] = (uint32_t)g.stride[0][i];
-        p->outer *= p->shape[i];
-    }
-    around.ndim = x->ndim - axis - 1;
-    for (int i = 0; i < around.ndim; i++) {
-        around.shape[i] = x->shape[axis + 1 + i];
-        around.strides[i] = x->strides[axis + 1 + i];
-    }
-    g = merge_dims(list, 1);
-    if (g.ndim > 1) return false;
-    if (!g.ndim) return p->stride == 1 || p->n == 1;
-    p->inner = (uint32_t)g.shape[0];
-    p->inner_stride = (uint32_t)g.stride[0][0];
-    return llabs(g.stride[0][0]) <= 4;
-}
-
-static void scan_part(struct encoder *e, struct array *const *a, const void *job)
-{
-    const struct scan_params *f = job;
-    struct array *x = a[0], *rows = NULL, *room, packed;
-    struct scan_push p;
-    room = pack(e, a[1], &packed);
-    if (!fits_binding(e->device, x) || !scan_dims(x, f->axis, &p)) {
-        x = rows = rows_of(e, x);
-        scan_dims(x, f->axis, &p);
-    }
-    if (p.n == 1) p.stride = 1;
-    p.flags = f->flags;
-    scan(e, f->op, x, &packed, p);
-    array_release(rows);
-    unpack(e, a[1], &packed, room);
-}
-
-static void lower_scan(struct encoder *e, const struct node *n)
-{
-    donate(e, n->out[0], n->in, 1);
-    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
-}
-
-static int scan_call(const char *name, mlxvk_array *res, mlxvk_array a, enum reduction op, int axis, bool reverse, bool inclusive,
-                     mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *out = NULL;
-    int flags;
-    axis = normal_axis(&c, x, axis);
-    if (op == R_logsumexp && x) x = as_float(&c, x);
-    if (op == R_logsumexp && x && is_complex(x->dtype)) op = R_complex_logsumexp;
-    if (x && axis >= 0) out = output(&c, x->ndim, x->shape, op == R_sum && x->dtype == MLXVK_BOOL ? MLXVK_INT32 : x->dtype);
-    if (op == R_prod && x && x->dtype == MLXVK_BOOL) op = R_min;
-    flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
-    append(&c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(x), ARRAYS(out));
-    return finish(&c, out, res);
-}
-
-#define X(name, op) \
-    int name(mlxvk_array *res, mlxvk_array a, int axis, bool reverse, bool inclusive, mlxvk_stream s) \
-    { return scan_call(CALLED(name), res, a, op, axis, reverse, inclusive, s); }
-X(mlxvk_cumsum, R_sum) X(mlxvk_cumprod, R_prod) X(mlxvk_cummax, R_max)
-X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
-#undef X
 
 /* ==== >>gather: elements at computed positions of an axis ========================================================= */
 
@@ -7018,9 +5971,8 @@ static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to m
 static uint32_t gather_width(const struct gather_params *p, const struct dims *g, const take_push *push, size_t item)
 {
     int last = g->ndim - 1;
-    int64_t odd;
     if (last < 0 || g->stride[0][last] != 1 || g->stride[1][last] != 1 || g->stride[2][last] != 0) return 1;
-    odd = g->shape[last] | push->offset[0] | push->offset[1];
+    int64_t odd = g->shape[last] | push->offset[0] | push->offset[1];
     odd |= p->mode == GATHER_STARTS ? p->unit : (int32_t)push->axis_stride;
     for (int i = 0; i < last; i++) odd |= g->stride[0][i] | g->stride[1][i];
     for (size_t width = 16 / item; width > 1; width /= 2) if (!(odd & (int64_t)(width - 1))) return (uint32_t)width;
@@ -7054,15 +6006,13 @@ static void gather_elements(struct encoder *e, const struct gather_params *p, st
     take_push *push = &walk->take;
     struct array view[3] = { *in[0], *in[1], *in[2] }, *views[3] = { &view[0], &view[1], &view[2] };
     size_t item = item_size(in[0]);
-    struct dims g;
-    uint32_t mode, width;
     gather_views(p, view);
     push->n = (uint32_t)in[p->mode == GATHER_PUT || p->mode == GATHER_ALONG ? 2 : 0]->size;
-    g = merge_dims(views, 3);
-    width = gather_width(p, &g, push, item);
+    struct dims g = merge_dims(views, 3);
+    uint32_t width = gather_width(p, &g, push, item);
     if (width > 1) widen(&g, push, width);
     push->shift = shift_to_units(item, item * width);
-    mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
+    uint32_t mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
     USE(e, take, push, .threads = 256, .mode = mode, .op = take_op(p->mode), .to = raw_dtype(item * width),
         .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, 256));
@@ -7293,7 +6243,6 @@ static bool check_indices(struct call *c, const struct array *indices)
 static struct array *do_take(struct call *c, struct array *a, struct array *indices, int axis)
 {
     int shape[2 * MAXD], ndim = 0;
-    struct array *out;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
     if (!a->size && indices->size)
@@ -7301,20 +6250,14 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
     for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
     for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];
-    out = output(c, ndim, shape, a->dtype);
+    struct array *out = output(c, ndim, shape, a->dtype);
     append(c, OP_GATHER, PARAMS(.gather = { GATHER_TAKE, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
            ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
-FRONT_TWO(take_axis, a, indices, do_take(&c, x, y, axis), int axis, mlxvk_stream s)
-
-int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s)
-{
-    struct call c = begin("take", s);
-    struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1), *i = input(&c, "indices", indices);
-    return finish(&c, do_take(&c, x, i, 0), res);
-}
+FUNCTION_TWO(mlxvk_take_axis, a, indices, do_take(&c, x, y, axis), int axis, mlxvk_stream s)
+FUNCTION_TWO(mlxvk_take, a, indices, do_take(&c, do_flatten(&c, x, 0, -1), y, 0), mlxvk_stream s)
 
 /* ---- windows: gather ---- */
 
@@ -7375,7 +6318,7 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
                                const int *sizes, size_t sizes_num)
 {
     struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
-    struct array *out, *starts;
+    struct array *starts;
     int shape[2 * MAXD], start[MAXD] = { 0 };
     if (c->code || !a) return NULL;
     if (sizes_num != (size_t)a->ndim || (sizes_num && !sizes))
@@ -7384,7 +6327,7 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     if (!w->count) return do_slice(c, a, start, sizes, NULL);
     if (w->ndim) memcpy(shape, w->shape, (size_t)w->ndim * sizeof *shape);
     memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
-    out = output(c, w->ndim + a->ndim, shape, a->dtype);
+    struct array *out = output(c, w->ndim + a->ndim, shape, a->dtype);
     if (!out || !out->size) return out;
     if (w->count == 1) {
         int axis = w->axes[0];
@@ -7456,63 +6399,53 @@ int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, cons
 /* A view: the two axes go, one for the diagonal comes last. */
 static struct array *do_diagonal(struct call *c, struct array *a, int offset, int axis1, int axis2)
 {
-    int shape[MAXD], n = 0;
-    int64_t strides[MAXD], row = offset < 0 ? -(int64_t)offset : 0, column = offset > 0 ? offset : 0, length;
+    int64_t row = offset < 0 ? -(int64_t)offset : 0, column = offset > 0 ? offset : 0;
     if (c->code || !a) return NULL;
     if (a->ndim < 2) return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no diagonal", TEXT(a));
     axis1 = normal_axis(c, a, axis1);
     axis2 = normal_axis(c, a, axis2);
     if (axis1 < 0 || axis2 < 0) return NULL;
     if (axis1 == axis2) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d twice for a diagonal of %s", axis1, TEXT(a));
-    length = a->shape[axis1] - row < a->shape[axis2] - column ? a->shape[axis1] - row : a->shape[axis2] - column;
+    int64_t down = a->shape[axis1] - row, across = a->shape[axis2] - column, length = down < across ? down : across;
+    struct array v = *a;
+    v.ndim = 0;
     for (int i = 0; i < a->ndim; i++) {
         if (i == axis1 || i == axis2) continue;
-        shape[n] = a->shape[i];
-        strides[n++] = a->strides[i];
+        v.shape[v.ndim] = a->shape[i];
+        v.strides[v.ndim++] = a->strides[i];
     }
-    shape[n] = length > 0 ? (int)length : 0;
-    strides[n++] = a->strides[axis1] + a->strides[axis2];
-    if (length <= 0) row = column = 0;
-    return view_of(c, a, a->dtype, n, shape, strides,
-                   a->offset + (row * a->strides[axis1] + column * a->strides[axis2]) * (int64_t)item_size(a));
+    v.shape[v.ndim] = length > 0 ? (int)length : 0;
+    v.strides[v.ndim++] = a->strides[axis1] + a->strides[axis2];
+    if (length > 0) v.offset += (row * a->strides[axis1] + column * a->strides[axis2]) * (int64_t)item_size(a);
+    return seen_as(c, a, &v);
 }
 
 static struct array *do_diag(struct call *c, struct array *a, int k)
 {
-    int64_t n;
-    struct array *out, *diagonal;
+    struct array *diagonal;
     if (c->code || !a) return NULL;
     if (a->ndim == 2) return do_diagonal(c, a, k, 0, 1);
     if (a->ndim != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is neither a diagonal nor a matrix", TEXT(a));
-    n = a->shape[0] + llabs(k);
+    int64_t n = a->shape[0] + llabs(k);
     if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "a matrix of %lld rows for %s", (long long)n, TEXT(a));
-    out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
+    struct array *out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
     diagonal = do_diagonal(c, out, k, 0, 1);
     append_copy(c, diagonal, a);
     return out;
 }
 
-FRONT(diagonal, a, do_diagonal(&c, x, offset, axis1, axis2), int offset, int axis1, int axis2, mlxvk_stream s)
-FRONT(diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
-
-int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("trace", s);
-    struct array *x = do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2);
-    if (x && check_shape(&c, 0, NULL, dtype)) x = as_type(&c, x, dtype);
-    return finish(&c, x ? do_reduce(&c, R_sum, x, 1u << (x->ndim - 1), false) : NULL, res);
-}
+FUNCTION(mlxvk_diagonal, a, do_diagonal(&c, x, offset, axis1, axis2), int offset, int axis1, int axis2, mlxvk_stream s)
+FUNCTION(mlxvk_diag, a, do_diag(&c, x, k), int k, mlxvk_stream s)
 
 /* ---- along an axis ---- */
 
 /* a seen with the shape of `like` but along the axis, where it keeps its length. */
 static struct array *broadcast_beside(struct call *c, struct array *a, int axis, const struct array *like)
 {
-    int shape[MAXD];
     if (c->code || !a) return NULL;
-    memcpy(shape, like->shape, sizeof shape);
-    shape[axis] = a->shape[axis];
-    return broadcast(c, a, a->ndim, shape);
+    struct array wanted = *like;
+    wanted.shape[axis] = a->shape[axis];
+    return broadcast(c, a, a->ndim, wanted.shape);
 }
 
 /* The shape that a and b broadcast to without regard to the axis, in `probe`. */
@@ -7526,7 +6459,7 @@ static bool beside_shape(struct call *c, const struct array *a, const struct arr
 
 static struct array *do_take_along(struct call *c, struct array *a, struct array *indices, int axis)
 {
-    struct array probe, *out;
+    struct array probe;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
     if (indices->ndim != a->ndim)
@@ -7536,13 +6469,14 @@ static struct array *do_take_along(struct call *c, struct array *a, struct array
         return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
     a = broadcast_beside(c, a, axis, &probe);
     indices = broadcast_beside(c, indices, axis, &probe);
-    out = output(c, probe.ndim, probe.shape, a ? a->dtype : MLXVK_BOOL);
-    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, a ? (uint32_t)a->shape[axis] : 0 }),
+    if (!a || !indices) return NULL;
+    struct array *out = output(c, probe.ndim, probe.shape, a->dtype);
+    append(c, OP_GATHER, PARAMS(.gather = { GATHER_ALONG, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
            ARRAYS(a, indices), ARRAYS(out));
     return out;
 }
 
-FRONT_TWO(take_along_axis, a, indices, do_take_along(&c, x, y, axis), int axis, mlxvk_stream s)
+FUNCTION_TWO(mlxvk_take_along_axis, a, indices, do_take_along(&c, x, y, axis), int axis, mlxvk_stream s)
 
 /* Array, indices and values of put_along_axis and its like, broadcast together beside the axis. */
 static bool put_operands(struct call *c, struct array **a, struct array **indices, struct array **values, int axis)
@@ -7569,12 +6503,9 @@ static bool put_operands(struct call *c, struct array **a, struct array **indice
 static struct array *do_put_along(struct call *c, const mlxvk_array *res, struct array *a, struct array *indices,
                                   struct array *values, int axis)
 {
-    struct array *out;
     axis = normal_axis(c, a, axis);
     if (!put_operands(c, &a, &indices, &values, axis) || !a->size) return a;
-    if (updates_in_place(res, a) && values->storage != a->storage && indices->storage != a->storage)
-        out = view_of(c, a, a->dtype, a->ndim, a->shape, a->strides, a->offset);
-    else out = copy_of(c, a);
+    struct array *out = target_of(c, res, a, values, indices);
     if (indices->size)
         append(c, OP_GATHER, PARAMS(.gather = { GATHER_PUT, (uint8_t)axis, 1, (uint32_t)a->shape[axis] }),
                ARRAYS(values, indices), ARRAYS(out));
@@ -7589,17 +6520,968 @@ int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, m
     return finish(&c, do_put_along(&c, res, x, i, v, axis), res);
 }
 
+/* ==== >>reduce: reductions, arg reductions, softmax, scans ======================================================== */
+
+enum reduction {
+    R_sum = REDUCE_SUM, R_prod = REDUCE_PROD, R_max = REDUCE_MAX, R_min = REDUCE_MIN, R_mean = REDUCE_MEAN,
+    R_all = REDUCE_ALL, R_any = REDUCE_ANY, R_logsumexp = REDUCE_LSE, R_argmax = REDUCE_ARGMAX,
+    R_argmin = REDUCE_ARGMIN, R_complex_logsumexp = REDUCE_COMPLEX_LSE, R_expsum = REDUCE_EXPSUM
+};
+
+/* Rows are reduced by the tree that shaders/reduce.comp tells of: a row's result has the same bits whatever lies beside
+ * it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
+ * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
+enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
+
+/* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
+struct reduce_dim {
+    uint32_t size;
+    int64_t in, out;
+    int run, axis;                                   /* reduced as one row, highest first; 0: kept. The last axis */
+    bool later;                                      /* results of pieces */
+};
+
+/* What is left to do: reduce `from` (elements of dtype `type`, from element `shift` on) over the reduced dimensions. */
+struct reduce_job {
+    enum reduction op;
+    float scale;
+    struct array *from, *out, *most;                 /* most: of R_expsum */
+    mlxvk_dtype type;
+    int64_t shift;
+    uint32_t place;                                  /* the position of the first element, for arg reductions */
+    bool ordered;
+    int ndim;
+    struct reduce_dim dim[MAXD + 2];                 /* the widest strides first */
+};
+
+static bool is_arg(enum reduction op) { return op == R_argmax || op == R_argmin; }
+
+/* Does the order in which elements meet show in the result? */
+static bool order_matters(enum reduction op, mlxvk_dtype type)
+{
+    if (op == R_max || op == R_min) return is_complex(type);
+    return op == R_mean || op == R_logsumexp || op == R_expsum || ((op == R_sum || op == R_prod) && is_inexact(type));
+}
+
+static uint32_t pow2_at_least(uint64_t n)
+{
+    uint32_t p = 1;
+    while (p < n && p < 1u << 31) p *= 2;
+    return p;
+}
+
+/* ---- lowering: dimensions ---- */
+
+static uint64_t stride_order(int64_t stride) { return stride ? (uint64_t)llabs(stride) : UINT64_MAX; }
+
+static void insert_dim(struct reduce_job *j, struct reduce_dim d)
+{
+    int at = j->ndim++;
+    for (; at > 0 && stride_order(j->dim[at - 1].in) < stride_order(d.in); at--) j->dim[at] = j->dim[at - 1];
+    j->dim[at] = d;
+}
+
+/* Joins neighbours of one kind that are evenly spaced. */
+static void join_dims(struct reduce_job *j)
+{
+    int n = 0;
+    for (int i = 0; i < j->ndim; i++) {
+        struct reduce_dim *a = &j->dim[n > 0 ? n - 1 : 0], *b = &j->dim[i];
+        if (n && a->run == b->run && a->in == b->in * b->size && (a->run || a->out == b->out * b->size) &&
+            (uint64_t)a->size * b->size <= INT_MAX && (a->axis < b->axis || !a->run || !j->ordered))
+            *a = (struct reduce_dim){ a->size * b->size, b->in, b->out, b->run, b->axis, false };
+        else j->dim[n++] = *b;
+    }
+    j->ndim = n;
+}
+
+/* Which reduced axes make one row, by shape alone: those side by side, the last axes first. An axis that repeats its
+ * elements is a row of its own, which need not be written out. */
+static void number_runs(const struct reduce_job *j, uint32_t mask, int *run)
+{
+    const struct array *a = j->from;
+    int number = MAXD + 1, last = -1;
+    uint64_t length = 0;
+    for (int i = a->ndim - 1; i >= 0; i--) {
+        bool open = length > 0;
+        run[i] = 0;
+        if (a->shape[i] == 1) continue;
+        if (!(mask >> i & 1)) { length = 0; continue; }
+        open = open && a->strides[i] && a->strides[last] && length * (uint64_t)a->shape[i] <= INT_MAX;
+        length = open ? length * (uint64_t)a->shape[i] : (uint64_t)a->shape[i];
+        if (!open) number--;
+        run[i] = j->ordered ? number : 1;
+        last = i;
+    }
+}
+
+static void plan_dims(struct reduce_job *j, const int *run)
+{
+    bool any = false;
+    j->ndim = 0;
+    for (int i = 0; i < j->from->ndim; i++) {
+        struct reduce_dim d = { .size = (uint32_t)j->from->shape[i], .in = j->from->strides[i],
+                                .out = j->out->strides[i], .run = run[i], .axis = i };
+        if (d.size == 1) continue;
+        any |= d.run > 0;
+        if (d.run && d.in < 0 && !is_arg(j->op) && !j->ordered) {      /* the order does not matter: walk it upwards */
+            j->shift += d.in * (d.size - 1);
+            d.in = -d.in;
+        }
+        insert_dim(j, d);
+    }
+    if (!any) insert_dim(j, (struct reduce_dim){ .size = 1, .in = j->ndim ? 0 : 1, .run = 1 });
+    join_dims(j);
+}
+
+/* More outer dimensions than the shader has, or a row that is none in memory: the operand copied into row-major order,
+ * reduced dimensions last. */
+static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, const int *run)
+{
+    struct array view = *j->from;
+    struct reduce_dim dim[MAXD];
+    view.refs = 1;
+    view.ndim = j->ndim = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < j->from->ndim; i++)
+            if ((mask >> i & 1) == reduced) {
+                view.shape[view.ndim] = j->from->shape[i];
+                view.strides[view.ndim] = j->from->strides[i];
+                dim[view.ndim++] = (struct reduce_dim){ .out = j->out->strides[i], .run = run[i], .axis = i };
+            }
+    view.row = row_contiguous(&view);
+    struct array *copy = rows_of(e, &view);
+    if (e->code) return;
+    for (int i = 0; i < view.ndim; i++) {
+        dim[i].size = (uint32_t)view.shape[i];
+        dim[i].in = copy->strides[i];
+        if (dim[i].size > 1) j->dim[j->ndim++] = dim[i];
+    }
+    if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
+    join_dims(j);
+    j->shift = 0;
+    if (copy == &view) return;                       /* these rows lie so already */
+    array_release(j->from);
+    j->from = copy;
+}
+
+/* Which dimension is reduced next. */
+static int next_reduced(const struct reduce_job *j, int *count)
+{
+    int next = -1;
+    *count = 0;
+    for (int i = 0; i < j->ndim; i++)
+        if (j->dim[i].run) {
+            if (next < 0 || j->dim[i].run >= j->dim[next].run) next = i;
+            ++*count;
+        }
+    return next;
+}
+
+static bool must_copy(const struct reduce_job *j)
+{
+    int outer = j->ndim - 1, count, at = next_reduced(j, &count);
+    if (at < j->ndim - 1) outer--;
+    for (int i = 0; i < j->ndim && j->ordered; i++)
+        for (int k = 0; k < i; k++) if (j->dim[i].run && j->dim[i].run == j->dim[k].run) return true;
+    return outer > REDUCE_DIMS;
+}
+
+/* ---- lowering: one dispatch ---- */
+
+/* What is accumulated takes two words. */
+static bool in_pairs(enum reduction op, mlxvk_dtype type)
+{
+    return op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any);
+}
+
+static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
+{
+    return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
+}
+
+/* What results of parts are kept as: the accumulator; complex64 for the two words of logsumexp and arg reductions. */
+static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
+{
+    if (is_arg(op) || op == R_logsumexp) return MLXVK_COMPLEX64;
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (dtypes[type].size == 8) return type;
+    if (is_float(type) || op == R_mean) return MLXVK_FLOAT32;
+    return dtypes[type].kind == KIND_INT ? MLXVK_INT32 : MLXVK_UINT32;
+}
+
+/* How a step is laid out on workgroups. */
+struct reduce_grid { uint32_t layout, width, later, piece, bound; };
+
+/* The elements of a part: all n where there are groups enough, else the longest pieces of the tree that make enough. */
+static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
+                         uint32_t enough)
+{
+    if (n <= least || (n <= most && n <= g->bound && groups >= enough)) return n;
+    for (uint32_t piece = REDUCE_LONGEST; piece > least; piece /= 16)
+        if (piece < n && piece <= most && piece <= g->bound && groups * ceil_div(n, piece) >= enough) return piece;
+    return least;
+}
+
+static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole)
+{
+    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE;
+    bool few = g->later && n <= 8 * REDUCE_PIECE;
+    g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
+    uint32_t lanes = ceil_div(g->piece, REDUCE_LANE);
+    if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
+    else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
+    g->width = min_u32(pow2_at_least(lanes), REDUCE_THREADS);
+}
+
+/* `units`: columns, or fours of them. */
+static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
+{
+    uint32_t height = min_u32(pow2_at_least(ceil_div(n, g->later ? REDUCE_LANE : 4)), 16);
+    if (n > REDUCE_BLOCK && g->bound >= REDUCE_PIECE)
+        height = min_u32(REDUCE_THREADS / pow2_at_least(min_size(units, 16)),
+                         16 * pow2_at_least(ceil_div(n, REDUCE_BLOCK)));
+    else if (n <= 4 * REDUCE_LANE && units >= (uint64_t)COLUMNS_ENOUGH * REDUCE_THREADS) height = 1;
+    g->width = REDUCE_THREADS / height;
+    g->piece = whole ? n : piece_of(g, n, (units + g->width - 1) / g->width, height > 16 ? REDUCE_PIECE : REDUCE_BLOCK,
+                                    256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
+}
+
+/* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
+static void reduce_shape(const struct reduce_job *j, const struct array *from, const struct array *out, int at,
+                         struct reduce_push *p)
+{
+    int inner = at < from->ndim - 1 ? from->ndim - 1 : -1;
+    *p = (struct reduce_push){ .n = (uint32_t)from->shape[at], .stride = (uint32_t)from->strides[at],
+                               .outer = 1, .inner = 1, .scale = j->scale, .place = j->place,
+                               .parts = (uint32_t)out->shape[at], .part_out = (uint32_t)out->strides[at] };
+    if (inner >= 0) {
+        p->inner = (uint32_t)from->shape[inner];
+        p->inner_stride = (uint32_t)from->strides[inner];
+        p->inner_out = (uint32_t)out->strides[inner];
+    }
+    for (int i = 0; i < from->ndim; i++) {
+        if (i == at || i == inner) continue;
+        p->shape[p->ndim] = (uint32_t)from->shape[i];
+        p->in_stride[p->ndim] = (uint32_t)from->strides[i];
+        p->out_stride[p->ndim++] = (uint32_t)out->strides[i];
+        p->outer *= (uint32_t)from->shape[i];
+    }
+}
+
+/* Columns that four-wide loads can take. */
+static bool by_fours(uint32_t inner, uint32_t inner_stride, uint32_t others, const uint32_t *outer_strides,
+                     uint32_t ndim)
+{
+    for (uint32_t i = 0; i < ndim; i++) others |= outer_strides[i];
+    return inner > 1 && inner_stride == 1 && !((inner | others) & 3);
+}
+
+/* How rows lie: by aligned fours, side by side, or with gaps. Eight bytes each and unaligned are read one by one. */
+static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dtype type)
+{
+    for (uint32_t i = 0; i < p->ndim; i++) from |= p->in_stride[i];
+    if (p->stride == 1 && !(from & 3)) return REDUCE_FOURS;
+    return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
+}
+
+static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out,
+                            int at, struct reduce_grid g)
+{
+    struct reduce_push p;
+    uint64_t groups;
+    reduce_shape(j, from, out, at, &p);
+    p.chunk = g.piece;
+    p.from = set_input(e, SLOT_reduce_src, from);
+    p.to = set_output(e, SLOT_reduce_dst, out);
+    if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
+    if (out->storage != j->out->storage) p.scale = 1;
+    if (g.layout < REDUCE_COLUMNS) {
+        g.layout = row_layout(&p, p.from, j->type);
+        groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
+    } else {
+        uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
+        if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
+        g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
+        groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
+    }
+    USE_AS(e, reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op, .from = j->type,
+           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
+    dispatch_groups(e, groups);
+}
+
+/* The same in ranges that a device can bind, and count; those along the row are whole pieces. */
+static void reduce_range(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out, int at,
+                         struct reduce_grid g)
+{
+    struct array *both[] = { from, out };
+    int axis = axis_to_split(e, both, 2, 0);
+    if (axis == at && out->shape[at] == 1) axis = axis_to_split(e, both, 2, 1u << at);
+    if (axis < 0 && from->size > e->device->caps.max_elements) axis = longest_axis(from, 1u << at);
+    if (axis < 0) { reduce_dispatch(e, j, from, out, at, g); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct reduce_job part = *j;
+        int64_t parts = out->shape[axis], first = half ? parts / 2 : 0, count = half ? parts - parts / 2 : parts / 2;
+        int64_t unit = axis == at ? g.piece : 1;
+        int64_t end = (int64_t)min_size((size_t)((first + count) * unit), (size_t)from->shape[axis]);
+        struct array some = part_of(from, axis, first * unit, end - first * unit);
+        struct array result = part_of(out, axis, first, count);
+        if (axis == at) part.place += (uint32_t)(first * unit);
+        reduce_range(e, &part, &some, &result, at, g);
+    }
+}
+
+/* ---- lowering: all steps ---- */
+
+/* The job's operand with its dimensions. */
+static struct array operand_of(const struct reduce_job *j)
+{
+    struct array view = *j->from;
+    view.refs = 1;
+    view.ndim = j->ndim;
+    view.size = 1;
+    view.offset += j->shift * (int64_t)dtypes[j->type].size;
+    for (int i = 0; i < j->ndim; i++) {
+        view.shape[i] = (int)j->dim[i].size;
+        view.strides[i] = j->dim[i].in;
+        view.size *= j->dim[i].size;
+    }
+    view.row = row_contiguous(&view);
+    return view;
+}
+
+/* Room for the results of a step's parts, as (other dimensions, parts, the last dimension); row-major. */
+static struct array *room_of_parts(struct encoder *e, const struct reduce_job *j, int at, uint32_t parts,
+                                   struct array *view)
+{
+    int inner = at < j->ndim - 1 ? j->ndim - 1 : -1;
+    int64_t step = 1;
+    size_t size = parts;
+    for (int i = 0; i < j->ndim; i++) if (i != at) size *= j->dim[i].size;
+    struct array *room = scratch(e, size, part_type(j->op, j->type));
+    if (!room) return NULL;
+    *view = *room;
+    view->refs = 1;
+    view->ndim = j->ndim;
+    for (int i = 0; i < j->ndim; i++) view->shape[i] = i == at ? (int)parts : (int)j->dim[i].size;
+    if (inner >= 0) { view->strides[inner] = step; step *= view->shape[inner]; }
+    view->strides[at] = step;
+    step *= parts;
+    for (int i = j->ndim - 1; i >= 0; i--)
+        if (i != at && i != inner) { view->strides[i] = step; step *= view->shape[i]; }
+    view->row = row_contiguous(view);
+    return room;
+}
+
+/* The job that is left behind a step which wrote parts into `room`. */
+static void reduce_next(struct reduce_job *j, int at, struct array *room, const struct array *view)
+{
+    struct reduce_dim dim[MAXD + 2];
+    int n = 0, inner = at < j->ndim - 1 ? j->ndim - 1 : -1, count = j->ndim;
+    for (int i = 0; i < j->ndim; i++) {
+        j->dim[i].in = view->strides[i];
+        j->dim[i].size = (uint32_t)view->shape[i];
+        if (i != at && i != inner) dim[n++] = j->dim[i];
+    }
+    j->dim[at].later = true;
+    dim[n++] = j->dim[at];
+    if (inner >= 0) dim[n++] = j->dim[inner];
+    j->ndim = 0;
+    for (int i = 0; i < count; i++) if (dim[i].size > 1 || count == 1) j->dim[j->ndim++] = dim[i];
+    array_release(j->from);
+    j->from = room;
+    j->type = room->dtype;
+    j->shift = 0;
+    j->place = 0;
+}
+
+/* How many elements along dimension `at` a binding takes, of all that lies between them. */
+static uint32_t bindable(const struct encoder *e, const struct array *from, int at)
+{
+    struct array one = *from;
+    uint64_t step = max_size((size_t)llabs(from->strides[at]), 1) * item_size(from);
+    for (int i = 0; i < one.ndim; i++) if (llabs(one.strides[i]) > llabs(one.strides[at])) one.shape[i] = 1;
+    if (fits_binding(e->device, &one)) return UINT32_MAX;
+    return (uint32_t)min_size(e->device->caps.max_range / 4 / step, UINT32_MAX);
+}
+
+/* Keys of 64 bits with an index have no dtype to be kept in: their rows are not cut. */
+static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wide(j->type); }
+
+static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
+{
+    struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
+    uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
+    bool whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
+    bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
+    size_t others = from->size / n;
+    if (is_arg(j->op))
+        NOTE(e->device, NOTE_ARG, "rows", rows && from->strides[at] == 1 ? NULL :
+             rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
+    if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
+    g.layout = REDUCE_COLUMNS;
+    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
+    grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);
+    return g;
+}
+
+/* Does a piece, or a row that is not cut, reach further than one binding? */
+static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
+{
+    struct array from = operand_of(j);
+    int count, at = next_reduced(j, &count);
+    uint32_t bound = bindable(e, &from, at);
+    return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
+}
+
+/* Reduces one row's dimension, or the parts of it; true when that gave the result. */
+static bool reduce_step(struct encoder *e, struct reduce_job *j)
+{
+    struct array from = operand_of(j), out = *j->out, *room;
+    int count, at = next_reduced(j, &count);
+    struct reduce_grid g = grid_of(e, j, &from, at);
+    uint32_t parts = ceil_div((uint32_t)from.shape[at], g.piece);
+    if (count == 1 && parts == 1) {
+        out.refs = 1;
+        out.ndim = j->ndim;
+        for (int i = 0; i < j->ndim; i++) {
+            out.shape[i] = i == at ? 1 : from.shape[i];
+            out.strides[i] = i == at ? 0 : j->dim[i].out;
+        }
+        reduce_range(e, j, &from, &out, at, g);
+        return true;
+    }
+    room = room_of_parts(e, j, at, parts, &out);
+    if (!room) return true;
+    reduce_range(e, j, &from, &out, at, g);
+    reduce_next(j, at, room, &out);
+    return false;
+}
+
+/* Room of its own for a result that must be row-major, where `out` is not; unpack copies it there. */
+static struct array *pack(struct encoder *e, const struct array *out, struct array *packed)
+{
+    struct array *room = out->row ? NULL : scratch(e, out->size, out->dtype);
+    *packed = *out;
+    if (!room) return NULL;
+    packed->storage = room->storage;
+    packed->offset = 0;
+    packed->row = true;
+    row_strides(packed->ndim, packed->shape, packed->strides);
+    return room;
+}
+
+static void unpack(struct encoder *e, struct array *out, struct array *packed, struct array *room)
+{
+    if (room && !e->code) copy_split(e, out, packed);
+    array_release(room);
+}
+
+/* Reduces the axes of a mask. `out` has the operand's dimensions, 1 where they are reduced, and any strides. most: the
+ * rows' largest elements, for R_expsum. */
+static void reduce(struct encoder *e, enum reduction op, float scale, struct array *from, uint32_t mask,
+                   struct array *out, struct array *most)
+{
+    struct reduce_job j = { .op = op, .scale = scale, .from = from, .out = out, .most = most, .type = from->dtype,
+                            .ordered = order_matters(op, from->dtype) };
+    int run[MAXD];
+    number_runs(&j, mask, run);
+    plan_dims(&j, run);
+    from->refs++;
+    if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
+    while (!e->code && !reduce_step(e, &j)) {}
+    array_release(j.from);
+}
+
+/* A row-major result seen with the operand's dimensions. */
+static struct array full_rank(const struct array *from, uint32_t mask, const struct array *out)
+{
+    struct array view = *out;
+    view.ndim = from->ndim;
+    for (int i = 0; i < from->ndim; i++) view.shape[i] = mask >> i & 1 ? 1 : from->shape[i];
+    row_strides(view.ndim, view.shape, view.strides);
+    return view;
+}
+
+static void lower_reduce(struct encoder *e, const struct node *n)
+{
+    uint32_t mask = n->p.reduce.mask;
+    enum reduction op = n->p.reduce.op;
+    struct array out = full_rank(n->in[0], mask, n->out[0]), from = *n->in[0];
+    bool once = is_arg(op) || op == R_max || op == R_min || op == R_all || op == R_any;
+    from.refs = 1;
+    for (int i = 0; i < from.ndim && once; i++)                      /* what repeats is looked at once */
+        if ((mask >> i & 1) && !from.strides[i]) { from.size /= (size_t)from.shape[i]; from.shape[i] = 1; }
+    reduce(e, op, n->p.reduce.scale, &from, mask, &out, NULL);
+}
+
+/* ---- fronts ---- */
+
+/* The shape without the axes of a mask, or with 1 there. */
+static int reduced_shape(const struct array *a, uint32_t mask, bool keepdims, int *shape)
+{
+    int n = 0;
+    for (int i = 0; i < a->ndim; i++) {
+        if (!(mask >> i & 1)) shape[n++] = a->shape[i];
+        else if (keepdims) shape[n++] = 1;
+    }
+    return n;
+}
+
+static mlxvk_dtype reduced_dtype(enum reduction op, mlxvk_dtype t)
+{
+    if (op == R_all || op == R_any) return MLXVK_BOOL;
+    if (is_arg(op)) return MLXVK_UINT32;
+    if ((op != R_sum && op != R_prod) || is_inexact(t) || is_wide(t)) return t;
+    return dtypes[t].kind == KIND_UINT ? MLXVK_UINT32 : MLXVK_INT32;
+}
+
+/* The operand of a reduction over no axes, as MLX gives it back. */
+static struct array *not_reduced(struct call *c, enum reduction op, struct array *a)
+{
+    if (op == R_all || op == R_any) return as_type(c, a, MLXVK_BOOL);
+    return op == R_mean || op == R_logsumexp ? as_float(c, a) : a;
+}
+
+static struct array *reduce_empty(struct call *c, enum reduction op, struct array *a, int ndim, const int *shape,
+                                  mlxvk_dtype dtype, uint32_t mask)
+{
+    for (int i = 0; i < a->ndim; i++)
+        if ((mask >> i & 1) && !a->shape[i] && (op == R_max || op == R_min))
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s is empty", i, TEXT(a));
+    if (op == R_logsumexp || is_arg(op)) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
+    return do_full(c, ndim, shape, scalar(c, op == R_mean ? NAN : op == R_prod || op == R_all, dtype), dtype);
+}
+
+static struct array *do_reduce(struct call *c, enum reduction op, struct array *a, uint32_t mask, bool keepdims)
+{
+    int shape[MAXD];
+    size_t n = 1;
+    if (c->code || !a) return NULL;
+    if (is_arg(op) && is_complex(a->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(a));
+    if (op == R_logsumexp || (op == R_mean && is_wide(a->dtype))) a = as_float(c, a);
+    if (!a) return NULL;
+    mlxvk_dtype dtype = op == R_mean ? at_least_float(a->dtype) : reduced_dtype(op, a->dtype);
+    int ndim = reduced_shape(a, mask, keepdims, shape);
+    if (!a->size) return reduce_empty(c, op, a, ndim, shape, dtype, mask);
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
+    struct array *out = output(c, ndim, shape, dtype);
+    append(c, OP_REDUCE, PARAMS(.reduce = { (uint16_t)op, mask, (float)(1.0 / (double)n) }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Keeps the axis. Rows of 64-bit keys are never cut (see is_whole): of one that no binding holds each part has its
+ * winner, and a later one must be better. */
+static struct array *do_arg(struct call *c, enum reduction op, struct array *a, int axis)
+{
+    struct array *part, *at, *value, *best = NULL, *place = NULL, *better;
+    size_t room = c->device ? binding_range(c->device, 8) - c->device->caps.offset_align - 16 : 0;
+    int step = (int)min_size(room / 8, INT_MAX);
+    if (c->code || !a || !is_wide(a->dtype) || a->shape[axis] <= step) return do_reduce(c, op, a, 1u << axis, true);
+    for (int64_t first = 0; first < a->shape[axis] && !c->code; first += step) {
+        int64_t left = a->shape[axis] - first;
+        part = slice_one(c, a, axis, (int)first, (int)(left < step ? left : step));
+        at = do_reduce(c, op, part, 1u << axis, true);
+        value = do_take_along(c, part, at, axis);
+        at = first ? do_binary(c, B_add, at, scalar(c, (double)first, MLXVK_UINT32)) : at;
+        better = first ? do_binary(c, op == R_argmax ? B_greater : B_less, value, best) : NULL;
+        place = first ? do_select(c, better, at, place) : at;
+        best = first ? do_select(c, better, value, best) : value;
+    }
+    return place;
+}
+
+/* A logarithm of sums of complex exponentials is MLX's composition. */
+static struct array *complex_logsumexp(struct call *c, struct array *a, uint32_t mask, bool keepdims)
+{
+    struct array *most = do_reduce(c, R_max, a, mask, true), *out;
+    int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
+    out = do_reduce(c, R_sum, do_unary(c, U_exp, do_binary(c, B_subtract, a, most)), mask, keepdims);
+    most = do_reshape(c, most, ndim, shape);
+    out = do_binary(c, B_add, do_unary(c, U_log, out), most);
+    return do_select(c, do_unary(c, U_isinf, most), most, out);
+}
+
+/* Over all axes, counted in row-major order: the last axis first, then those of its winners. */
+static struct array *arg_of_all(struct call *c, enum reduction op, struct array *a)
+{
+    struct array *at, *place = NULL;
+    double step = 1;
+    if (c->code || !a) return NULL;
+    if (a->size <= INT_MAX) return do_arg(c, op, do_flatten(c, a, 0, -1), 0);
+    if (a->size > UINT32_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has more elements than indices can count", TEXT(a));
+    for (int axis = a->ndim - 1; axis >= 0 && !c->code; axis--) {
+        double next = step * a->shape[axis];
+        at = do_arg(c, op, a, axis);
+        a = do_squeeze(c, do_take_along(c, a, at, axis), 1u << axis);
+        if (place) place = do_squeeze(c, do_take_along(c, place, at, axis), 1u << axis);
+        at = at ? do_binary(c, B_multiply, do_squeeze(c, at, 1u << axis), scalar(c, step, MLXVK_UINT32)) : NULL;
+        place = place ? do_binary(c, B_add, place, at) : at;
+        step = next;
+    }
+    return place;
+}
+
+/* The axes that a call names, or all, as a mask. */
+static uint32_t call_axes(struct call *c, const struct array *a, bool all, const int *axes, size_t count)
+{
+    uint32_t mask = 0;
+    if (all && a) return (1u << a->ndim) - 1;
+    axes_mask(c, a, axes, count, &mask);
+    return mask;
+}
+
+static struct array *reduce_axes(struct call *c, enum reduction op, struct array *a, bool all, const int *axes,
+                                 size_t count, bool keepdims)
+{
+    uint32_t mask = call_axes(c, a, all, axes, count);
+    if (c->code || !a) return NULL;
+    if (is_arg(op)) {
+        int shape[MAXD], ndim = reduced_shape(a, mask, keepdims, shape);
+        a = all ? arg_of_all(c, op, a) : do_arg(c, op, a, normal_axis(c, a, *axes));
+        return do_reshape(c, a, ndim, shape);
+    }
+    if (op == R_logsumexp && !a->size) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is empty", TEXT(a));
+    if (!mask) return not_reduced(c, op, a);
+    if (op == R_logsumexp && is_complex(a->dtype)) return complex_logsumexp(c, a, mask, keepdims);
+    return do_reduce(c, op, a, mask, keepdims);
+}
+
+#define ARG(all, one, op)                                                                                             \
+    FUNCTION(all, a, reduce_axes(&c, op, x, true, NULL, 0, keepdims), bool keepdims, mlxvk_stream s)                  \
+    FUNCTION(one, a, reduce_axes(&c, op, x, false, &axis, 1, keepdims), int axis, bool keepdims, mlxvk_stream s)
+#define X(all, one, some, op)                                                                                         \
+    ARG(all, one, op)                                                                                                 \
+    FUNCTION(some, a, reduce_axes(&c, op, x, false, axes, axes_num, keepdims), const int *axes, size_t axes_num,      \
+             bool keepdims, mlxvk_stream s)
+ARG(mlxvk_argmax, mlxvk_argmax_axis, R_argmax)
+ARG(mlxvk_argmin, mlxvk_argmin_axis, R_argmin)
+X(mlxvk_sum, mlxvk_sum_axis, mlxvk_sum_axes, R_sum)
+X(mlxvk_prod, mlxvk_prod_axis, mlxvk_prod_axes, R_prod)
+X(mlxvk_max, mlxvk_max_axis, mlxvk_max_axes, R_max)
+X(mlxvk_min, mlxvk_min_axis, mlxvk_min_axes, R_min)
+X(mlxvk_mean, mlxvk_mean_axis, mlxvk_mean_axes, R_mean)
+X(mlxvk_all, mlxvk_all_axis, mlxvk_all_axes, R_all)
+X(mlxvk_any, mlxvk_any_axis, mlxvk_any_axes, R_any)
+X(mlxvk_logsumexp, mlxvk_logsumexp_axis, mlxvk_logsumexp_axes, R_logsumexp)
+#undef ARG
+#undef X
+
+int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("trace", s);
+    struct array *x = do_diagonal(&c, input(&c, "a", a), offset, axis1, axis2);
+    if (x && check_shape(&c, 0, NULL, dtype)) x = as_type(&c, x, dtype);
+    return finish(&c, x ? do_reduce(&c, R_sum, x, 1u << (x->ndim - 1), false) : NULL, res);
+}
+
+/* ---- softmax ---- */
+
+/* Rows side by side in memory, with up to four outer dimensions. */
+static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
+{
+    struct array outer = *x, *list[1] = { &outer };
+    struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
+    uint32_t mode = SOFTMAX_HELD;
+    uint32_t limit = min_u32(e->device->caps.max_threads, 1024);
+    if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
+    outer.ndim--;
+    struct dims g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p.outer = (uint32_t)(x->size / p.n);
+    p.ndim = (uint32_t)g.ndim;
+    p.from = set_input(e, SLOT_softmax_src, x);
+    p.to = set_output(e, SLOT_softmax_dst, out);
+    uint32_t odd = p.from | p.to | p.n;
+    for (int i = 0; i < g.ndim; i++) {
+        p.shape[i] = (uint32_t)g.shape[i];
+        p.stride[i] = (uint32_t)g.stride[0][i];
+        odd |= p.stride[i];
+    }
+    uint32_t blocks = pow2_at_least(ceil_div(p.n, REDUCE_BLOCK));
+    uint32_t step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
+    uint32_t hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
+    uint32_t width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
+    if (width > limit) {
+        width = pow2_at_least(limit / 2 + 1);
+        hold = 4;
+        mode = SOFTMAX_LOOPED;
+        step = min_u32(step, 4);
+    }
+    uint32_t threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
+    USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold);
+    dispatch_groups(e, ceil_div(p.outer, threads / width));
+    return true;
+}
+
+/* Over several axes, one that is not the last, or few long rows: maximum and sum first, then every element. The reduced
+ * axes of `mask` are side by side in x, which is row-major. */
+static void softmax_given(struct encoder *e, struct array *x, struct array *out, uint32_t mask)
+{
+    struct softmax_push p = { .n = 1, .outer = 1, .inner = 1 };
+    struct array each;
+    for (int i = 0; i < x->ndim; i++) {
+        uint32_t size = (uint32_t)x->shape[i];
+        if (mask >> i & 1) p.n *= size;
+        else if (mask >> i) p.outer *= size;
+        else p.inner *= size;
+    }
+    struct array *most = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    struct array *sums = scratch(e, (size_t)p.outer * p.inner, MLXVK_FLOAT32);
+    if (most && sums) {
+        each = full_rank(x, mask, most);
+        reduce(e, R_max, 1, x, mask, &each, NULL);
+        each = full_rank(x, mask, sums);
+        reduce(e, R_expsum, 1, x, mask, &each, most);
+    }
+    if (e->code || !most || !sums) goto done;
+    p.n *= p.inner;
+    p.from = set_input(e, SLOT_softmax_src, x);
+    p.to = set_output(e, SLOT_softmax_dst, out);
+    p.most_at = set_input(e, SLOT_softmax_largest, most);
+    p.sums_at = set_input(e, SLOT_softmax_total, sums);
+    uint32_t step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
+    USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
+        .hold = 1);
+    dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
+done:
+    array_release(most);
+    array_release(sums);
+}
+
+enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
+
+static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    struct array *x = a[0], *rows, packed;
+    uint32_t mask = *(const uint32_t *)job, last = 1u << (x->ndim - 1);
+    size_t length = (size_t)dim_of(x, -1);
+    bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
+    struct array *room = pack(e, a[1], &packed);
+    if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
+        rows = rows_of(e, x);
+        if (!e->code && (mask != last || few)) softmax_given(e, rows, &packed, mask);
+        else if (!e->code) softmax_rows(e, rows, &packed);
+        array_release(rows);
+    }
+    unpack(e, a[1], &packed, room);
+}
+
+static void lower_softmax(struct encoder *e, const struct node *n)
+{
+    donate(e, n->out[0], n->in, 1);
+    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, n->p.reduce.mask, softmax_part, &n->p.reduce.mask);
+}
+
+/* The axes of a mask last, the others in order. */
+static void axes_last(int ndim, uint32_t mask, int *order)
+{
+    int n = 0;
+    for (uint32_t reduced = 0; reduced < 2; reduced++)
+        for (int i = 0; i < ndim; i++) if ((mask >> i & 1) == reduced) order[n++] = i;
+}
+
+/* Do the axes follow each other, but for those of length 1? */
+static bool axes_adjacent(const struct array *a, uint32_t mask)
+{
+    int runs = 0;
+    bool inside = false;
+    for (int i = 0; i < a->ndim; i++) {
+        if (a->shape[i] == 1) continue;
+        runs += !inside && (mask >> i & 1);
+        inside = mask >> i & 1;
+    }
+    return runs <= 1;
+}
+
+static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    struct array *out = output(c, a->ndim, a->shape, a->dtype);
+    append(c, OP_SOFTMAX, PARAMS(.reduce = { R_logsumexp, mask, 1 }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+/* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
+static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
+{
+    struct array *x;
+    if (c->code || !a || !a->size) return a;
+    mlxvk_dtype dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
+    if (is_complex(dtype) || !mask) {
+        struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
+        x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
+        return as_type(c, do_binary(c, B_divide, x, mask ? do_reduce(c, R_sum, x, mask, true) : x), dtype);
+    }
+    x = as_float(c, a);
+    if (!x) return NULL;
+    mask &= ~ones_of(a);
+    if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
+    else {
+        int order[MAXD], back[MAXD];
+        axes_last(a->ndim, mask, order);
+        for (int i = 0; i < a->ndim; i++) back[order[i]] = i;
+        mask = (1u << a->ndim) - (1u << reduced_shape(a, mask, false, (int[MAXD]){ 0 }));
+        x = do_transpose(c, x, order);
+        x = x ? copy_of(c, do_transpose(c, apply_softmax(c, x, mask), back)) : NULL;
+    }
+    return as_type(c, x, dtype);
+}
+
+#define SOFTMAX(all, axes, count) ((void)precise, do_softmax(&c, x, call_axes(&c, x, all, axes, count)))
+FUNCTION(mlxvk_softmax, a, SOFTMAX(true, NULL, 0), bool precise, mlxvk_stream s)
+FUNCTION(mlxvk_softmax_axis, a, SOFTMAX(false, &axis, 1), int axis, bool precise, mlxvk_stream s)
+FUNCTION(mlxvk_softmax_axes, a, SOFTMAX(false, axes, axes_num), const int *axes, size_t axes_num, bool precise,
+         mlxvk_stream s)
+#undef SOFTMAX
+
+/* ---- scans ---- */
+
+enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+
+/* The total of each part, as (outer, parts, inner). */
+static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s,
+                        uint32_t by, struct array *totals)
+{
+    struct reduce_job j = { .op = op, .scale = 1, .from = from, .out = totals, .type = from->dtype };
+    struct reduce_grid g = { .layout = by ? REDUCE_COLUMNS : REDUCE_FOURS, .piece = s->chunk,
+                             .width = by ? REDUCE_THREADS / 16 : REDUCE_THREADS };
+    struct array rows = *from, parts = *totals;
+    int at = (int)s->ndim;
+    if (by == 4 && reduce_kernel(op, from->dtype) == K_reduce) g.layout = REDUCE_FOUR_COLUMNS;
+    for (int i = 0; i < at; i++) { rows.shape[i] = (int)s->shape[i]; rows.strides[i] = (int32_t)s->in_stride[i]; }
+    rows.shape[at] = (int)s->n;
+    rows.strides[at] = (int32_t)s->stride;
+    rows.shape[at + 1] = (int)s->inner;
+    rows.strides[at + 1] = (int32_t)s->inner_stride;
+    parts.ndim = rows.ndim = at + 1 + (s->inner > 1);
+    memcpy(parts.shape, rows.shape, sizeof rows.shape);
+    parts.shape[at] = (int)s->parts;
+    row_strides(parts.ndim, parts.shape, parts.strides);
+    reduce_dispatch(e, &j, &rows, &parts, at, g);
+}
+
+/* Cuts long rows or columns, where there are too few to fill the device. */
+static void scan_cut(struct scan_push *p, uint32_t by)
+{
+    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
+    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
+    p->parts = 1;
+    p->chunk = p->n;
+    if (2 * tasks >= enough || most < 2) return;
+    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
+    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
+    p->parts = ceil_div(p->n, p->chunk);
+}
+
+static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
+{
+    bool rows = p.inner == 1 && p.stride == 1;
+    uint32_t odd = p.stride | place_of_array(e, from) | place_of_array(e, out), width, hold;
+    uint32_t by = rows ? 0 : by_fours(p.inner, p.inner_stride, odd, p.in_stride, p.ndim) ? 4 : 1;
+    struct array *totals = NULL, *carry = NULL;          /* of each part, and of all before it */
+    scan_cut(&p, by);
+    if (p.parts > 1) {
+        size_t size = (size_t)p.outer * p.parts * p.inner;
+        totals = scratch(e, size, part_type(op, from->dtype));
+        carry = scratch(e, size, part_type(op, from->dtype));
+        if (e->code) goto done;
+        scan_totals(e, op, from, &p, by, totals);
+        scan(e, op, totals, carry, (struct scan_push){ .n = p.parts, .outer = p.outer, .inner = p.inner,
+            .stride = p.inner, .inner_stride = 1, .flags = p.flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p.outer },
+            .in_stride = { p.parts * p.inner } });
+        p.before = set_input(e, SLOT_scan_carry, carry);
+        p.flags |= SCAN_CARRY;
+    }
+    p.from = set_input(e, SLOT_scan_src, from);
+    p.to = set_output(e, SLOT_scan_dst, out);
+    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    width = rows ? min_u32(pow2_at_least((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    if (width == 2) width = 4;                           /* the kernel walks by fours */
+    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = REDUCE_THREADS, .op = op,
+           .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
+    dispatch_groups(e, ceil_div((uint64_t)p.outer * p.parts * (rows ? width : p.inner / by), REDUCE_THREADS));
+done:
+    array_release(totals);
+    array_release(carry);
+}
+
+/* The dimensions around an axis; false where there are too many, or wide steps between what a thread group reads. */
+static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
+{
+    struct array around = *x, *list[1] = { &around };
+    *p = (struct scan_push){ .n = (uint32_t)x->shape[axis], .outer = 1, .inner = 1,
+                             .stride = (uint32_t)x->strides[axis] };
+    around.ndim = axis;
+    struct dims g = merge_dims(list, 1);
+    if (g.ndim > REDUCE_DIMS) return false;
+    p->ndim = (uint32_t)g.ndim;
+    for (int i = 0; i < g.ndim; i++) {
+        p->shape[i] = (uint32_t)g.shape[i];
+        p->in_stride[i] = (uint32_t)g.stride[0][i];
+        p->outer *= p->shape[i];
+    }
+    around.ndim = x->ndim - axis - 1;
+    for (int i = 0; i < around.ndim; i++) {
+        around.shape[i] = x->shape[axis + 1 + i];
+        around.strides[i] = x->strides[axis + 1 + i];
+    }
+    g = merge_dims(list, 1);
+    if (g.ndim > 1) return false;
+    if (!g.ndim) return p->stride == 1 || p->n == 1;
+    p->inner = (uint32_t)g.shape[0];
+    p->inner_stride = (uint32_t)g.stride[0][0];
+    return llabs(g.stride[0][0]) <= 4;
+}
+
+static void scan_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    const struct scan_params *f = job;
+    struct array *x = a[0], *rows = NULL, packed;
+    struct scan_push p;
+    struct array *room = pack(e, a[1], &packed);
+    if (!fits_binding(e->device, x) || !scan_dims(x, f->axis, &p)) {
+        x = rows = rows_of(e, x);
+        scan_dims(x, f->axis, &p);
+    }
+    if (p.n == 1) p.stride = 1;
+    p.flags = f->flags;
+    scan(e, f->op, x, &packed, p);
+    array_release(rows);
+    unpack(e, a[1], &packed, room);
+}
+
+static void lower_scan(struct encoder *e, const struct node *n)
+{
+    donate(e, n->out[0], n->in, 1);
+    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
+}
+
+static struct array *do_scan(struct call *c, enum reduction op, struct array *a, int axis, bool reverse, bool inclusive)
+{
+    bool from_bool = a && a->dtype == MLXVK_BOOL;
+    axis = normal_axis(c, a, axis);
+    if (op == R_logsumexp) a = as_float(c, a);
+    if (c->code || !a) return NULL;
+    if (op == R_logsumexp && is_complex(a->dtype)) op = R_complex_logsumexp;
+    struct array *out = output(c, a->ndim, a->shape, op == R_sum && from_bool ? MLXVK_INT32 : a->dtype);
+    if (op == R_prod && from_bool) op = R_min;
+    int flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
+    append(c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(a), ARRAYS(out));
+    return out;
+}
+
+#define X(name, op)                                                                                                   \
+    FUNCTION(name, a, do_scan(&c, op, x, axis, reverse, inclusive), int axis, bool reverse, bool inclusive,           \
+             mlxvk_stream s)
+X(mlxvk_cumsum, R_sum) X(mlxvk_cumprod, R_prod) X(mlxvk_cummax, R_max)
+X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
+#undef X
+
 /* ==== >>norms ===================================================================================================== */
 
 enum { NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
        NORM_PLACES = 512 };
-
-static uint32_t pow2_at_least(uint32_t n)
-{
-    uint32_t p = 1;
-    while (p < n) p *= 2;
-    return p;
-}
 
 static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
 
@@ -7633,20 +7515,25 @@ static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *thr
     return lanes;
 }
 
-/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which is written to
- * a[3]. weight and bias of the row's length, or NULL. All of one dtype; a[0] and a[3] have rows without gaps between
- * elements. */
-static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struct array *weight, struct array *bias, float eps)
+struct norm_job { uint32_t flags; struct array *weight, *bias; float eps; };
+
+/* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which goes to a[3].
+ * weight and bias of the row's length, or NULL. All of one dtype; rows of a[0] and a[3] have no gaps. */
+static void norm_rows(struct encoder *e, const struct norm_job *j, struct array **a)
 {
     int count = a[2] ? 4 : 2;
     struct dims g = row_dims(a, count);
+    struct array *weight = j->weight, *bias = j->bias;
     uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
     uint32_t places = min_u32(pow2_at_least(ceil_div(n, 8)), NORM_PLACES);       /* of the tree in shaders/norm.comp */
-    struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = eps,
+    struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = j->eps,
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
     bool eights = n % 8 == 0;
-    flags |= (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
-    if (g.ndim > NORM_DIMS) { encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex"); return; }
+    p.flags = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
+    if (g.ndim > NORM_DIMS) {
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
+        return;
+    }
     for (int i = 0; i < g.ndim; i++) {
         p.shape[i] = (uint32_t)g.shape[i];
         for (int k = 0; k < count; k++) p.stride[k][i] = (uint32_t)g.stride[k][i];
@@ -7655,45 +7542,50 @@ static void norm_rows(struct encoder *e, uint32_t flags, struct array **a, struc
         p.offset[k] = bind_array(e, SLOT_norm_y + (uint32_t)k, a[k], k == 0 || k == 3);
         eights = eights && aligned_rows(a[k], p.offset[k], unit);
     }
-    if (weight) { p.weight_at = set_input(e, SLOT_norm_weight, weight); p.weight_step = last_stride(weight); }
-    if (bias) { p.bias_at = set_input(e, SLOT_norm_bias, bias); p.bias_step = last_stride(bias); }
-    eights = eights && (!weight || aligned_rows(weight, p.weight_at, unit)) && (!bias || aligned_rows(bias, p.bias_at, unit));
+    if (weight) {
+        p.weight_at = set_input(e, SLOT_norm_weight, weight);
+        p.weight_step = last_stride(weight);
+        eights = eights && aligned_rows(weight, p.weight_at, unit);
+    }
+    if (bias) {
+        p.bias_at = set_input(e, SLOT_norm_bias, bias);
+        p.bias_step = last_stride(bias);
+        eights = eights && aligned_rows(bias, p.bias_at, unit);
+    }
     lanes = row_lanes(e, places, &threads);
     if (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD)
-        lanes = threads = NORM_LANES;                  /* many rows: more bytes in flight a thread, and fewer threads to wait for */
+        lanes = threads = NORM_LANES;                /* more bytes in flight a thread, fewer threads to wait for */
     held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
-    p.flags = flags;
     USE(e, norm, &p, .threads = threads, .lanes = lanes, .held = held > NORM_HELD ? 0 : held, .dtype = a[0]->dtype,
-        .kind = flags & (NORM_MEAN | NORM_ADD), .slots = places / lanes);
+        .kind = p.flags & (NORM_MEAN | NORM_ADD), .slots = places / lanes);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 
 /* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. */
 static struct array *walkable(struct encoder *e, struct array *a)
 {
-    struct dims g = row_dims((struct array *[]){ a }, 1);
-    if (g.ndim > NORM_DIMS || !fits_binding(e->device, a)) return rows_of(e, a);
-    a->refs++;
-    return a;
+    if (!a || (row_dims(&a, 1).ndim <= NORM_DIMS && fits_binding(e->device, a))) {
+        if (a) a->refs++;
+        return a;
+    }
+    return rows_of(e, a);
 }
-
-struct norm_job { uint32_t flags; struct array *weight, *bias; float eps; };
 
 static void norm_part(struct encoder *e, struct array *const *given, const void *job)
 {
-    const struct norm_job *j = job;
-    struct array *a[4] = { given[0], walkable(e, given[1]), given[2] ? walkable(e, given[2]) : NULL, given[3] };
+    struct array *a[4] = { given[0], walkable(e, given[1]), walkable(e, given[2]), given[3] };
     if (row_dims(a, a[2] ? 4 : 2).ndim > NORM_DIMS)                  /* walkable one by one, but not together */
         for (int k = 1; k < 3 && a[k]; k++) {
             struct array *one = a[k];
             a[k] = rows_of(e, one);
             array_release(one);
         }
-    norm_rows(e, j->flags, a, j->weight, j->bias, j->eps);
+    norm_rows(e, job, a);
     array_release(a[1]);
     array_release(a[2]);
 }
 
+/* out: x normalised, or with a residual: sum = x + residual, rounded, and that normalised. weight, bias may be NULL. */
 static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, struct array *residual, struct array *sum,
                           struct array *weight, struct array *bias, struct array *out, float eps)
 {
@@ -7701,24 +7593,18 @@ static void norm_dispatch(struct encoder *e, uint32_t flags, struct array *x, st
              &(struct norm_job){ flags, weight, bias, eps });
 }
 
-/* y = rms_norm(x), or with a residual: sum = x + residual, rounded, and y = rms_norm(sum). weight may be NULL. */
-static void rms_norm_dispatch(struct encoder *e, struct array *x, struct array *residual, struct array *sum, struct array *weight,
-                              struct array *out, float eps)
-{
-    norm_dispatch(e, 0, x, residual, sum, weight, NULL, out, eps);
-}
-
 static void lower_norm(struct encoder *e, const struct node *n)
 {
+    const struct norm_params *p = &n->p.norm;
     donate(e, n->out[0], n->in, 1);
-    if (n->p.norm.flags) norm_dispatch(e, n->p.norm.flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], n->p.norm.eps);
-    else rms_norm_dispatch(e, n->in[0], NULL, NULL, n->in[1], n->out[0], n->p.norm.eps);
+    norm_dispatch(e, p->flags, n->in[0], NULL, NULL, n->in[1], n->in[2], n->out[0], p->eps);
 }
 
 static bool check_norm(struct call *c, const struct array *x, const struct array *weight, const char *name)
 {
     if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
-        FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name, TEXT(weight), TEXT(x));
+        FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name,
+             TEXT(weight), TEXT(x));
     if (c->device->caps.quirks & QUIRK_SHORT_LOOPS && dim_of(x, -1) > NORM_LONGEST)
         FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are too long for this driver", TEXT(x));
     return !c->code;
@@ -7735,20 +7621,20 @@ static struct array *compose_norm(struct call *c, struct array *x, struct array 
     return as_type(c, weight ? do_binary(c, B_multiply, y, as_type(c, weight, f)) : y, t);
 }
 
-static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, float eps)
+static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias,
+                             float eps)
 {
-    struct array *out;
-    mlxvk_dtype t;
     if (c->code || !x) return NULL;
     if (!x->ndim) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have one dimension at least");
     if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return NULL;
-    t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
+    mlxvk_dtype t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
     if (weight && bias) t = promote(t, bias->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
     if (!flags && !c->device->gate[GATE_RMSNORM]) return compose_norm(c, x, weight, t, eps);
     x = as_type(c, x, t);
-    out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
-    append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)), ARRAYS(out));
+    struct array *out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
+    append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)),
+           ARRAYS(out));
     return out;
 }
 
@@ -7759,11 +7645,12 @@ int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, flo
     return finish(&c, do_norm(&c, 0, a, w, NULL, eps), res);
 }
 
-int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps, mlxvk_stream s)
+int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps,
+                          mlxvk_stream s)
 {
     struct call c = begin("fast_layer_norm", s);
-    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
-    return finish(&c, do_norm(&c, NORM_MEAN, a, w, b, eps), res);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight);
+    return finish(&c, do_norm(&c, NORM_MEAN, a, w, optional_input(&c, "bias", bias), eps), res);
 }
 
 /* ---- gradients ---- */
@@ -7780,7 +7667,8 @@ static uint32_t norm_vjp_rows(const struct call *c, size_t rows, size_t n)
 }
 
 /* Rows of x and of the gradient of y, with those rows of the sums that they make. */
-static void norm_vjp_part(struct encoder *e, const struct node *n, struct array *x, struct array *g, struct array *out[3])
+static void norm_vjp_part(struct encoder *e, const struct node *n, struct array *x, struct array *g,
+                          struct array *out[3])
 {
     struct array *weight = n->in[2];
     uint32_t length = (uint32_t)x->shape[1], threads, held;
@@ -7801,7 +7689,8 @@ static void norm_vjp_part(struct encoder *e, const struct node *n, struct array 
 
 static void lower_norm_vjp(struct encoder *e, const struct node *n)
 {
-    struct array x = matrix_of(e, n->in[0]), g = matrix_of(e, n->in[1]), dx = matrix_of(e, n->out[0]), part[5], *out[3] = { &part[2], NULL, NULL };
+    struct array x = matrix_of(e, n->in[0]), g = matrix_of(e, n->in[1]), dx = matrix_of(e, n->out[0]), part[5];
+    struct array *out[3] = { &part[2] };
     int64_t each = n->p.norm_vjp.each, rows = x.shape[0], step = rows;
     while (step > each) {                            /* as many workgroups' rows as can be bound */
         part[0] = part_of(&x, 0, 0, step);
@@ -7823,20 +7712,20 @@ static void lower_norm_vjp(struct encoder *e, const struct node *n)
 }
 
 /* out: gradients of x, weight and bias, those that there are. */
-static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias, struct array *cotangent,
-                          float eps, struct array *out[3])
+static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias,
+                          struct array *cotangent, float eps, struct array *out[3])
 {
-    mlxvk_dtype t;
-    int n, shape[2];
     uint32_t each = 1;
     struct array *sums[2] = { NULL, NULL }, *whole;
+    int shape[2];
     if (c->code || !x || !cotangent) return 0;
-    if (!x->ndim || !same_shape(x, cotangent)) { FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for x %s", TEXT(cotangent), TEXT(x)); return 0; }
+    if (!x->ndim || !same_shape(x, cotangent))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for x %s", TEXT(cotangent), TEXT(x)), 0;
     if (!check_norm(c, x, weight, "weight") || !check_norm(c, x, bias, "bias")) return 0;
-    t = promote(x->dtype, cotangent->dtype);
+    mlxvk_dtype t = promote(x->dtype, cotangent->dtype);
     if (weight) t = promote(t, weight->dtype);
-    if (!is_float(t)) { FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)); return 0; }
-    n = dim_of(x, -1);
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)), 0;
+    int n = dim_of(x, -1);
     if (x->size && weight) each = norm_vjp_rows(c, x->size / (size_t)n, (size_t)n);
     shape[0] = x->size ? (int)ceil_div(x->size / (size_t)n, each) : 0;
     shape[1] = n;
@@ -7844,27 +7733,28 @@ static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct
     if (weight && flags & NORM_MEAN) sums[1] = output(c, 2, shape, MLXVK_FLOAT32);
     whole = output(c, x->ndim, x->shape, t);
     append(c, OP_NORM_VJP, PARAMS(.norm_vjp = { flags, each, eps }),
-           ARRAYS(contiguous(c, as_type(c, x, t)), contiguous(c, as_type(c, cotangent, t)), contiguous(c, as_type(c, weight, t))),
-           ARRAYS(whole, sums[0], sums[1]));
+           ARRAYS(contiguous(c, as_type(c, x, t)), contiguous(c, as_type(c, cotangent, t)),
+                  contiguous(c, as_type(c, weight, t))), ARRAYS(whole, sums[0], sums[1]));
     out[0] = as_type(c, whole, x->dtype);
     if (weight) out[1] = as_type(c, do_reduce(c, R_sum, sums[0], 1, false), weight->dtype);
     if (weight && bias) out[2] = as_type(c, do_reduce(c, R_sum, sums[1], 1, false), bias->dtype);
     return weight ? bias ? 3 : 2 : 1;
 }
 
-int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent, float eps, mlxvk_stream s)
+int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array cotangent,
+                            float eps, mlxvk_stream s)
 {
     struct call c = begin("fast_rms_norm_vjp", s);
-    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *g = input(&c, "cotangent", cotangent), *out[3];
-    return finish_vector(&c, out, do_norm_vjp(&c, 0, a, w, NULL, g, eps, out), res);
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *out[3];
+    return finish_vector(&c, out, do_norm_vjp(&c, 0, a, w, NULL, input(&c, "cotangent", cotangent), eps, out), res);
 }
 
-int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, mlxvk_array cotangent,
-                              float eps, mlxvk_stream s)
+int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias,
+                              mlxvk_array cotangent, float eps, mlxvk_stream s)
 {
     struct call c = begin("fast_layer_norm_vjp", s);
-    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight), *b = optional_input(&c, "bias", bias);
-    struct array *g = input(&c, "cotangent", cotangent), *out[3];
+    struct array *a = input(&c, "x", x), *w = optional_input(&c, "weight", weight);
+    struct array *b = optional_input(&c, "bias", bias), *g = input(&c, "cotangent", cotangent), *out[3];
     return finish_vector(&c, out, do_norm_vjp(&c, NORM_MEAN, a, w, b, g, eps, out), res);
 }
 
@@ -7874,92 +7764,90 @@ int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_arra
 static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stride[4])
 {
     struct array middle = *a;
-    struct dims g;
     const int last = a->ndim - 1;
     middle.ndim -= 3;
     memmove(middle.shape, a->shape + 1, (size_t)middle.ndim * sizeof *a->shape);
     memmove(middle.strides, a->strides + 1, (size_t)middle.ndim * sizeof *a->strides);
-    g = merge_dims((struct array *[]){ &middle }, 1);
+    struct dims g = merge_dims((struct array *[]){ &middle }, 1);
     if (g.ndim > 1) return false;
-    shape[0] = (uint32_t)a->shape[0];
+    for (int i = 0; i < 4; i++) {
+        int from = i ? last - 3 + i : 0;
+        shape[i] = (uint32_t)a->shape[from];
+        stride[i] = (uint32_t)a->strides[from];
+    }
     shape[1] = g.ndim ? (uint32_t)g.shape[0] : 1;
-    shape[2] = (uint32_t)a->shape[last - 1];
-    shape[3] = (uint32_t)a->shape[last];
-    stride[0] = (uint32_t)a->strides[0];
     stride[1] = g.ndim ? (uint32_t)g.stride[0][0] : 0;
-    stride[2] = (uint32_t)a->strides[last - 1];
-    stride[3] = (uint32_t)a->strides[last];
     return true;
 }
 
-static void rope_rows(struct encoder *e, const struct rope_params *r, struct rope_push *p, struct array *x, struct array *out,
-                      struct array *offsets, struct array *freqs, struct array *weight, bool norm)
-{
-    uint32_t lanes, threads, items, most = e->device->tuning->rope_items;
-    bool fours = r->dims % 8 == 0;
-    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
-    p->dims = r->dims;
-    p->flags = (r->traditional ? ROPE_TRADITIONAL : 0) | (freqs ? ROPE_FREQS : 0) | (offsets ? ROPE_OFFSETS : 0);
-    p->offset = r->offset;
-    p->scale = r->scale;
-    p->base_high = (float)high;
-    p->base_low = (float)(r->rate - high);
-    p->y_at = set_output(e, SLOT_rope_y, out);
-    p->x_at = set_input(e, SLOT_rope_x, x);
-    if (offsets) p->offsets_at = set_input(e, SLOT_rope_offsets, offsets);
-    if (offsets && offsets->size > 1) p->offsets_step = last_stride(offsets);
-    if (freqs) { p->freqs_at = set_input(e, SLOT_rope_freqs, freqs); p->freqs_step = last_stride(freqs); }
-    if (weight) p->weight_at = set_input(e, SLOT_rope_weight, weight);
-    fours = fours && aligned_rows(x, p->x_at, 4) && aligned_rows(out, p->y_at, 4);
-    NOTE(e->device, NOTE_ROPE, "by four pairs", fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned",
-         "%d of %s", r->dims, LAYOUT(x));
-    lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
-    items = p->batches * p->tokens * p->heads;
-    p->heads_each = 1;                                               /* more heads a thread once there are threads enough */
-    while (p->heads_each < p->heads && p->heads_each < 8 && items / p->heads_each > most) p->heads_each *= 2;
-    USE(e, rope, p, .threads = threads, .lanes = lanes, .by_four = fours, .dtype = x->dtype,
-        .norm = norm ? weight ? 2 : 1 : 0);
-    set_late(e, offsetof(struct rope_push, offset));
-    dispatch_groups(e, ceil_div((uint64_t)p->batches * p->tokens * ceil_div(p->heads, p->heads_each), threads / lanes));
-}
-
 /* Can rope_dispatch normalise the rows of x into out on the way? */
-static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out, const struct array *weight)
+static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out,
+                           const struct array *weight)
 {
     uint32_t shape[4], stride[4], size = (uint32_t)item_size(x);
-    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims && rope_strides(x, shape, stride) &&
-           x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 && aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
+    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims &&
+           rope_strides(x, shape, stride) && x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 &&
+           aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
            (!weight || (weight->row && weight->offset % (4 * size) == 0));
 }
 
-static void rope_whole(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
-                       struct array *freqs, bool norm, struct array *weight, float eps)
+/* Shapes and strides, of a copy of x where it has too many. Returns the array to read, with a reference. */
+static struct array *rope_layout(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
+                                 struct rope_push *p)
 {
-    struct rope_push p = { .eps = eps };
-    uint32_t shape[4], ignored[4];
-    struct array *rows = NULL;
-    if (norm && !rope_norm_fits(r, x, out, weight)) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
-    if (!rope_strides(x, shape, ignored) || !(x->row || e->device->gate[GATE_ROPE_HS])) {
-        NOTE(e->device, NOTE_ROPE, "without a copy", e->device->gate[GATE_ROPE_HS] ? "the layout is too complex" : "a gate", "%d of %s", r->dims,
-             LAYOUT(x));
-        x = rows = rows_of(e, x);
-    }
-    rope_strides(x, shape, p.x_stride);
-    if (!rope_strides(out, shape, p.y_stride))
+    uint32_t shape[4];
+    bool gate = e->device->gate[GATE_ROPE_HS], copy = !rope_strides(x, shape, p->x_stride) || !(x->row || gate);
+    if (copy) NOTE(e->device, NOTE_ROPE, "without a copy", gate ? "the layout is too complex" : "a gate", "%d of %s",
+                   r->dims, LAYOUT(x));
+    if (copy) x = rows_of(e, x);
+    else x->refs++;
+    rope_strides(x, shape, p->x_stride);
+    if (!rope_strides(out, shape, p->y_stride))
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "the result's layout is too complex");
-    p.batches = shape[0];
-    p.heads = shape[1];
-    p.tokens = shape[2];
-    p.width = shape[3];
-    rope_rows(e, r, &p, x, out, offsets, freqs, weight, norm);
-    array_release(rows);
+    p->batches = shape[0];
+    p->heads = shape[1];
+    p->tokens = shape[2];
+    p->width = shape[3];
+    return x;
 }
 
-/* out = rope(x), out with any strides (a slice of a cache): offsets (int32: one, or one a batch) and freqs (float32)
- * may be NULL. norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a
- * larger offset. */
-static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out, struct array *offsets,
-                          struct array *freqs, bool norm, struct array *weight, float eps)
+static void rope_whole(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
+                       struct array *offsets, struct array *freqs, bool norm, struct array *weight, float eps)
+{
+    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
+    struct rope_push p = { .eps = eps, .dims = r->dims, .offset = r->offset, .scale = r->scale, .heads_each = 1,
+                           .base_high = (float)high, .base_low = (float)(r->rate - high) };
+    uint32_t threads, most = e->device->tuning->rope_items;
+    bool fours = r->dims % 8 == 0;
+    if (norm && !rope_norm_fits(r, x, out, weight))
+        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
+    x = rope_layout(e, r, x, out, &p);
+    p.flags = (r->traditional ? ROPE_TRADITIONAL : 0) | (freqs ? ROPE_FREQS : 0) | (offsets ? ROPE_OFFSETS : 0);
+    p.y_at = set_output(e, SLOT_rope_y, out);
+    p.x_at = set_input(e, SLOT_rope_x, x);
+    if (offsets) p.offsets_at = set_input(e, SLOT_rope_offsets, offsets);
+    if (offsets && offsets->size > 1) p.offsets_step = last_stride(offsets);
+    if (freqs) p.freqs_at = set_input(e, SLOT_rope_freqs, freqs);
+    if (freqs) p.freqs_step = last_stride(freqs);
+    if (weight) p.weight_at = set_input(e, SLOT_rope_weight, weight);
+    fours = fours && aligned_rows(x, p.x_at, 4) && aligned_rows(out, p.y_at, 4);
+    NOTE(e->device, NOTE_ROPE, "by four pairs",
+         fours ? NULL : r->dims % 8 ? "dims is no multiple of 8" : "rows are not aligned", "%d of %s", r->dims,
+         LAYOUT(x));
+    uint32_t lanes = row_lanes(e, fours ? r->dims / 8u : r->dims / 2u, &threads);
+    uint32_t items = p.batches * p.tokens * p.heads;          /* more heads a thread once there are threads enough */
+    while (p.heads_each < p.heads && p.heads_each < 8 && items / p.heads_each > most) p.heads_each *= 2;
+    USE(e, rope, &p, .threads = threads, .lanes = lanes, .by_four = fours, .dtype = x->dtype,
+        .norm = norm ? weight ? 2 : 1 : 0);
+    set_late(e, offsetof(struct rope_push, offset));
+    dispatch_groups(e, ceil_div((uint64_t)p.batches * p.tokens * ceil_div(p.heads, p.heads_each), threads / lanes));
+    array_release(x);
+}
+
+/* out = rope(x), out with any strides (a slice of a cache). offsets (int32: one, one a batch), freqs (float32) or NULL.
+ * norm, where rope_norm_fits: rope(rms_norm(x, weight or NULL, eps)). Later tokens are those of a larger offset. */
+static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
+                          struct array *offsets, struct array *freqs, bool norm, struct array *weight, float eps)
 {
     int tokens = x->ndim - 2, axis = axis_to_split(e, (struct array *[]){ out, x }, 2, 2u << tokens);
     if (axis < 0) { rope_whole(e, r, x, out, offsets, freqs, norm, weight, eps); return; }
@@ -7967,8 +7855,7 @@ static void rope_dispatch(struct encoder *e, const struct rope_params *r, struct
         struct array from = half_of(x, axis, half), to = half_of(out, axis, half), at;
         struct rope_params later = *r;
         if (axis == tokens && half) later.offset = (int32_t)((uint32_t)r->offset + (uint32_t)(x->shape[axis] / 2));
-        if (offsets && axis == 0 && offsets->size > 1) at = half_of(offsets, 0, half);
-        else if (offsets) at = *offsets;
+        if (offsets) at = axis == 0 && offsets->size > 1 ? half_of(offsets, 0, half) : *offsets;
         rope_dispatch(e, &later, &from, &to, offsets ? &at : NULL, freqs, norm, weight, eps);
     }
 }
@@ -7982,85 +7869,93 @@ static void lower_rope(struct encoder *e, const struct node *n)
 /* Features first, first + step, ... of x, `count` of them. */
 static struct array *features(struct call *c, struct array *x, int first, int count, int step)
 {
-    int64_t strides[MAXD];
-    int shape[MAXD], last;
     if (c->code || !x) return NULL;
-    last = x->ndim - 1;
-    memcpy(shape, x->shape, sizeof shape);
-    memcpy(strides, x->strides, sizeof strides);
-    shape[last] = count;
-    strides[last] *= step;
-    return view_of(c, x, x->dtype, x->ndim, shape, strides, x->offset + first * x->strides[last] * (int64_t)item_size(x));
+    struct array part = part_of(x, x->ndim - 1, first, count);
+    part.strides[x->ndim - 1] *= step;
+    return seen_as(c, x, &part);
 }
 
 /* The angles of all tokens, (B or nothing, 1 ..., T, dims / 2). */
-static struct array *rope_angles(struct call *c, const struct rope_params *r, const struct array *x, struct array *offsets, struct array *freqs)
+static struct array *rope_angles(struct call *c, const struct rope_params *r, const struct array *x,
+                                 struct array *offsets, struct array *freqs)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
-    int half = r->dims / 2, shape[MAXD];
-    struct array *at = do_arange(c, 0, dim_of(x, -2), 1, f), *steps;
-    if (offsets) {
-        for (int i = 0; i < x->ndim - 1; i++) shape[i] = 1;
-        shape[0] = (int)offsets->size;
-        at = do_binary(c, B_add, at, do_reshape(c, as_type(c, offsets, f), x->ndim - 1, shape));
-    } else at = do_binary(c, B_add, at, scalar(c, r->offset, f));
+    int shape[MAXD] = { 0 };
+    struct array *at = scalar(c, r->offset, f), *steps;
+    for (int i = 0; i < x->ndim - 1; i++) shape[i] = i || !offsets ? 1 : (int)offsets->size;
+    if (offsets) at = do_reshape(c, as_type(c, offsets, f), x->ndim - 1, shape);
+    at = do_binary(c, B_add, do_arange(c, 0, dim_of(x, -2), 1, f), at);
     at = do_binary(c, B_multiply, at, scalar(c, r->scale, f));
-    steps = freqs ? do_unary(c, U_reciprocal, as_type(c, freqs, f))
-                  : do_unary(c, U_exp, do_binary(c, B_multiply, do_arange(c, 0, half, 1, f), scalar(c, r->rate * 0.69314718055994531, f)));
+    if (freqs) steps = do_unary(c, U_reciprocal, as_type(c, freqs, f));
+    else steps = do_unary(c, U_exp, do_binary(c, B_multiply, do_arange(c, 0, r->dims / 2, 1, f),
+                                              scalar(c, r->rate * 0.69314718055994531, f)));
     return at ? do_binary(c, B_multiply, do_expand(c, at, (int[]){ at->ndim }, 1), steps) : NULL;
 }
 
 /* rope in steps, in float32, with the gate off. */
-static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets, struct array *freqs)
+static struct array *compose_rope(struct call *c, const struct rope_params *r, struct array *x, struct array *offsets,
+                                  struct array *freqs)
 {
-    int half = r->dims / 2, step = r->traditional ? 2 : 1;
-    struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles), *s = do_unary(c, U_sin, angles);
-    struct array *y = as_type(c, x, MLXVK_FLOAT32), *out = x ? output(c, x->ndim, x->shape, x->dtype) : NULL;
-    struct array *a = features(c, y, 0, half, step), *b = features(c, y, r->traditional ? 1 : half, half, step);
-    append_copy(c, features(c, out, 0, half, step), do_binary(c, B_subtract, do_binary(c, B_multiply, a, k), do_binary(c, B_multiply, b, s)));
-    append_copy(c, features(c, out, r->traditional ? 1 : half, half, step),
+    int half = r->dims / 2, step = r->traditional ? 2 : 1, second = r->traditional ? 1 : half;
+    int rest = dim_of(x, -1) - r->dims;
+    struct array *angles = rope_angles(c, r, x, offsets, freqs), *k = do_unary(c, U_cos, angles);
+    struct array *s = do_unary(c, U_sin, angles), *y = as_type(c, x, MLXVK_FLOAT32);
+    struct array *a = features(c, y, 0, half, step), *b = features(c, y, second, half, step);
+    struct array *out = output(c, x->ndim, x->shape, x->dtype);
+    append_copy(c, features(c, out, 0, half, step),
+                do_binary(c, B_subtract, do_binary(c, B_multiply, a, k), do_binary(c, B_multiply, b, s)));
+    append_copy(c, features(c, out, second, half, step),
                 do_binary(c, B_add, do_binary(c, B_multiply, a, s), do_binary(c, B_multiply, b, k)));
-    if (x && dim_of(x, -1) > r->dims)
-        append_copy(c, features(c, out, r->dims, dim_of(x, -1) - r->dims, 1), features(c, x, r->dims, dim_of(x, -1) - r->dims, 1));
+    if (rest > 0) append_copy(c, features(c, out, r->dims, rest, 1), features(c, x, r->dims, rest, 1));
     return out;
 }
 
-static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base, float scale,
-                             int offset, struct array *offsets, struct array *freqs)
+static bool check_rope(struct call *c, const struct array *x, int dims, bool base, const struct array *offsets,
+                       const struct array *freqs)
+{
+    if (c->code || !x) return false;
+    if (x->ndim < 3) FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
+    else if (!is_float(x->dtype)) FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
+    else if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims,
+             TEXT(x));
+    else if (base == (freqs != NULL)) FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
+    else if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
+        FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
+    else if (offsets && (offsets->ndim > 1 || (offsets->size != 1 && offsets->shape[0] != x->shape[0])))
+        FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0],
+             TEXT(offsets));
+    else if (offsets && !is_integer(offsets->dtype))
+        FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
+    return !c->code;
+}
+
+static struct array *do_rope(struct call *c, struct array *x, int dims, bool traditional, mlxvk_optional_float base,
+                             float scale, int offset, struct array *offsets, struct array *freqs)
 {
     struct rope_params r = { .dims = (uint16_t)dims, .traditional = traditional, .offset = offset, .scale = scale };
-    struct array *out;
-    if (c->code || !x) return NULL;
-    if (x->ndim < 3) return FAIL(c, MLXVK_ERROR_SHAPE, "x must have three dimensions at least, but is %s", TEXT(x));
-    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x must be floating, but is %s", TEXT(x));
-    if (dims <= 0 || dims % 2 || dims > dim_of(x, -1) || dims > UINT16_MAX)
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "dims must be even, positive and at most x's last dimension; %d for %s", dims, TEXT(x));
-    if (base.has_value == (freqs != NULL)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "exactly one of base and freqs must be given");
-    if (freqs && (freqs->ndim != 1 || freqs->shape[0] != dims / 2))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "freqs must have one dimension of %d, but is %s", dims / 2, TEXT(freqs));
-    if (offsets && (offsets->ndim > 1 || (offsets->ndim && offsets->shape[0] != 1 && offsets->shape[0] != x->shape[0])))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "offset must be one number or one for each of %d, but is %s", x->shape[0], TEXT(offsets));
-    if (offsets && !is_integer(offsets->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "offset must be an integer, but is %s", TEXT(offsets));
+    if (!check_rope(c, x, dims, base.has_value, offsets, freqs)) return NULL;
     if (base.has_value) r.rate = -log2((double)base.value) / (dims / 2);
     if (!c->device->gate[GATE_ROPE]) {
         NOTE(c->device, NOTE_ROPE, "in one kernel", "a gate", "%d of %s", dims, LAYOUT(x));
         return compose_rope(c, &r, x, offsets, freqs);
     }
-    out = output(c, x->ndim, x->shape, x->dtype);
-    append(c, OP_ROPE, PARAMS(.rope = r), ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
+    struct array *out = output(c, x->ndim, x->shape, x->dtype);
+    append(c, OP_ROPE, PARAMS(.rope = r),
+           ARRAYS(x, as_type(c, offsets, MLXVK_INT32), as_type(c, freqs, MLXVK_FLOAT32)), ARRAYS(out));
     return out;
 }
 
-int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale, int offset,
-                    mlxvk_array freqs, mlxvk_stream s)
+int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale,
+                    int offset, mlxvk_array freqs, mlxvk_stream s)
 {
     struct call c = begin("fast_rope", s);
     struct array *a = input(&c, "x", x), *f = optional_input(&c, "freqs", freqs);
     return finish(&c, do_rope(&c, a, dims, traditional, base, scale, offset, NULL, f), res);
 }
 
-int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base, float scale,
-                            mlxvk_array offset, mlxvk_array freqs, mlxvk_stream s)
+int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base,
+                            float scale, mlxvk_array offset, mlxvk_array freqs, mlxvk_stream s)
 {
     struct call c = begin("fast_rope_dynamic", s);
     struct array *a = input(&c, "x", x), *at = input(&c, "offset", offset), *f = optional_input(&c, "freqs", freqs);
@@ -16349,7 +16244,7 @@ static bool fuse_add_norm(struct encoder *e, struct stream *s, struct members *a
         return false;
     donate(e, h, add->in, 2);
     donate(e, norm->out[0], add->in, 2);
-    rms_norm_dispatch(e, add->in[0], add->in[1], h, norm->in[1], norm->out[0], norm->p.norm.eps);
+    norm_dispatch(e, 0, add->in[0], add->in[1], h, norm->in[1], NULL, norm->out[0], norm->p.norm.eps);
     all->count = 2;
     return true;
 }
