@@ -6921,18 +6921,18 @@ static void lower_gather(struct encoder *e, const struct node *n)
 
 /* ---- where windows start: several index arrays as one array of offsets ---- */
 
-/* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. */
-static void lower_positions(struct encoder *e, const struct node *n)
+static void positions_part(struct encoder *e, struct array *const *a, const void *job)
 {
+    const struct node *n = job;
     const struct positions_params *p = &n->p.positions;
-    struct array *views[3] = { n->out[1], n->in[0], n->in[1] };
-    struct positions_push push = { .n = (uint32_t)n->out[0]->size, .flags = p->flags | n->inputs, .none = p->none };
-    struct dims g = merge_dims(views, 1 + n->inputs);
+    struct positions_push push = { .n = (uint32_t)a[3]->size, .flags = p->flags | n->inputs, .none = p->none,
+                                   .from = (uint32_t)(a[0]->offset - n->out[1]->offset) };
+    struct dims g = merge_dims(a, 1 + n->inputs);
     push.ndim = (uint32_t)g.ndim;
-    push.dst_at = set_output(e, SLOT_positions_dst, n->out[0]);
+    push.dst_at = set_output(e, SLOT_positions_dst, a[3]);
     for (uint32_t k = 0; k < n->inputs; k++) {
-        push.at[k] = set_input(e, k ? SLOT_positions_b : SLOT_positions_a, n->in[k]);
-        push.dtype = n->in[k]->dtype;
+        push.at[k] = set_input(e, k ? SLOT_positions_b : SLOT_positions_a, a[1 + k]);
+        push.dtype = a[1 + k]->dtype;
         push.size[k] = p->size[k];
         push.room[k] = p->room[k];
         push.step[k] = p->step[k];
@@ -6947,6 +6947,16 @@ static void lower_positions(struct encoder *e, const struct node *n)
     }
     USE(e, positions, &push, .threads = 256);
     dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+/* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. It is
+ * not bound, and counted in elements here. */
+static void lower_positions(struct encoder *e, const struct node *n)
+{
+    struct array walk = *n->out[1], *a[4] = { &walk, NULL, NULL, n->out[0] };
+    walk.dtype = MLXVK_UINT8;
+    for (int k = 0; k < n->inputs; k++) a[1 + k] = n->in[k];
+    in_parts(e, a, 4, 0, positions_part, n);
 }
 
 /* Windows of an array: `count` index arrays of one shape and dtype say where they start along as many axes. */
@@ -7071,9 +7081,23 @@ static bool index_inputs(struct call *c, const struct array *a, const struct vec
     return !c->code;
 }
 
+/* Every element by its position in an array without gaps: where that, or one window, is larger than a binding. */
+static struct array *gather_elements_of(struct call *c, struct array *a, const struct windows *w,
+                                        const struct array *out)
+{
+    int64_t strides[MAXD], base[MAXD] = { 0 };
+    struct array *at;
+    if (a->size > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    row_strides(a->ndim, a->shape, strides);
+    memcpy(base + w->ndim, strides, (size_t)a->ndim * sizeof *strides);
+    at = do_positions(c, a, w, out->ndim, out->shape, base, strides, UINT32_MAX, false);
+    return do_take(c, do_flatten(c, a, 0, -1), at, 0);
+}
+
 static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num,
                                const int *sizes, size_t sizes_num)
 {
+    struct array one;
     struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
     struct array *out, *starts;
     int shape[2 * MAXD], start[MAXD] = { 0 };
@@ -7086,6 +7110,10 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
     out = output(c, w->ndim + a->ndim, shape, a->dtype);
     if (!out || !out->size) return out;
+    one = *out;
+    for (int i = 0; i < w->ndim; i++) one.shape[i] = 1;
+    if ((w->count > 1 || sizes[w->axes[0]] > 1) && (!fits_binding(c->device, a) || !fits_binding(c->device, &one)))
+        return gather_elements_of(c, a, w, out);
     if (w->count == 1) {
         int axis = w->axes[0];
         p = (struct gather_params){ GATHER_SLICES, (uint8_t)axis, 1, (uint32_t)(a->shape[axis] - sizes[axis] + 1) };
@@ -12418,6 +12446,21 @@ int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_sca
 
 enum { RADIX_FEW_TILES = 96 };
 
+/* Bytes that an array may span to be bound wherever it begins. */
+static size_t binding_room(const struct device *d, size_t item)
+{
+    return binding_range(d, item) - d->caps.offset_align - 16;
+}
+
+/* What is bound whole, whatever is cut: a row, a matrix. */
+static bool check_room(struct call *c, const char *what, const struct array *a, size_t bytes)
+{
+    if (!c->code && bytes > binding_room(c->device, 8))
+        FAIL(c, MLXVK_ERROR_LIMIT, "a %s of %s takes %zu bytes; one binding reaches %zu", what, TEXT(a), bytes,
+             c->device->caps.max_range);
+    return !c->code;
+}
+
 /* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of
  * two arrays in turn, the last one to what is first here. */
 struct sort_rows {
@@ -12568,13 +12611,14 @@ static bool use_radix(const struct encoder *e, const struct sort_rows *s)
     return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && e->device->tuning->radix));
 }
 
-/* As many rows at once as the device can bind, or fill 2^30 elements. */
+static size_t sort_bytes(const struct array *rows) { return max_size(item_size(rows), 4); }
+
+/* As many rows at once as the device can bind. */
 static void lower_sort(struct encoder *e, const struct node *n)
 {
     struct array *in = n->in[0], *out = n->out[0];
     uint32_t length = (uint32_t)dim_of(in, -1);
-    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16, rows = in->size / length;
-    size_t step = max_size(min_size(room / max_size(item_size(in), 4), (size_t)1 << 30) / length, 1);
+    size_t rows = in->size / length, step = binding_room(e->device, sort_bytes(in)) / sort_bytes(in) / length;
     for (size_t first = 0; first < rows && !e->code; first += step) {
         struct sort_rows s = { .in = *in, .out = *out, .n = length, .index = n->p.sort.index };
         s.rows = (uint32_t)min_size(step, rows - first);
@@ -12610,7 +12654,7 @@ static struct array *do_sort(struct call *c, struct array *a, int axis, bool ind
     if (axis < 0) return NULL;
     if (!index && item_size(a) == 8) return do_take_along(c, a, do_sort(c, a, axis, true), axis);
     rows = contiguous(c, do_moveaxis(c, a, axis, -1));
-    if (!rows) return NULL;
+    if (!rows || !check_room(c, "row", a, (size_t)a->shape[axis] * sort_bytes(a))) return NULL;
     out = output(c, rows->ndim, rows->shape, index ? MLXVK_UINT32 : a->dtype);
     append(c, OP_SORT, PARAMS(.sort = { index }), ARRAYS(rows), ARRAYS(out));
     return axis == a->ndim - 1 ? out : do_moveaxis(c, out, -1, axis);
@@ -12664,13 +12708,35 @@ SORT_FUNCTION(mlxvk_topk, mlxvk_topk_axis, K_PARAMETER, do_topk(&c, x, k, 0), do
 
 enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
-/* Windows of one shape: key i says where window i goes, `none` nowhere. */
+/* Windows of one shape: key i says where window i goes, `none` nowhere. What is bound of the result is a part of it,
+ * and the windows that begin there have `count` keys. */
 struct scatter_work {
-    struct array *out, *updates, *keys;
+    struct array *out, *updates, *keys, part;
     struct dims window;                              /* in the result, merged */
     size_t number, each;                             /* windows; elements of one */
-    uint32_t op, scale, none;
+    uint32_t op, scale, none, first, count;
 };
+
+/* The result's next part; false after the last one. */
+static bool next_part(const struct encoder *e, struct scatter_work *w)
+{
+    int64_t item = (int64_t)item_size(w->out), reach = 1, low, high, keys;
+    w->first += w->count;
+    if (e->code || w->first >= w->none) { w->first = w->count = 0; return false; }
+    w->part = *w->out;
+    w->count = w->none;
+    if (fits_binding(e->device, w->out)) return true;
+    for (int i = 0; i < w->window.ndim; i++) reach += w->window.stride[0][i] * (w->window.shape[i] - 1);
+    keys = ((int64_t)binding_room(e->device, (size_t)item) / item - reach) / w->scale + 1;
+    w->count = (uint32_t)min_size((size_t)keys, w->none - w->first);
+    w->part.offset += (int64_t)w->first * w->scale * item;
+    array_span(w->out, &low, &high);
+    reach += (int64_t)(w->count - 1) * w->scale;
+    w->part.ndim = 1;
+    w->part.strides[0] = 1;
+    w->part.shape[0] = (int)min_size((size_t)reach, (size_t)((high - w->part.offset) / item));
+    return true;
+}
 
 /* How many elements can be moved as one: `most` or, where `less` is allowed, a smaller power of two. */
 static uint32_t window_width(const struct scatter_work *w, const struct scatter_push *p, size_t most, bool less)
@@ -12686,17 +12752,19 @@ static uint32_t window_width(const struct scatter_work *w, const struct scatter_
 }
 
 /* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
-static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p,
+static uint32_t set_window(struct encoder *e, struct scatter_work *w, struct array *src, struct scatter_push *p,
                            size_t most, bool less)
 {
     uint32_t width;
-    p->dst_at = set_output(e, SLOT_scatter_dst, w->out);
+    p->dst_at = set_output(e, SLOT_scatter_dst, &w->part);
     p->src_at = set_input(e, SLOT_scatter_src, src);
     width = window_width(w, p, most, less);
     p->dst_at /= width;
     p->src_at /= width;
     p->units = (uint32_t)(w->each / width);
     p->none = w->none;
+    p->key_first = w->first;
+    p->key_count = w->count;
     p->scale = w->scale / width;
     p->ndim = (uint32_t)w->window.ndim;
     for (int i = 0; i < w->window.ndim; i++) {
@@ -12708,38 +12776,41 @@ static uint32_t set_window(struct encoder *e, const struct scatter_work *w, stru
 }
 
 /* The last of those with one key wins, whatever order they run in. */
-static void scatter_put(struct encoder *e, const struct scatter_work *w)
+static void scatter_put(struct encoder *e, struct scatter_work *w)
 {
     struct array *winner = w->number > PUT_FEW ? scratch(e, w->none, MLXVK_UINT32) : NULL;
     struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
-    uint32_t width;
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
         p.key_at = set_input(e, SLOT_scatter_key, w->keys);
         set_output(e, SLOT_scatter_winner, winner);
         USE(e, scatter, &p, .threads = 256, .step = step);
         dispatch_groups(e, ceil_div(p.n, 256));
     }
-    width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
-    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
-    p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
-    if (winner) set_input(e, SLOT_scatter_winner, winner);
-    USE(e, scatter, &p, .threads = 256, .step = SCATTER_PUT, .to = raw_dtype(item_size(w->out) * width));
-    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+    while (next_part(e, w)) {
+        uint32_t width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
+        p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+        p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
+        if (winner) set_input(e, SLOT_scatter_winner, winner);
+        USE(e, scatter, &p, .threads = 256, .step = SCATTER_PUT, .to = raw_dtype(item_size(w->out) * width));
+        dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+    }
     array_release(winner);
 }
 
-static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
+static void scatter_atomic(struct encoder *e, struct scatter_work *w)
 {
-    struct scatter_push p = { .n = (uint32_t)w->number };
-    set_window(e, w, w->updates, &p, 1, false);
-    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
-    USE(e, scatter, &p, .threads = 256, .step = SCATTER_ATOMIC, .op = w->op, .to = w->out->dtype);
-    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+    while (next_part(e, w)) {
+        struct scatter_push p = { .n = (uint32_t)w->number };
+        set_window(e, w, w->updates, &p, 1, false);
+        p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+        USE(e, scatter, &p, .threads = 256, .step = SCATTER_ATOMIC, .op = w->op, .to = w->out->dtype);
+        dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+    }
 }
 
 /* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come
  * back. */
-static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values,
+static void scatter_level(struct encoder *e, struct scatter_work *w, struct scatter_push p, struct array *values,
     struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
@@ -12754,7 +12825,7 @@ static void scatter_level(struct encoder *e, const struct scatter_work *w, struc
 }
 
 /* In the order of the windows with one key, by sorting them: sums of floats, and what has no atomics. */
-static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
+static void scatter_sorted(struct encoder *e, struct scatter_work *w)
 {
     struct scatter_push p = { .n = (uint32_t)w->number };
     struct array *places = NULL, *keys = w->keys, *values = w->updates;
@@ -12773,7 +12844,7 @@ static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
         uint32_t chunks = ceil_div(p.n, p.each);
         struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * w->each, wide) : NULL;
         struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
-        if (!e->code) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
+        while (next_part(e, w)) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
         array_release(values);
         array_release(keys);
         values = parts;
@@ -12789,16 +12860,14 @@ static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
 
 static bool atomic_dtype(int t) { return dtypes[t].kind <= KIND_INT && dtypes[t].size <= 4; }
 
-static void lower_scatter(struct encoder *e, const struct node *n)
+static void scatter_windows(struct encoder *e, const struct scatter_params *p, struct array *out,
+                            struct array *updates, struct array *keys)
 {
-    const struct scatter_params *p = &n->p.scatter;
-    struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
-    struct scatter_work w =
-        { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
-    w.number = w.keys->size;
-    w.each = updates->size / w.number;
+    struct scatter_work w = { .out = out, .updates = rows_of(e, updates), .keys = keys, .number = keys->size,
+                              .each = updates->size / keys->size, .op = p->op, .scale = p->scale, .none = p->none };
     if (w.each > 1) {
-        memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
+        struct array window = *out, *one = &window;
+        memcpy(window.shape, updates->shape + keys->ndim, (size_t)out->ndim * sizeof *window.shape);
         w.window = merge_dims(&one, 1);
     }
     if (w.op == SCATTER_NONE &&
@@ -12806,7 +12875,43 @@ static void lower_scatter(struct encoder *e, const struct node *n)
         scatter_put(e, &w);
     else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
-    array_release(updates);
+    array_release(w.updates);
+}
+
+/* Where to halve windows: in order, where there are too many, else each of them; -1: they are few and short enough.
+ * What sorted ones leave to be combined takes two bytes an element at most, or as many as they have. */
+static int scatter_axis(const struct encoder *e, const struct array *out, const struct array *updates,
+                        const struct array *keys)
+{
+    size_t item = item_size(out), reach = 0, most = 0, room = binding_room(e->device, item);
+    bool many = updates->size * max_size(item, 2) > room || keys->size * 4 > room;
+    int axis = -1;
+    for (int i = 0; i < keys->ndim && many; i++) if (keys->shape[i] > 1) return i;
+    for (int i = keys->ndim; i < updates->ndim; i++) {
+        size_t far = (size_t)(out->strides[i - keys->ndim] * (updates->shape[i] - 1));
+        if (far > most) { most = far; axis = i; }
+        reach += far;
+    }
+    return many || (reach > room / item / 2 && !fits_binding(e->device, out)) ? axis : -1;
+}
+
+static void scatter_split(struct encoder *e, const struct scatter_params *p, struct array *out, struct array *updates,
+                          struct array *keys)
+{
+    int axis = scatter_axis(e, out, updates, keys), within = axis - keys->ndim;
+    if (axis < 0) scatter_windows(e, p, out, updates, keys);
+    for (int half = 0; half < 2 && axis >= 0 && !e->code; half++) {
+        struct array some = half_of(updates, axis, half), where = *keys, to = *out;
+        if (within < 0) where = half_of(keys, axis, half);
+        else to = part_of(out, within, half ? updates->shape[axis] - some.shape[axis] : 0,
+                          out->shape[within] - updates->shape[axis] + some.shape[axis]);
+        scatter_split(e, p, &to, &some, &where);
+    }
+}
+
+static void lower_scatter(struct encoder *e, const struct node *n)
+{
+    scatter_split(e, &n->p.scatter, n->out[0], n->in[0], n->in[1]);
 }
 
 /* ---- fronts ---- */
@@ -12987,6 +13092,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     src = do_flatten(c, broadcast(c, src, rest + 1, shape), 0, -1);
     mask = do_flatten(c, mask, 0, -1);
     if (!src || !mask || !src->size || !a->size) return c->code ? NULL : a;
+    if (!check_room(c, "mask", a, 4 * a->size) || !check_room(c, "result like all", a, array_bytes(a)) ||
+        !check_room(c, "source like all", src, array_bytes(src))) return NULL;
     counts = output(c, 1, mask->shape, MLXVK_INT32);
     append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
     counts = do_reshape(c, counts, a->ndim, a->shape);
@@ -13026,6 +13133,20 @@ static void lower_search(struct encoder *e, const struct node *n)
     in_parts(e, (struct array *[]){ n->out[0], n->in[1] }, 2, 0, search_part, n);
 }
 
+/* Of a sequence that cannot be bound whole: the places in both halves add up. */
+static struct array *do_search(struct call *c, struct array *x, struct array *y, bool right)
+{
+    int half = x ? x->shape[0] / 2 : 0;
+    struct array *out;
+    if (c->code || !x || !y) return NULL;
+    if (half && !fits_binding(c->device, x))
+        return do_binary(c, B_add, do_search(c, slice_one(c, x, 0, 0, half), y, right),
+                         do_search(c, slice_one(c, x, 0, half, x->shape[0] - half), y, right));
+    out = output(c, y->ndim, y->shape, MLXVK_UINT32);
+    append(c, OP_SEARCH, PARAMS(.search = { right }), ARRAYS(x, y), ARRAYS(out));
+    return out;
+}
+
 int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s)
 {
     struct call c = begin("searchsorted", s);
@@ -13036,10 +13157,7 @@ int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const cha
     if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
     if (!c.code) {
         mlxvk_dtype t = promote(x->dtype, y->dtype);
-        x = as_type(&c, x, t);
-        y = as_type(&c, y, t);
-        out = y ? output(&c, y->ndim, y->shape, MLXVK_UINT32) : NULL;
-        append(&c, OP_SEARCH, PARAMS(.search = { right }), ARRAYS(x, y), ARRAYS(out));
+        out = do_search(&c, as_type(&c, x, t), as_type(&c, y, t), right);
     }
     return finish(&c, out, res);
 }
@@ -13837,7 +13955,7 @@ static struct array *matrices(struct call *c, struct array *a, bool square)
     if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX)
         return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many matrices", TEXT(a));
     shape[0] = (int)(a->size / (size_t)shape[1] / (size_t)shape[2]);
-    return do_reshape(c, a, 3, shape);
+    return check_room(c, "matrix", a, 4 * (size_t)shape[1] * (size_t)shape[2]) ? do_reshape(c, a, 3, shape) : NULL;
 }
 
 /* The batch dimensions of `like` again, in front of an array's dimensions but the first. */
@@ -14982,10 +15100,14 @@ enum { FFT_LONGEST = 1 << 26 };
 static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, enum fft_kind kind, bool inverse,
                               double scale)
 {
-    int shape[MAXD];
+    int shape[MAXD], used = kind == FFT_TO_REAL ? n / 2 + 1 : n;
+    uint32_t length;
     struct array *out;
     if (c->code || !a) return NULL;
     if (n > FFT_LONGEST) return FAIL(c, MLXVK_ERROR_LIMIT, "a length of %d; at most %d", n, FFT_LONGEST);
+    length = kind != FFT_COMPLEX && n % 2 == 0 ? (uint32_t)n / 2 : (uint32_t)n;
+    if (!check_room(c, "row", a, 8 * (fft_smooth(length) ? (size_t)length + 1 : fft_convolved(length)))) return NULL;
+    if (a->shape[axis] > used) a = slice_one(c, a, axis, 0, used);
     if (!is_complex(a->dtype) || kind == FFT_FROM_REAL)
         a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
     if (c->code || !a) return NULL;

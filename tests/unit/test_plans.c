@@ -462,7 +462,6 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
     { "quantized", "one binding reaches", "a weight that is not transposed is bound whole", 1 << 30, 0 },
     { "gather_qmm", "one binding reaches", "the weights of all experts, and all their results, are bound whole",
         1 << 30, 0 },
-    { "scatter", "one binding reaches", "places and updates are sorted whole: they are not cut yet", 1 << 27, 0 },
     { "softmax", "one binding reaches", "a row, or what a part's columns gave, is longer than a binding: not cut yet",
         1 << 30, 0 },
     { "scan", "one binding reaches", "a row is longer than a binding: not cut yet", 1 << 27, 0 },
@@ -471,7 +470,6 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
     { "reduce", "one binding reaches", "argmin of all: not cut yet", 1 << 27, 0 },
     { "attention", "one binding reaches", "a head of a query that is not in rows: not cut yet", 1 << 27, 0 },
     { "conv", "one binding reaches", "one image is larger than a binding: not cut yet", 1 << 27, 0 },
-    { "fft", "one binding reaches", "rows that are padded for long transforms are not cut again", 1 << 27, 0 },
 };
 
 static bool is_allowed(const struct lab *l, const char *text)
