@@ -12468,7 +12468,7 @@ struct sort_rows {
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
     bool index;
     struct array *sorted;                            /* NULL, or for the keys of an argsort */
-    struct array *keys[2], *places[2], *owned[4];
+    struct array *keys[2], *places[2], *owned[4];    /* the last: a radix sort's counts */
 };
 struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
 
@@ -12491,8 +12491,6 @@ static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_st
     if (in_out) s->keys[0] = &s->out_as_keys;
     if (s->sorted) s->keys[0] = s->sorted;
 }
-
-static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
 
 static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 {
@@ -12550,27 +12548,18 @@ static void sort_merge(struct encoder *e, const struct sort_rows *s, const struc
     dispatch_groups(e, ceil_div((uint64_t)s->rows * push.parts, 128));
 }
 
-static void sort_by_merges(struct encoder *e, struct sort_rows *s)
-{
-    uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
-    while ((uint64_t)block << merges < s->n) merges++;
-    sort_begin(e, s, 1 + merges);
-    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
-        struct sort_step p = sort_step(s, i);
-        uint32_t round = i % s->phase_steps;
-        if (!round) sort_blocks(e, s, &p);
-        else sort_merge(e, s, &p, block << (round - 1));
-    }
-    sort_end(s);
-}
-
 /* ---- radix sort, a digit of eight bits a step ---- */
 
-static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift,
-                       struct array *counts, uint32_t tiles, uint32_t each)
+/* Elements of a row that a workgroup takes. */
+static uint32_t radix_tile(const struct sort_rows *s)
 {
+    return RADIX_DIGITS * ((size_t)s->rows * s->n < (1u << 20) ? 8 : 16);
+}
+
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift)
+{
+    uint32_t tiles = ceil_div(s->n, radix_tile(s)), flags[3] = { 0, 0, p->flags };
     struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
-    uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
     if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
     if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
     for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
@@ -12580,24 +12569,12 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
         if (flags[pass] & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_radix_place, p->place);
         if (pass == 2 && p->dst) push.dst_at = set_output(e, SLOT_radix_dst, p->dst);
         if (pass == 2 && p->dst_place) push.dst_place_at = set_output(e, SLOT_radix_dst_place, p->dst_place);
-        push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, counts);
-        USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass], .each = each,
-            .subgroups = subgroups, .summed = tiles > RADIX_FEW_TILES);
+        push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, s->owned[3]);
+        USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass],
+            .each = radix_tile(s) / RADIX_DIGITS, .subgroups = RADIX_DIGITS / e->device->caps.subgroup,
+            .summed = tiles > RADIX_FEW_TILES);
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
-}
-
-static void sort_by_digits(struct encoder *e, struct sort_rows *s, uint32_t digits)
-{
-    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
-    struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
-    sort_begin(e, s, digits);
-    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
-        struct sort_step p = sort_step(s, i);
-        radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
-    }
-    sort_end(s);
-    array_release(counts);
 }
 
 /* Radix sort where subgroups are wide enough for it; a CPU is faster with merges. */
@@ -12609,6 +12586,27 @@ static bool use_radix(const struct encoder *e, const struct sort_rows *s)
         c->max_threads < RADIX_DIGITS)
         return false;
     return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && e->device->tuning->radix));
+}
+
+/* digits: of 8 bits, that the keys' words have. */
+static void sort_words(struct encoder *e, struct sort_rows *s, uint32_t digits)
+{
+    bool radix = use_radix(e, s);
+    uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
+    while ((uint64_t)block << merges < s->n) merges++;
+    if (radix) {
+        size_t tiles = ceil_div(s->n, radix_tile(s));
+        s->owned[3] = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
+    }
+    sort_begin(e, s, radix ? digits : 1 + merges);
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        uint32_t round = i % s->phase_steps;
+        if (radix) radix_step(e, s, &p, 8 * round);
+        else if (!round) sort_blocks(e, s, &p);
+        else sort_merge(e, s, &p, block << (round - 1));
+    }
+    for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]);
 }
 
 static size_t sort_bytes(const struct array *rows) { return max_size(item_size(rows), 4); }
@@ -12628,8 +12626,7 @@ static void lower_sort(struct encoder *e, const struct node *n)
         s.in.size = s.out.size = (size_t)s.rows * length;
         s.in.offset += (int64_t)(first * length * item_size(in));
         s.out.offset += (int64_t)(first * length * item_size(out));
-        if (use_radix(e, &s)) sort_by_digits(e, &s, (uint32_t)min_size(item_size(in), 4));
-        else sort_by_merges(e, &s);
+        sort_words(e, &s, (uint32_t)min_size(item_size(in), 4));
     }
 }
 
@@ -12640,8 +12637,7 @@ static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, stru
         { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
     uint32_t digits = 1;
     while (digits < 4 && most >> 8 * digits) digits++;
-    if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
-    else sort_by_merges(e, &s);
+    sort_words(e, &s, digits);
 }
 
 /* ---- fronts ---- */
@@ -12679,30 +12675,26 @@ static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
     return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
 }
 
-#define SORT_FUNCTION(flat, along, parameter, call_flat, call_axis) \
-    int flat(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s) \
-    { \
-        struct call c = begin(CALLED(flat), s); \
-        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1); \
-        return finish(&c, call_flat, res); \
-    } \
-    int along(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s) \
-    { \
-        struct call c = begin(CALLED(along), s); \
-        struct array *x = input(&c, "a", a); \
-        return finish(&c, call_axis, res); \
+/* A public function that is one expression, of parameters up to the stream s. IN: an operand. */
+#define FUNCTION(name, result, ...)                                                                                   \
+    int name(mlxvk_array *res, __VA_ARGS__, mlxvk_stream s)                                                           \
+    {                                                                                                                 \
+        struct call c = begin(CALLED(name), s);                                                                       \
+        return finish(&c, result, res);                                                                               \
     }
-#define NO_PARAMETER
-#define KTH_PARAMETER , int kth
-#define K_PARAMETER , int k
-SORT_FUNCTION(mlxvk_sort, mlxvk_sort_axis, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
-SORT_FUNCTION(mlxvk_argsort, mlxvk_argsort_axis, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
-SORT_FUNCTION(mlxvk_partition, mlxvk_partition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, false),
-              do_partition(&c, x, kth, axis, false))
-SORT_FUNCTION(mlxvk_argpartition, mlxvk_argpartition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, true),
-              do_partition(&c, x, kth, axis, true))
-SORT_FUNCTION(mlxvk_topk, mlxvk_topk_axis, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
-#undef SORT_FUNCTION
+#define IN(a) input(&c, #a, a)
+#define FLAT(a) do_flatten(&c, IN(a), 0, -1)
+
+FUNCTION(mlxvk_sort, do_sort(&c, FLAT(a), 0, false), mlxvk_array a)
+FUNCTION(mlxvk_sort_axis, do_sort(&c, IN(a), axis, false), mlxvk_array a, int axis)
+FUNCTION(mlxvk_argsort, do_sort(&c, FLAT(a), 0, true), mlxvk_array a)
+FUNCTION(mlxvk_argsort_axis, do_sort(&c, IN(a), axis, true), mlxvk_array a, int axis)
+FUNCTION(mlxvk_partition, do_partition(&c, FLAT(a), kth, 0, false), mlxvk_array a, int kth)
+FUNCTION(mlxvk_partition_axis, do_partition(&c, IN(a), kth, axis, false), mlxvk_array a, int kth, int axis)
+FUNCTION(mlxvk_argpartition, do_partition(&c, FLAT(a), kth, 0, true), mlxvk_array a, int kth)
+FUNCTION(mlxvk_argpartition_axis, do_partition(&c, IN(a), kth, axis, true), mlxvk_array a, int kth, int axis)
+FUNCTION(mlxvk_topk, do_topk(&c, FLAT(a), k, 0), mlxvk_array a, int k)
+FUNCTION(mlxvk_topk_axis, do_topk(&c, IN(a), k, axis), mlxvk_array a, int k, int axis)
 
 /* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================= */
 
@@ -12989,45 +12981,37 @@ static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct a
     return out;
 }
 
-static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices,
-                        mlxvk_array updates, const int *axes, size_t axes_num, int op, mlxvk_stream s)
+/* At `count` index arrays, for as many axes. */
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, const mlxvk_array *one,
+                        mlxvk_vector_array several, mlxvk_array updates, const int *axes, size_t count, int op,
+                        mlxvk_stream s)
 {
     struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
-    struct windows w;
-    if (!index_inputs(&c, x, indices.ctx, &w)) x = NULL;
-    return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
+    struct array *x = IN(a), *u = IN(updates);
+    struct windows w = { .count = 1 };
+    if (one) w.index[0] = input(&c, "indices", *one);
+    else if (!index_inputs(&c, x, several.ctx, &w)) x = NULL;
+    return finish(&c, do_scatter(&c, res, x, &w, u, axes, count, op), res);
 }
 
-static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,
-                          int axis, int op, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
-    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
-    return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
-}
-
-#define SCATTER_FUNCTIONS(name, single, op) \
-    int name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
-                     size_t axes_num, mlxvk_stream s) \
-    { return scatter_call(CALLED(name), res, a, indices, updates, axes, axes_num, op, s); } \
-    int single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis, \
-                              mlxvk_stream s) \
-    { return scatter_single(CALLED(single), res, a, indices, updates, axis, op, s); }
+#define SCATTER_FUNCTIONS(name, single, op)                                                                           \
+    int name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes,       \
+             size_t axes_num, mlxvk_stream s)                                                                         \
+    { return scatter_call(CALLED(name), res, a, NULL, indices, updates, axes, axes_num, op, s); }                     \
+    int single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis, mlxvk_stream s)   \
+    { return scatter_call(CALLED(single), res, a, &indices, (mlxvk_vector_array){ NULL }, updates, &axis, 1, op, s); }
 SCATTER_FUNCTIONS(mlxvk_scatter, mlxvk_scatter_single, SCATTER_NONE)
 SCATTER_FUNCTIONS(mlxvk_scatter_add, mlxvk_scatter_add_single, SCATTER_SUM)
 SCATTER_FUNCTIONS(mlxvk_scatter_prod, mlxvk_scatter_prod_single, SCATTER_PROD)
 SCATTER_FUNCTIONS(mlxvk_scatter_max, mlxvk_scatter_max_single, SCATTER_MAX)
 SCATTER_FUNCTIONS(mlxvk_scatter_min, mlxvk_scatter_min_single, SCATTER_MIN)
-#undef SCATTER_FUNCTIONS
 
 int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                            mlxvk_stream s)
 {
     struct call c = begin("scatter_add_axis", s);
-    struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
-    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    struct array *x = IN(a), *v = IN(values), *keys, *out;
+    struct windows w = { .count = 1, .index = { IN(indices) } };
     struct scatter_params p = { .op = SCATTER_SUM };
     int64_t strides[MAXD], base[MAXD];
     w.axes[0] = axis = normal_axis(&c, x, axis);
@@ -13060,13 +13044,9 @@ static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *
     return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
 }
 
-int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start,
-                               const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    struct call c = begin("slice_update_dynamic", s);
-    struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
-    return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
-}
+FUNCTION(mlxvk_slice_update_dynamic,
+         do_slice_update_dynamic(&c, res, IN(src), IN(update), IN(start), axes, axes_num), mlxvk_array src,
+         mlxvk_array update, mlxvk_array start, const int *axes, size_t axes_num)
 
 /* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the
  * running count of what is true grows, the next element of src is put. */
@@ -13103,12 +13083,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     return out;
 }
 
-int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s)
-{
-    struct call c = begin("masked_scatter", s);
-    struct array *x = input(&c, "a", a), *m = input(&c, "mask", mask), *v = input(&c, "src", src);
-    return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
-}
+FUNCTION(mlxvk_masked_scatter, do_masked_scatter(&c, res, IN(a), IN(mask), IN(src)), mlxvk_array a, mlxvk_array mask,
+         mlxvk_array src)
 
 /* ---- where values belong in a sorted sequence ---- */
 
@@ -13150,16 +13126,13 @@ static struct array *do_search(struct call *c, struct array *x, struct array *y,
 int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s)
 {
     struct call c = begin("searchsorted", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
+    struct array *x = IN(a), *y = IN(v);
+    mlxvk_dtype t = x && y ? promote(x->dtype, y->dtype) : MLXVK_FLOAT32;
     bool right = side && !strcmp(side, "right");
     if (!side || (!right && strcmp(side, "left")))
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
     if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
-    if (!c.code) {
-        mlxvk_dtype t = promote(x->dtype, y->dtype);
-        out = do_search(&c, as_type(&c, x, t), as_type(&c, y, t), right);
-    }
-    return finish(&c, out, res);
+    return finish(&c, c.code ? NULL : do_search(&c, as_type(&c, x, t), as_type(&c, y, t), right), res);
 }
 
 /* ==== >>composites: operations made of others ===================================================================== */
@@ -13169,6 +13142,12 @@ int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const cha
 static struct array *filled(struct call *c, int ndim, const int *shape, double value, mlxvk_dtype dtype)
 {
     return check_shape(c, ndim, shape, dtype) ? do_full(c, ndim, shape, scalar(c, value, dtype), dtype) : NULL;
+}
+
+/* With a number of the array's dtype. */
+static struct array *by_number(struct call *c, enum binary op, struct array *a, double value)
+{
+    return c->code || !a ? NULL : do_binary(c, op, a, scalar(c, value, a->dtype));
 }
 
 static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dtype)
@@ -13183,17 +13162,8 @@ static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dty
     return out;
 }
 
-int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("eye", s);
-    return finish(&c, do_eye(&c, n, m, k, dtype), res);
-}
-
-int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("identity", s);
-    return finish(&c, do_eye(&c, n, n, 0, dtype), res);
-}
+FUNCTION(mlxvk_eye, do_eye(&c, n, m, k, dtype), int n, int m, int k, mlxvk_dtype dtype)
+FUNCTION(mlxvk_identity, do_eye(&c, n, n, 0, dtype), int n, mlxvk_dtype dtype)
 
 /* True at and below diagonal k. */
 static struct array *do_tri(struct call *c, int n, int m, int k)
@@ -13208,12 +13178,8 @@ static struct array *do_tri(struct call *c, int n, int m, int k)
     return do_binary(c, B_greater_equal, rows, columns);
 }
 
-int mlxvk_tri(mlxvk_array *res, int n, int m, int k, mlxvk_dtype type, mlxvk_stream s)
-{
-    struct call c = begin("tri", s);
-    struct array *x = check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL;
-    return finish(&c, x, res);
-}
+FUNCTION(mlxvk_tri, check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL, int n, int m, int k,
+         mlxvk_dtype type)
 
 /* Zeros above (upper: below) diagonal k of each matrix. */
 static struct array *do_triangle(struct call *c, struct array *x, int k, bool upper)
@@ -13226,56 +13192,45 @@ static struct array *do_triangle(struct call *c, struct array *x, int k, bool up
     return upper ? do_select(c, mask, zero, x) : do_select(c, mask, x, zero);
 }
 
-static int triangle(const char *name, mlxvk_array *res, mlxvk_array x, int k, bool upper, mlxvk_stream s)
+FUNCTION(mlxvk_tril, do_triangle(&c, IN(x), k, false), mlxvk_array x, int k)
+FUNCTION(mlxvk_triu, do_triangle(&c, IN(x), k, true), mlxvk_array x, int k)
+
+static struct array *do_linspace(struct call *c, double start, double stop, int num, mlxvk_dtype dtype)
 {
-    struct call c = begin(name, s);
-    return finish(&c, do_triangle(&c, input(&c, "x", x), k, upper), res);
+    struct array *t, *rest;
+    if (num < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "%d elements", num);
+    if (!check_shape(c, 0, NULL, dtype)) return NULL;
+    if (num == 1) return as_type(c, filled(c, 1, &num, start, MLXVK_FLOAT32), dtype);
+    t = by_number(c, B_divide, do_arange(c, 0, num, 1, MLXVK_FLOAT32), (double)num - 1);
+    rest = by_number(c, B_multiply, do_binary(c, B_subtract, scalar(c, 1, MLXVK_FLOAT32), t), start);
+    return as_type(c, do_binary(c, B_add, rest, by_number(c, B_multiply, t, stop)), dtype);
 }
 
-int mlxvk_tril(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("tril", res, x, k, false, s); }
-int mlxvk_triu(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("triu", res, x, k, true, s); }
-
-int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("linspace", s);
-    struct array *t, *rest, *out = NULL;
-    if (num < 0) FAIL(&c, MLXVK_ERROR_SHAPE, "%d elements", num);
-    if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
-    if (num == 1) return finish(&c, as_type(&c, filled(&c, 1, &num, start, MLXVK_FLOAT32), dtype), res);
-    t = do_binary(&c, B_divide, do_arange(&c, 0, num, 1, MLXVK_FLOAT32), scalar(&c, (double)num - 1, MLXVK_FLOAT32));
-    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t),
-                     scalar(&c, start, MLXVK_FLOAT32));
-    out = do_binary(&c, B_add, rest, do_binary(&c, B_multiply, t, scalar(&c, stop, MLXVK_FLOAT32)));
-    return finish(&c, as_type(&c, out, dtype), res);
-}
+FUNCTION(mlxvk_linspace, do_linspace(&c, start, stop, num, dtype), double start, double stop, int num,
+         mlxvk_dtype dtype)
 
 /* terms[0] + terms[1] cos x + terms[2] cos 2x, where x goes from 0 to 2 pi; without terms 1 - |x / pi - 1|. */
-static int window(const char *name, mlxvk_array *res, int m, const double *terms, mlxvk_stream s)
+static struct array *do_window(struct call *c, int m, const double *terms)
 {
-    struct call c = begin(name, s);
     struct array *x, *out;
     int n = m < 0 ? 0 : m;
-    if (m <= 1) return finish(&c, filled(&c, 1, &n, 1, MLXVK_FLOAT32), res);
-    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32),
-                  scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
-    if (!terms) {
-        x = do_unary(&c, U_abs, do_binary(&c, B_subtract, x, scalar(&c, 1, MLXVK_FLOAT32)));
-        return finish(&c, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), x), res);
-    }
-    out = scalar(&c, terms[0], MLXVK_FLOAT32);
-    for (int i = 1; i < 3 && terms[i] != 0; i++) {
-        struct array *wave = do_unary(&c, U_cos, do_binary(&c, B_multiply, x, scalar(&c, i, MLXVK_FLOAT32)));
-        out = do_binary(&c, B_add, out, do_binary(&c, B_multiply, wave, scalar(&c, terms[i], MLXVK_FLOAT32)));
-    }
-    return finish(&c, out, res);
+    if (m <= 1) return filled(c, 1, &n, 1, MLXVK_FLOAT32);
+    x = do_arange(c, 0, n, 1, MLXVK_FLOAT32);
+    x = by_number(c, B_multiply, x, (terms ? 6.283185307179586 : 2.0) / (n - 1));
+    if (!terms)
+        return do_binary(c, B_subtract, scalar(c, 1, MLXVK_FLOAT32),
+                         do_unary(c, U_abs, by_number(c, B_subtract, x, 1)));
+    out = scalar(c, terms[0], MLXVK_FLOAT32);
+    for (int i = 1; i < 3 && terms[i] != 0; i++)
+        out = do_binary(c, B_add, out,
+                        by_number(c, B_multiply, do_unary(c, U_cos, by_number(c, B_multiply, x, i)), terms[i]));
+    return out;
 }
 
-int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s) { return window("bartlett", res, M, NULL, s); }
-#define X(name, ...)                                                                                                  \
-    int mlxvk_##name(mlxvk_array *res, int M, mlxvk_stream s)                                                         \
-    { return window(#name, res, M, (double[]){ __VA_ARGS__ }, s); }
-X(hanning, 0.5, -0.5, 0) X(hamming, 0.54, -0.46, 0) X(blackman, 0.42, -0.5, 0.08)
-#undef X
+FUNCTION(mlxvk_bartlett, do_window(&c, M, NULL), int M)
+FUNCTION(mlxvk_hanning, do_window(&c, M, ((double[]){ 0.5, -0.5, 0 })), int M)
+FUNCTION(mlxvk_hamming, do_window(&c, M, ((double[]){ 0.54, -0.46, 0 })), int M)
+FUNCTION(mlxvk_blackman, do_window(&c, M, ((double[]){ 0.42, -0.5, 0.08 })), int M)
 
 /* ---- lists of arrays ---- */
 
@@ -13356,28 +13311,24 @@ int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_st
 /* The array itself, as another handle. */
 int mlxvk_stop_gradient(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return mlxvk_copy(res, a, s); }
 
-static int at_least(const char *name, mlxvk_array *res, mlxvk_array a, int ndim, mlxvk_stream s)
+static struct array *do_at_least(struct call *c, struct array *a, int ndim)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    if (x && x->ndim < ndim) {
-        int shape[3] = { 1, 1, 1 };
-        if (x->ndim == 1) shape[ndim > 1] = x->shape[0];
-        if (x->ndim == 2) { shape[0] = x->shape[0]; shape[1] = x->shape[1]; }
-        x = do_reshape(&c, x, ndim, shape);
-    }
-    return finish(&c, x, res);
+    int shape[3] = { 1, 1, 1 };
+    if (c->code || !a || a->ndim >= ndim) return a;
+    if (a->ndim == 1) shape[ndim > 1] = a->shape[0];
+    if (a->ndim == 2) memcpy(shape, a->shape, 2 * sizeof *shape);
+    return do_reshape(c, a, ndim, shape);
 }
 
-int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_1d", res, a, 1, s); }
-int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_2d", res, a, 2, s); }
-int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_3d", res, a, 3, s); }
+FUNCTION(mlxvk_atleast_1d, do_at_least(&c, IN(a), 1), mlxvk_array a)
+FUNCTION(mlxvk_atleast_2d, do_at_least(&c, IN(a), 2), mlxvk_array a)
+FUNCTION(mlxvk_atleast_3d, do_at_least(&c, IN(a), 3), mlxvk_array a)
 
 int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted,
                              mlxvk_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin("number_of_elements", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     double count = 1;
     if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
     for (size_t i = 0; i < axes_num && !c.code; i++) {
@@ -13406,8 +13357,8 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
 }
 
-FRONT(repeat_axis, arr, do_repeat(&c, x, repeats, axis), int repeats, int axis, mlxvk_stream s)
-FRONT(repeat, arr, do_repeat(&c, do_flatten(&c, x, 0, -1), repeats, 0), int repeats, mlxvk_stream s)
+FUNCTION(mlxvk_repeat_axis, do_repeat(&c, IN(arr), repeats, axis), mlxvk_array arr, int repeats, int axis)
+FUNCTION(mlxvk_repeat, do_repeat(&c, FLAT(arr), repeats, 0), mlxvk_array arr, int repeats)
 
 int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
 {
@@ -13461,22 +13412,22 @@ static int64_t total_shift(struct call *c, const int *shift, size_t count)
     return total;
 }
 
-int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, mlxvk_stream s)
+static struct array *roll_flat(struct call *c, struct array *a, int64_t shift)
 {
-    struct call c = begin("roll", s);
-    struct array *x = input(&c, "a", a), *flat = do_flatten(&c, x, 0, -1);
-    flat = do_roll(&c, flat, total_shift(&c, shift, shift_num), 0);
-    return finish(&c, x ? do_reshape(&c, flat, x->ndim, x->shape) : NULL, res);
+    struct array *flat = do_roll(c, do_flatten(c, a, 0, -1), shift, 0);
+    return flat ? do_reshape(c, flat, a->ndim, a->shape) : NULL;
 }
 
-FRONT(roll_axis, a, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), const int *shift, size_t shift_num,
-      int axis, mlxvk_stream s)
+FUNCTION(mlxvk_roll, roll_flat(&c, IN(a), total_shift(&c, shift, shift_num)), mlxvk_array a, const int *shift,
+         size_t shift_num)
+FUNCTION(mlxvk_roll_axis, do_roll(&c, IN(a), total_shift(&c, shift, shift_num), axis), mlxvk_array a, const int *shift,
+         size_t shift_num, int axis)
 
 int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes,
                     size_t axes_num, mlxvk_stream s)
 {
     struct call c = begin("roll_axes", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     if (shift_num < axes_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu shifts for %zu axes", shift_num, axes_num);
     if (axes_num && (!shift || !axes)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "shift or axes is NULL");
     for (size_t i = 0; i < axes_num && !c.code; i++) x = do_roll(&c, x, shift[i], axes[i]);
@@ -13493,11 +13444,9 @@ static struct array *pad_indices(struct call *c, enum pad_mode mode, int n, int 
 {
     struct array *at = do_arange(c, -(double)low, (double)n + high, 1, MLXVK_INT32);
     double period = mode == PAD_REFLECT ? 2.0 * (n - 1) : 2.0 * n;
-    if (n == 1 || mode == PAD_EDGE)
-        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)),
-                         scalar(c, n - 1, MLXVK_INT32));
+    if (n == 1 || mode == PAD_EDGE) return by_number(c, B_minimum, by_number(c, B_maximum, at, 0), n - 1);
     if (period > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "an axis of %d elements cannot be mirrored", n);
-    at = do_binary(c, B_remainder, at, scalar(c, period, MLXVK_INT32));
+    at = by_number(c, B_remainder, at, period);
     return do_binary(c, B_minimum, at,
                      do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
 }
@@ -13558,15 +13507,15 @@ int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num,
     return finish(&c, do_pad(&c, x, low, high, value, mode), res);
 }
 
-int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode,
-                        mlxvk_stream s)
+static struct array *pad_evenly(struct call *c, struct array *a, int width, struct array *value, const char *mode)
 {
-    struct call c = begin("pad_symmetric", s);
-    struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
     int each[MAXD];
-    for (int i = 0; i < MAXD; i++) each[i] = pad_width;
-    return finish(&c, do_pad(&c, x, each, each, value, mode), res);
+    for (int i = 0; i < MAXD; i++) each[i] = width;
+    return do_pad(c, a, each, each, value, mode);
 }
+
+FUNCTION(mlxvk_pad_symmetric, pad_evenly(&c, IN(a), pad_width, optional_input(&c, "pad_value", pad_value), mode),
+         mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode)
 
 /* ---- comparisons ---- */
 
@@ -13591,25 +13540,23 @@ static struct array *all_of(struct call *c, struct array *a)
     return a && a->ndim ? do_reduce(c, R_all, a, (1u << a->ndim) - 1, false) : a;
 }
 
-FRONT_TWO(isclose, a, b, do_isclose(&c, x, y, rtol, atol, equal_nan), double rtol, double atol, bool equal_nan,
-          mlxvk_stream s)
-FRONT_TWO(allclose, a, b, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), double rtol, double atol,
-          bool equal_nan, mlxvk_stream s)
-
-int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s)
+static struct array *do_array_equal(struct call *c, struct array *a, struct array *b, bool equal_nan)
 {
-    struct call c = begin("array_equal", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
-    if (x && y && !same_shape(x, y)) out = scalar(&c, 0, MLXVK_BOOL);
-    else out = all_of(&c, do_binary(&c, equal_nan ? B_nan_equal : B_equal, x, y));
-    return finish(&c, out, res);
+    if (a && b && !same_shape(a, b)) return scalar(c, 0, MLXVK_BOOL);
+    return all_of(c, do_binary(c, equal_nan ? B_nan_equal : B_equal, a, b));
 }
+
+FUNCTION(mlxvk_isclose, do_isclose(&c, IN(a), IN(b), rtol, atol, equal_nan), mlxvk_array a, mlxvk_array b, double rtol,
+         double atol, bool equal_nan)
+FUNCTION(mlxvk_allclose, all_of(&c, do_isclose(&c, IN(a), IN(b), rtol, atol, equal_nan)), mlxvk_array a, mlxvk_array b,
+         double rtol, double atol, bool equal_nan)
+FUNCTION(mlxvk_array_equal, do_array_equal(&c, IN(a), IN(b), equal_nan), mlxvk_array a, mlxvk_array b, bool equal_nan)
 
 int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf,
                      mlxvk_optional_float neginf, mlxvk_stream s)
 {
     struct call c = begin("nan_to_num", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     mlxvk_dtype t = x ? x->dtype : MLXVK_FLOAT32;
     double most = t == MLXVK_FLOAT16 ? 65504.0 : t == MLXVK_BFLOAT16 ? 0x1.fep127 : (double)FLT_MAX;
     struct { enum unary test; double value; } changes[] = {
@@ -13638,32 +13585,27 @@ static struct array *do_variance(struct call *c, struct array *a, uint32_t mask,
     if (is_complex(t)) away = do_unary(c, U_abs, away);
     x = do_unary(c, U_square, away);
     if (mask) x = do_reduce(c, R_sum, x, mask, keepdims);
-    x = do_binary(c, B_multiply, x, scalar(c, 1 / (n > ddof ? n - ddof : 0), MLXVK_FLOAT32));
+    x = by_number(c, B_multiply, x, 1 / (n > ddof ? n - ddof : 0));
     if (root) x = do_unary(c, U_sqrt, x);
     return is_complex(t) ? x : as_type(c, x, t);
 }
 
-static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count,
-                    bool keepdims, int ddof, bool root, mlxvk_stream s)
+static struct array *spread(struct call *c, struct array *a, bool all, const int *axes, size_t count, bool keepdims,
+                            int ddof, bool root)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    uint32_t mask = 0;
-    if (form) axes_mask(&c, x, axes, count, &mask);
-    else if (x) mask = (1u << x->ndim) - 1;
-    return finish(&c, do_variance(&c, x, mask, keepdims, ddof, root), res);
+    uint32_t mask = all && a ? (1u << a->ndim) - 1 : 0;
+    if (!all) axes_mask(c, a, axes, count, &mask);
+    return do_variance(c, a, mask, keepdims, ddof, root);
 }
 
-#define X(all, one, some, root) \
-    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s) \
-    { return variance(CALLED(all), res, a, 0, NULL, 0, keepdims, ddof, root, s); } \
-    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s) \
-    { return variance(CALLED(one), res, a, 1, &axis, 1, keepdims, ddof, root, s); } \
-    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, \
-             mlxvk_stream s) \
-    { return variance(CALLED(some), res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
-X(mlxvk_var, mlxvk_var_axis, mlxvk_var_axes, false) X(mlxvk_std, mlxvk_std_axis, mlxvk_std_axes, true)
-#undef X
+#define VARIANCE(all, one, some, root)                                                                                \
+    FUNCTION(all, spread(&c, IN(a), true, NULL, 0, keepdims, ddof, root), mlxvk_array a, bool keepdims, int ddof)     \
+    FUNCTION(one, spread(&c, IN(a), false, &axis, 1, keepdims, ddof, root), mlxvk_array a, int axis, bool keepdims,   \
+             int ddof)                                                                                                \
+    FUNCTION(some, spread(&c, IN(a), false, axes, axes_num, keepdims, ddof, root), mlxvk_array a, const int *axes,    \
+             size_t axes_num, bool keepdims, int ddof)
+VARIANCE(mlxvk_var, mlxvk_var_axis, mlxvk_var_axes, false)
+VARIANCE(mlxvk_std, mlxvk_std_axis, mlxvk_std_axes, true)
 
 /* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
 static struct array *do_median(struct call *c, struct array *a, uint32_t mask, bool keepdims)
@@ -13693,7 +13635,7 @@ static struct array *do_median(struct call *c, struct array *a, uint32_t mask, b
 int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s)
 {
     struct call c = begin("median", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     uint32_t mask;
     if (x && x->ndim && !axes_num) FAIL(&c, MLXVK_ERROR_AXIS, "no axes of %s", TEXT(x));
     return finish(&c, axes_mask(&c, x, axes, axes_num, &mask) ? do_median(&c, x, mask, keepdims) : NULL, res);
@@ -13711,7 +13653,7 @@ int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, si
                            mlxvk_stream s)
 {
     struct call c = begin("random_bernoulli", s);
-    struct array *x = input(&c, "p", p), *k, *bits;
+    struct array *x = IN(p), *k, *bits;
     int ndim = shape_count(shape_num);
     if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
     k = key_input(&c, key);
@@ -13726,14 +13668,14 @@ int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, co
                          mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_randint", s);
-    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
+    struct array *x = IN(low), *y = IN(high), *k, *out;
     if (!is_dtype((int)dtype) || is_inexact(dtype))
         FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
     k = key_input(&c, key);
     out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
     out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
     if (out && dtype != MLXVK_BOOL) {
-        out = do_binary(&c, B_minimum, out, do_binary(&c, B_subtract, as_type(&c, y, dtype), scalar(&c, 1, dtype)));
+        out = do_binary(&c, B_minimum, out, by_number(&c, B_subtract, as_type(&c, y, dtype), 1));
         out = do_binary(&c, B_maximum, out, as_type(&c, x, dtype));
     }
     return finish(&c, out, res);
@@ -13776,16 +13718,16 @@ int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_arr
                                   size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_truncated_normal", s);
-    struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
+    const double root = 1.4142135623730951;
+    struct array *low = IN(lower), *high = IN(upper), *k, *from, *to, *out;
     check_float(&c, dtype);
     k = key_input(&c, key);
-    root = c.code ? NULL : scalar(&c, 1.4142135623730951, dtype);
     low = c.code ? NULL : as_type(&c, low, dtype);
     high = c.code ? NULL : as_type(&c, high, dtype);
-    from = do_unary(&c, U_erf, do_binary(&c, B_divide, low, root));
-    to = do_unary(&c, U_erf, do_binary(&c, B_divide, high, root));
+    from = do_unary(&c, U_erf, by_number(&c, B_divide, low, root));
+    to = do_unary(&c, U_erf, by_number(&c, B_divide, high, root));
     out = do_uniform(&c, from, to, shape_count(shape_num), shape, dtype, k);
-    out = do_binary(&c, B_multiply, root, do_unary(&c, U_erfinv, out));
+    out = by_number(&c, B_multiply, do_unary(&c, U_erfinv, out), root);
     return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
 }
 
@@ -13800,9 +13742,8 @@ int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, m
     out = do_unary(&c, U_log1p, do_unary(&c, U_negative, do_unary(&c, U_abs, u)));
     out = do_binary(&c, B_multiply, do_unary(&c, U_sign, u), out);
     if (!c.code) out = as_type(&c, out, dtype);
-    if (!c.code && scale != 1) out = do_binary(&c, B_multiply, scalar(&c, scale, dtype), out);
-    if (!c.code && loc != 0) out = do_binary(&c, B_add, scalar(&c, loc, dtype), out);
-    return finish(&c, out, res);
+    if (scale != 1) out = by_number(&c, B_multiply, out, scale);
+    return finish(&c, loc != 0 ? by_number(&c, B_add, out, loc) : out, res);
 }
 
 /* The numbers below n in random order: the order of as many random words. */
@@ -13811,16 +13752,12 @@ static struct array *permuted_numbers(struct call *c, int n, struct array *key)
     return do_sort(c, do_random(c, RANDOM_BITS, 1, &n, MLXVK_UINT32, 0, 0, key), 0, true);
 }
 
-int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s)
-{
-    struct call c = begin("random_permutation_arange", s);
-    return finish(&c, permuted_numbers(&c, x, key_input(&c, key)), res);
-}
+FUNCTION(mlxvk_random_permutation_arange, permuted_numbers(&c, x, key_input(&c, key)), int x, mlxvk_array key)
 
 int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_permutation", s);
-    struct array *a = input(&c, "x", x), *k = NULL;
+    struct array *a = IN(x), *k = NULL;
     axis = normal_axis(&c, a, axis);
     if (axis >= 0) k = permuted_numbers(&c, a->shape[axis], key_input(&c, key));
     return finish(&c, a && a->size ? do_take(&c, a, k, axis) : a, res);
@@ -13848,15 +13785,14 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
 {
     struct array *x = magnitudes(c, a);
     if (!x) return NULL;
-    if (order == 0) {
-        x = as_type(c, do_binary(c, B_not_equal, x, scalar(c, 0, MLXVK_FLOAT32)), MLXVK_FLOAT32);
-        return reduced(c, R_sum, x, mask, keepdims);
+    if (order == 0) {                                /* how many are not 0 */
+        x = as_type(c, by_number(c, B_not_equal, x, 0), MLXVK_FLOAT32);
+        order = 1;
     }
     if (order == 1) return reduced(c, R_sum, x, mask, keepdims);
     if (order == 2) return root_of_squares(c, x, mask, keepdims);
     if (isinf(order)) return reduced(c, order > 0 ? R_max : R_min, x, mask, keepdims);
-    x = reduced(c, R_sum, do_binary(c, B_power, x, scalar(c, order, MLXVK_FLOAT32)), mask, keepdims);
-    return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
+    return by_number(c, B_power, reduced(c, R_sum, by_number(c, B_power, x, order), mask, keepdims), 1 / order);
 }
 
 /* ---- factorisations: float32, in batches ----
@@ -13871,11 +13807,10 @@ static void factor_part(struct encoder *e, struct array *const *arrays, const vo
     struct array *a = arrays[0], *b = arrays[1], *order = arrays[2];
     bool small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
     uint32_t threads = small ? FACTOR_BLOCK : min_u32(e->device->tuning->factor_threads, e->device->caps.max_threads);
-    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1],
-                                .columns = (uint32_t)a->shape[2],
+    struct factor_push push = {
+        .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
         .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0],
-            .a_row = (uint32_t)a->strides[1],
-        .a_column = (uint32_t)a->strides[2] };
+        .a_row = (uint32_t)a->strides[1], .a_column = (uint32_t)a->strides[2] };
     /* not all steps write all: the validation layer takes it that they do */
     push.a_at = set_output(e, SLOT_factor_a, a);
     if (b) {
@@ -13886,10 +13821,9 @@ static void factor_part(struct encoder *e, struct array *const *arrays, const vo
     }
     if (order) push.order_at = set_output(e, SLOT_factor_order, order);
     USE(e, factor, &push, .threads = threads, .op = p->op);
-    if (p->op == FACTOR_SWAP)
-        dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
-                                       ceil_div(push.matrices, e->device->caps.max_groups[1]));
-    else dispatch_groups(e, push.matrices);
+    if (p->op != FACTOR_SWAP) { dispatch_groups(e, push.matrices); return; }
+    dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
+             ceil_div(push.matrices, e->device->caps.max_groups[1]));
 }
 
 static void lower_factor(struct encoder *e, const struct node *n)
@@ -13912,8 +13846,8 @@ static void append_factor(struct call *c, int op, uint8_t flags, int first, int 
 static void jacobi_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
     const struct jacobi_params *p = job;
-    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN
-        ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
+    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *swap;
+    struct array *other = p->op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL;
     uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads;
     struct jacobi_push push = { .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2],
                                 .checked = go != NULL };
@@ -13968,18 +13902,19 @@ static struct array *batched(struct call *c, struct array *a, const struct array
     return do_reshape(c, a, n, shape);
 }
 
+/* Blocks of the matrices; a square one on their diagonals. */
 static struct array *block_of(struct call *c, struct array *a, int row, int rows, int column, int columns)
 {
     if (c->code || !a) return NULL;
     return do_slice(c, a, (int[]){ 0, row, column }, (int[]){ a->shape[0], row + rows, column + columns }, NULL);
 }
 
-static struct array *flipped(struct call *c, struct array *a) { return do_swap(c, a, 1, 2); }
-
-static struct array *zeros_of(struct call *c, int batch, int rows, int columns)
+static struct array *corner_of(struct call *c, struct array *a, int at, int size)
 {
-    return filled(c, 3, (int[]){ batch, rows, columns }, 0, MLXVK_FLOAT32);
+    return block_of(c, a, at, size, at, size);
 }
+
+static struct array *flipped(struct call *c, struct array *a) { return do_swap(c, a, 1, 2); }
 
 /* Ones on the diagonal of each matrix, in memory of its own. */
 static struct array *eyes(struct call *c, int batch, int rows, int columns)
@@ -14005,12 +13940,12 @@ static struct array *lower_inverse(struct call *c, struct array *a, uint8_t flag
         append_factor(c, FACTOR_INVERSE, flags, 0, n, a, out, NULL);
         return out;
     }
-    out = zeros_of(c, a->shape[0], n, n);
-    first = lower_inverse(c, block_of(c, a, 0, half, 0, half), flags);
-    second = lower_inverse(c, block_of(c, a, half, n - half, half, n - half), flags);
+    out = filled(c, 3, a->shape, 0, MLXVK_FLOAT32);
+    first = lower_inverse(c, corner_of(c, a, 0, half), flags);
+    second = lower_inverse(c, corner_of(c, a, half, n - half), flags);
     rest = do_matmul(c, block_of(c, a, half, n - half, 0, half), first);
-    append_copy(c, block_of(c, out, 0, half, 0, half), first);
-    append_copy(c, block_of(c, out, half, n - half, half, n - half), second);
+    append_copy(c, corner_of(c, out, 0, half), first);
+    append_copy(c, corner_of(c, out, half, n - half), second);
     append_copy(c, block_of(c, out, half, n - half, 0, half), do_addmm(c, NULL, second, rest, -1, 0));
     return out;
 }
@@ -14029,12 +13964,12 @@ static struct array *do_cholesky(struct call *c, struct array *a)
     int n = a ? a->shape[1] : 0;
     for (int k = 0; k < n && !c->code; k += FACTOR_BLOCK) {
         int size = n - k < FACTOR_BLOCK ? n - k : FACTOR_BLOCK, rest = n - k - size;
-        corner = block_of(c, w, k, size, k, size);
+        corner = corner_of(c, w, k, size);
         append_factor(c, FACTOR_CHOLESKY, 0, 0, size, NULL, corner, NULL);
         if (!rest) break;
         below = block_of(c, w, k + size, rest, k, size);
         append_copy(c, below, do_matmul(c, below, flipped(c, lower_inverse(c, corner, 0))));
-        subtract_product(c, block_of(c, w, k + size, rest, k + size, rest), below, flipped(c, below));
+        subtract_product(c, corner_of(c, w, k + size, rest), below, flipped(c, below));
     }
     return n > FACTOR_BLOCK ? do_triangle(c, w, 0, false) : w;
 }
@@ -14059,7 +13994,7 @@ static struct lu do_lu(struct call *c, struct array *a)
         append_factor(c, FACTOR_SWAP, 0, k, size, r.pivots, r.factors, r.order);
         if (right <= 0) continue;
         top = block_of(c, r.factors, k, size, k + size, right);
-        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), FACTOR_UNIT);
+        inverse = lower_inverse(c, corner_of(c, r.factors, k, size), FACTOR_UNIT);
         append_copy(c, top, do_matmul(c, inverse, top));
         if (down <= 0) continue;
         subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right),
@@ -14068,22 +14003,14 @@ static struct lu do_lu(struct call *c, struct array *a)
     return r;
 }
 
-/* U^-1 L^-1 x for square matrices. */
-static struct array *lu_apply(struct call *c, const struct lu *f, struct array *x)
-{
-    x = do_matmul(c, lower_inverse(c, f->factors, FACTOR_UNIT), x);
-    return do_matmul(c, triangle_inverse(c, f->factors, true), x);
-}
-
 /* ---- QR by Householder reflections ---- */
 
 struct qr { struct array *q, *r; };
 
-/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the
- * diagonal. */
-static struct array *reflection_factor(struct call *c, struct array *v)
+/* Takes V T V^T a from a, where I - V T V^T is a product of reflections, or with T transposed. */
+static void reflect(struct call *c, struct array *a, struct array *v, struct array *t)
 {
-    return lower_inverse(c, do_matmul(c, flipped(c, v), v), FACTOR_HALF);
+    subtract_product(c, a, v, do_matmul(c, t, do_matmul(c, flipped(c, v), a)));
 }
 
 /* Q with `columns` columns, R with min(rows, columns of a) rows. */
@@ -14091,7 +14018,7 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
 {
     struct qr r = { NULL, NULL };
     struct array *w = a ? copy_of(c, a) : NULL, **v, **t;
-    int batch, m, n, least, blocks, k;
+    int batch, m, n, least, blocks;
     if (!w) return r;
     batch = a->shape[0];
     m = a->shape[1];
@@ -14102,28 +14029,17 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
     if (!v) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return r; }
     t = v + blocks;
     for (int i = 0; i < blocks && !c->code; i++) {
-        int size, right;
-        struct array *rest, *inner;
-        k = i * FACTOR_BLOCK;
-        size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK;
-        right = n - k - size;
+        int k = i * FACTOR_BLOCK, size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK, right = n - k - size;
         v[i] = output(c, 3, (int[]){ batch, m - k, size }, MLXVK_FLOAT32);
         append_factor(c, FACTOR_REFLECT, 0, k, size, NULL, w, v[i]);
-        t[i] = reflection_factor(c, v[i]);
-        if (right <= 0) continue;
-        rest = block_of(c, w, k, m - k, k + size, right);
-        inner = do_matmul(c, t[i], do_matmul(c, flipped(c, v[i]), rest));
-        subtract_product(c, rest, v[i], inner);
+        /* T^T: its inverse is V^T V's lower triangle with half the diagonal */
+        t[i] = lower_inverse(c, do_matmul(c, flipped(c, v[i]), v[i]), FACTOR_HALF);
+        if (right > 0) reflect(c, block_of(c, w, k, m - k, k + size, right), v[i], t[i]);
     }
     r.q = eyes(c, batch, m, columns);
-    for (int i = blocks - 1; i >= 0 && !c->code; i--) {
-        struct array *rest, *inner;
-        k = i * FACTOR_BLOCK;
-        if (columns <= k) continue;
-        rest = block_of(c, r.q, k, m - k, k, columns - k);
-        inner = do_matmul(c, flipped(c, t[i]), do_matmul(c, flipped(c, v[i]), rest));
-        subtract_product(c, rest, v[i], inner);
-    }
+    for (int i = blocks - 1, k; i >= 0 && !c->code; i--)
+        if ((k = i * FACTOR_BLOCK) < columns)
+            reflect(c, block_of(c, r.q, k, m - k, k, columns - k), v[i], flipped(c, t[i]));
     host_free(c->device, v);
     r.r = do_triangle(c, block_of(c, w, 0, least, 0, n), 0, true);
     return r;
@@ -14141,16 +14057,14 @@ static struct array *unfinished(struct call *c, int op, struct array *a)
         struct array *scale, *zero = scalar(c, 0, MLXVK_FLOAT32);
         x = do_matmul(c, a, flipped(c, a));
         if (!x) return NULL;
-        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 },
-                        x->offset);
+        scale = do_diagonal(c, x, 0, 1, 2);
         scale = do_select(c, do_binary(c, B_greater, scale, zero), do_unary(c, U_rsqrt, scale), zero);
         x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)),
                       do_expand(c, scale, &middle, 1));
         bound = scalar(c, 4 * FLT_EPSILON * sqrt(a->shape[2]), MLXVK_FLOAT32);
     }
     x = do_unary(c, U_abs, x);
-    if (!bound)
-        bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
+    if (!bound) bound = by_number(c, B_multiply, do_reduce(c, R_max, x, 6, false), 4 * FLT_EPSILON);
     most = do_select(c, do_eye(c, n, n, 0, MLXVK_BOOL), scalar(c, 0, MLXVK_FLOAT32), x);
     return as_type(c, do_binary(c, B_greater, do_reduce(c, R_max, most, 6, false), bound), MLXVK_FLOAT32);
 }
@@ -14176,23 +14090,23 @@ static struct array *rows_in_order(struct call *c, struct array *a, struct array
 
 struct eigen { struct array *values, *vectors; };
 
-static struct eigen do_eigh(struct call *c, struct array *a, bool upper)
+static struct eigen do_eigh(struct call *c, struct array *like, const char *uplo)
 {
     struct eigen r = { NULL, NULL };
-    struct array *w, *v, *order, *mask, *turned = flipped(c, a);
-    int n, batch;
+    struct array *a, *w, *v, *order, *mask, *turned;
+    if (!uplo || (strcmp(uplo, "L") && strcmp(uplo, "U"))) FAIL(c, MLXVK_ERROR_ARGUMENT, "UPLO must be \"L\" or \"U\"");
+    a = matrices(c, like, true);
+    turned = flipped(c, a);
     if (c->code || !turned) return r;
-    n = a->shape[1];
-    batch = a->shape[0];
-    mask = do_tri(c, n, n, 0);
-    w = upper ? do_select(c, mask, turned, a) : do_select(c, mask, a, turned);
-    v = eyes(c, batch, n, n);
+    mask = do_tri(c, a->shape[1], a->shape[1], 0);
+    w = uplo[0] == 'U' ? do_select(c, mask, turned, a) : do_select(c, mask, a, turned);
+    v = eyes(c, a->shape[0], a->shape[1], a->shape[1]);
     append_jacobi(c, JACOBI_EIGEN, w, v);
     if (c->code) return r;
-    w = view_of(c, w, MLXVK_FLOAT32, 2, (int[]){ batch, n }, (int64_t[]){ (int64_t)n * n, n + 1 }, w->offset);
+    w = do_diagonal(c, w, 0, 1, 2);
     order = do_sort(c, w, 1, true);
-    r.values = do_take_along(c, w, order, 1);
-    r.vectors = flipped(c, rows_in_order(c, flipped(c, v), order));
+    r.values = batched(c, do_take_along(c, w, order, 1), like);
+    r.vectors = batched(c, flipped(c, rows_in_order(c, flipped(c, v), order)), like);
     return r;
 }
 
@@ -14223,14 +14137,12 @@ static struct svd do_svd(struct call *c, struct array *a, bool vectors)
     if (!vectors || c->code) return r;
     r.vt = rows_in_order(c, vt, order);
     w = flipped(c, rows_in_order(c, w, order));
-    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32),
-                               r.s), &one, 1);
+    s = do_select(c, by_number(c, B_equal, r.s, 0), scalar(c, 1, MLXVK_FLOAT32), r.s);
+    s = do_expand(c, s, &one, 1);
     whole = do_qr(c, do_binary(c, B_divide, w, s), m);   /* columns of length 0 or 1: Q has them, and completes them */
     if (c->code || !whole.r) return r;
-    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n },
-                    (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
-    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32),
-                      scalar(c, 1, MLXVK_FLOAT32));
+    signs = by_number(c, B_less, do_expand(c, do_diagonal(c, whole.r, 0, 1, 2), &one, 1), 0);
+    signs = do_select(c, signs, scalar(c, -1, MLXVK_FLOAT32), scalar(c, 1, MLXVK_FLOAT32));
     r.u = whole.q;
     w = block_of(c, r.u, 0, m, 0, n);
     append_copy(c, w, do_binary(c, B_multiply, w, signs));
@@ -14239,10 +14151,17 @@ static struct svd do_svd(struct call *c, struct array *a, bool vectors)
 
 /* ---- fronts ---- */
 
+static int finish_two(struct call *c, struct array *a, struct array *b, mlxvk_array *res_0, mlxvk_array *res_1)
+{
+    if (!res_0 || !res_1) FAIL(c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c->code) put_result(c, res_0, a);
+    return finish(c, b, res_1);
+}
+
 int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
 {
     struct call c = begin("linalg_tri_inv", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     return finish(&c, batched(&c, triangle_inverse(&c, matrices(&c, x, true), upper), x), res);
 }
 
@@ -14265,12 +14184,9 @@ int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk
 int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
 {
     struct call c = begin("linalg_lu_factor", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     struct lu f = do_lu(&c, matrices(&c, x, false));
-    struct array *factors = batched(&c, f.factors, x), *pivots = batched(&c, f.pivots, x);
-    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(&c, res_0, factors);
-    return finish(&c, pivots, res_1);
+    return finish_two(&c, batched(&c, f.factors, x), batched(&c, f.pivots, x), res_0, res_1);
 }
 
 int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s)
@@ -14291,12 +14207,9 @@ int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s)
 int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
 {
     struct call c = begin("linalg_qr", s);
-    struct array *x = input(&c, "a", a), *w = matrices(&c, x, false);
+    struct array *x = IN(a), *w = matrices(&c, x, false);
     struct qr f = do_qr(&c, w, w ? (w->shape[1] < w->shape[2] ? w->shape[1] : w->shape[2]) : 0);
-    struct array *q = batched(&c, f.q, x), *r = batched(&c, f.r, x);
-    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(&c, res_0, q);
-    return finish(&c, r, res_1);
+    return finish_two(&c, batched(&c, f.q, x), batched(&c, f.r, x), res_0, res_1);
 }
 
 int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
@@ -14313,83 +14226,49 @@ int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     return finish(&c, batched(&c, out, x), res);
 }
 
-/* Operands of a system a x = b with the same batch dimensions; b a vector where it has one dimension. */
-static bool system_of(struct call *c, struct array **a, struct array **b, bool *vector)
+/* x of a x = b, of operands with the same batch dimensions; b is a vector where it has one dimension. */
+static struct array *do_solve(struct call *c, struct array *a, struct array *b, bool triangular, bool upper)
 {
     int ndim, shape[MAXD], last = 1;
-    struct array probe;
-    if (c->code || !*a || !*b || !matrices(c, *a, true)) return false;
-    if ((*b)->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "b must be float32, not %s", TEXT(*b)), false;
-    *vector = (*b)->ndim == 1;
-    if (*vector) *b = do_expand(c, *b, &last, 1);
-    if (!*b || (*b)->ndim < 2 || dim_of(*b, -2) != dim_of(*a, -1))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s are no system of equations", TEXT(*a), *b ? TEXT(*b) : "b"), false;
-    probe = **b;
+    struct array probe, *w, *x;
+    struct lu f;
+    bool vector = b && b->ndim == 1;
+    if (c->code || !a || !b || !matrices(c, a, true)) return NULL;
+    if (b->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "b must be float32, not %s", TEXT(b));
+    if (vector && !(b = do_expand(c, b, &last, 1))) return NULL;
+    if (b->ndim < 2 || dim_of(b, -2) != dim_of(a, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s are no system of equations", TEXT(a), TEXT(b));
+    probe = *b;
     probe.shape[probe.ndim - 1] = 1;
-    if (!broadcast_shape(c, *a, &probe, &ndim, shape)) return false;
-    *a = broadcast(c, *a, ndim, shape);
-    shape[ndim - 1] = dim_of(*b, -1);
-    *b = broadcast(c, *b, ndim, shape);
-    return !c->code;
-}
-
-static struct array *solved(struct call *c, struct array *x, const struct array *like, bool vector)
-{
-    x = batched(c, x, like);
+    if (!broadcast_shape(c, a, &probe, &ndim, shape)) return NULL;
+    a = broadcast(c, a, ndim, shape);
+    shape[ndim - 1] = dim_of(b, -1);
+    b = broadcast(c, b, ndim, shape);
+    w = matrices(c, a, true);
+    if (!w || !b) return NULL;
+    b = do_reshape(c, b, 3, (int[]){ w->shape[0], dim_of(b, -2), dim_of(b, -1) });
+    if (triangular) x = do_matmul(c, triangle_inverse(c, w, upper), b);
+    else {                                           /* U^-1 L^-1 b, its rows exchanged */
+        f = do_lu(c, w);
+        x = c->code ? NULL : do_matmul(c, lower_inverse(c, f.factors, FACTOR_UNIT), rows_in_order(c, b, f.order));
+        x = do_matmul(c, triangle_inverse(c, f.factors, true), x);
+    }
+    x = batched(c, x, a);
     return x && vector ? do_squeeze(c, x, 1u << (x->ndim - 1)) : x;
 }
 
-int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
-{
-    struct call c = begin("linalg_solve", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
-    bool vector = false;
-    if (system_of(&c, &x, &y, &vector)) {
-        struct lu f = do_lu(&c, matrices(&c, x, true));
-        y = do_reshape(&c, y, 3, (int[]){ f.factors ? f.factors->shape[0] : 0, dim_of(y, -2), dim_of(y, -1) });
-        out = c.code ? NULL : lu_apply(&c, &f, rows_in_order(&c, y, f.order));
-    }
-    return finish(&c, solved(&c, out, x, vector), res);
-}
-
-int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s)
-{
-    struct call c = begin("linalg_solve_triangular", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
-    bool vector = false;
-    if (system_of(&c, &x, &y, &vector)) {
-        out = triangle_inverse(&c, matrices(&c, x, true), upper);
-        y = out ? do_reshape(&c, y, 3, (int[]){ out->shape[0], dim_of(y, -2), dim_of(y, -1) }) : NULL;
-        out = do_matmul(&c, out, y);
-    }
-    return finish(&c, solved(&c, out, x, vector), res);
-}
-
-static bool is_upper(struct call *c, const char *uplo)
-{
-    if (!uplo || (strcmp(uplo, "L") && strcmp(uplo, "U"))) FAIL(c, MLXVK_ERROR_ARGUMENT, "UPLO must be \"L\" or \"U\"");
-    return !c->code && uplo[0] == 'U';
-}
+FUNCTION(mlxvk_linalg_solve, do_solve(&c, IN(a), IN(b), false, false), mlxvk_array a, mlxvk_array b)
+FUNCTION(mlxvk_linalg_solve_triangular, do_solve(&c, IN(a), IN(b), true, upper), mlxvk_array a, mlxvk_array b,
+         bool upper)
 
 int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s)
 {
     struct call c = begin("linalg_eigh", s);
-    struct array *x = input(&c, "a", a);
-    bool upper = is_upper(&c, UPLO);
-    struct eigen f = do_eigh(&c, matrices(&c, x, true), upper);
-    struct array *values = batched(&c, f.values, x), *vectors = batched(&c, f.vectors, x);
-    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(&c, res_0, values);
-    return finish(&c, vectors, res_1);
+    struct eigen f = do_eigh(&c, IN(a), UPLO);
+    return finish_two(&c, f.values, f.vectors, res_0, res_1);
 }
 
-int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s)
-{
-    struct call c = begin("linalg_eigvalsh", s);
-    struct array *x = input(&c, "a", a);
-    bool upper = is_upper(&c, UPLO);
-    return finish(&c, batched(&c, do_eigh(&c, matrices(&c, x, true), upper).values, x), res);
-}
+FUNCTION(mlxvk_linalg_eigvalsh, do_eigh(&c, IN(a), UPLO).values, mlxvk_array a, const char *UPLO)
 
 int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s)
 {
@@ -14421,24 +14300,17 @@ int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     return finish(&c, batched(&c, out, x), res);
 }
 
-static int no_eigenvalues(const char *name, mlxvk_array a, mlxvk_stream s)
+static struct array *no_eigenvalues(struct call *c, struct array *a)
 {
-    struct call c = begin(name, s);
-    struct array *x = matrices(&c, input(&c, "a", a), true);
-    if (x) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "eigenvalues of matrices that are not symmetric: %s", TEXT(x));
-    return end(&c);
+    a = matrices(c, a, true);
+    return a ? FAIL(c, MLXVK_ERROR_UNSUPPORTED, "eigenvalues of matrices that are not symmetric: %s", TEXT(a)) : NULL;
 }
 
+FUNCTION(mlxvk_linalg_eigvals, no_eigenvalues(&c, IN(a)), mlxvk_array a)
 int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
 {
-    (void)res_0, (void)res_1;
-    return no_eigenvalues("linalg_eig", a, s);
-}
-
-int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
-{
-    (void)res;
-    return no_eigenvalues("linalg_eigvals", a, s);
+    struct call c = begin("linalg_eig", s);
+    return finish_two(&c, no_eigenvalues(&c, IN(a)), NULL, res_0, res_1);
 }
 
 /* mean + z S, where S S = cov and z is normal. */
@@ -14526,50 +14398,43 @@ static int norm_axes(struct call *c, const struct array *a, const int *axis, siz
     return (int)count;
 }
 
-int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims,
-                      mlxvk_stream s)
+static struct array *order_norm(struct call *c, struct array *a, double order, const int *axis, size_t axis_num,
+                                bool keepdims)
 {
-    struct call c = begin("linalg_norm", s);
-    struct array *x = input(&c, "a", a), *out = NULL;
     int axes[MAXD], count;
     uint32_t mask;
-    count = norm_axes(&c, x, axis, axis_num, 2, axes, &mask);
-    if (!c.code) out = count == 2 ? matrix_norm(&c, x, ord, axes, keepdims) : vector_norm(&c, x, ord, mask, keepdims);
-    if (out) out = as_type(&c, out, ord == 2 && is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
-    return finish(&c, out, res);
+    struct array *x;
+    count = norm_axes(c, a, axis, axis_num, 2, axes, &mask);
+    if (c->code) return NULL;
+    x = count == 2 ? matrix_norm(c, a, order, axes, keepdims) : vector_norm(c, a, order, mask, keepdims);
+    return as_type(c, x, order == 2 && is_complex(a->dtype) ? MLXVK_FLOAT32 : at_least_float(a->dtype));
 }
 
-static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis,
-                   size_t axis_num, int most, bool keepdims,
-                   mlxvk_stream s)
+/* order: NULL for the root of the sum of squares, else of a matrix. */
+static struct array *named_norm(struct call *c, struct array *a, const char *order, const int *axis, size_t axis_num,
+                                bool keepdims)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *out = NULL;
     int axes[MAXD], count;
     uint32_t mask;
-    count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
-    if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
-    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc"))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
-    if (ord && ord[0] == 'n' && x && is_complex(x->dtype))
-        FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
-    if (!c.code && ord && ord[0] == 'n') out = singular_norm(&c, x, 0, axes, keepdims);
-    else if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
-    if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
-    return finish(&c, out, res);
+    struct array *x;
+    count = norm_axes(c, a, axis, axis_num, axis ? 2 : MAXD, axes, &mask);
+    if (order && count != 2) FAIL(c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", order, count);
+    if (order && strcmp(order, "fro") && strcmp(order, "f") && strcmp(order, "nuc"))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", order);
+    if (order && order[0] == 'n' && a && is_complex(a->dtype))
+        FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
+    if (c->code) return NULL;
+    x = order && order[0] == 'n' ? singular_norm(c, a, 0, axes, keepdims)
+        : root_of_squares(c, magnitudes(c, a), mask, keepdims);
+    return as_type(c, x, is_complex(a->dtype) ? MLXVK_FLOAT32 : at_least_float(a->dtype));
 }
 
-int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num,
-                             bool keepdims, mlxvk_stream s)
-{
-    return norm_l2("linalg_norm_matrix", res, a, ord ? ord : "NULL", axis, axis_num, 2, keepdims, s);
-}
-
-int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims,
-                         mlxvk_stream s)
-{
-    return norm_l2("linalg_norm_l2", res, a, NULL, axis, axis_num, 2, keepdims, s);
-}
+FUNCTION(mlxvk_linalg_norm, order_norm(&c, IN(a), ord, axis, axis_num, keepdims), mlxvk_array a, double ord,
+         const int *axis, size_t axis_num, bool keepdims)
+FUNCTION(mlxvk_linalg_norm_matrix, named_norm(&c, IN(a), ord ? ord : "NULL", axis, axis_num, keepdims), mlxvk_array a,
+         const char *ord, const int *axis, size_t axis_num, bool keepdims)
+FUNCTION(mlxvk_linalg_norm_l2, named_norm(&c, IN(a), NULL, axis, axis_num, keepdims), mlxvk_array a, const int *axis,
+         size_t axis_num, bool keepdims)
 
 /* Vectors of two elements get a third one, 0. */
 static struct array *three_long(struct call *c, struct array *a, int axis)
@@ -15169,60 +15034,36 @@ static struct array *do_fft(struct call *c, struct array *a, struct ints n, stru
     return a;
 }
 
-static int fft_call(const char *name, mlxvk_array *res, mlxvk_array a, struct ints n, struct ints axes,
-                    enum fft_kind kind, bool inverse, mlxvk_fft_norm norm, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, do_fft(&c, x, n, axes, kind, inverse, (int)norm), res);
-}
-
 /* The functions of one axis, two, several; what they transform; inverse? */
-#define SEVERAL(name, kind, inverse) \
-    int name(mlxvk_array *res, mlxvk_array a, const int *n, size_t count, const int *axes, size_t axis_count, \
-             mlxvk_fft_norm norm, mlxvk_stream s) \
-    { \
-        struct ints lengths = { n, count }, along = { axes, axis_count }; \
-        return fft_call(CALLED(name), res, a, lengths, along, kind, inverse, norm, s); \
-    }
-#define X(one, two, several, kind, inverse) \
-    int one(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s) \
-    { \
-        struct ints length = { &n, 1 }, along = { &axis, 1 }; \
-        return fft_call(CALLED(one), res, a, length, along, kind, inverse, norm, s); \
-    } \
-    SEVERAL(two, kind, inverse) \
+#define SEVERAL(name, kind, inverse)                                                                                  \
+    FUNCTION(name, do_fft(&c, IN(a), (struct ints){ n, count }, (struct ints){ axes, axis_count }, kind, inverse,     \
+                          (int)norm),                                                                                 \
+             mlxvk_array a, const int *n, size_t count, const int *axes, size_t axis_count, mlxvk_fft_norm norm)
+#define TRANSFORMS(one, two, several, kind, inverse)                                                                  \
+    FUNCTION(one, do_fft(&c, IN(a), (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm),     \
+             mlxvk_array a, int n, int axis, mlxvk_fft_norm norm)                                                     \
+    SEVERAL(two, kind, inverse)                                                                                       \
     SEVERAL(several, kind, inverse)
-X(mlxvk_fft_fft, mlxvk_fft_fft2, mlxvk_fft_fftn, FFT_COMPLEX, false)
-X(mlxvk_fft_ifft, mlxvk_fft_ifft2, mlxvk_fft_ifftn, FFT_COMPLEX, true)
-X(mlxvk_fft_rfft, mlxvk_fft_rfft2, mlxvk_fft_rfftn, FFT_FROM_REAL, false)
-X(mlxvk_fft_irfft, mlxvk_fft_irfft2, mlxvk_fft_irfftn, FFT_TO_REAL, true)
-#undef X
-#undef SEVERAL
+TRANSFORMS(mlxvk_fft_fft, mlxvk_fft_fft2, mlxvk_fft_fftn, FFT_COMPLEX, false)
+TRANSFORMS(mlxvk_fft_ifft, mlxvk_fft_ifft2, mlxvk_fft_ifftn, FFT_COMPLEX, true)
+TRANSFORMS(mlxvk_fft_rfft, mlxvk_fft_rfft2, mlxvk_fft_rfftn, FFT_FROM_REAL, false)
+TRANSFORMS(mlxvk_fft_irfft, mlxvk_fft_irfft2, mlxvk_fft_irfftn, FFT_TO_REAL, true)
 
 /* Rolls axes by half their length, forward (up) or back (down). */
-static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const int *axes, size_t axes_num, bool back,
-                     mlxvk_stream s)
+static struct array *fft_shift(struct call *c, struct array *a, const int *axes, size_t axes_num, bool back)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
-    for (size_t i = 0; i < axes_num && !c.code; i++) {
-        int axis = normal_axis(&c, x, axes[i]), n = axis < 0 ? 0 : x->shape[axis];
-        if (n) x = do_roll(&c, x, back ? n - n / 2 : n / 2, axis);
+    if (axes_num && !axes) FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
+    for (size_t i = 0; i < axes_num && !c->code; i++) {
+        int axis = normal_axis(c, a, axes[i]), n = axis < 0 ? 0 : a->shape[axis];
+        if (n) a = do_roll(c, a, back ? n - n / 2 : n / 2, axis);
     }
-    return finish(&c, x, res);
+    return a;
 }
 
-int mlxvk_fft_fftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    return fft_shift(res, "fft_fftshift", a, axes, axes_num, false, s);
-}
-
-int mlxvk_fft_ifftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    return fft_shift(res, "fft_ifftshift", a, axes, axes_num, true, s);
-}
+FUNCTION(mlxvk_fft_fftshift, fft_shift(&c, IN(a), axes, axes_num, false), mlxvk_array a, const int *axes,
+         size_t axes_num)
+FUNCTION(mlxvk_fft_ifftshift, fft_shift(&c, IN(a), axes, axes_num, true), mlxvk_array a, const int *axes,
+         size_t axes_num)
 
 /* Whole numbers from `first` on, divided by n * d. */
 static struct array *frequencies(struct call *c, int n, double d, int first, int count)
@@ -15236,18 +15077,14 @@ static struct array *frequencies(struct call *c, int n, double d, int first, int
     return do_binary(c, B_multiply, a, scalar_bytes(c, &scale, MLXVK_FLOAT32));
 }
 
-int mlxvk_fft_fftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
+static struct array *both_signs(struct call *c, int n, double d)
 {
-    struct call c = begin("fft_fftfreq", s);
-    struct array *a = frequencies(&c, n, d, -(n / 2), n);
-    return finish(&c, a ? do_roll(&c, a, n - n / 2, 0) : NULL, res);
+    struct array *a = frequencies(c, n, d, -(n / 2), n);
+    return a ? do_roll(c, a, n - n / 2, 0) : NULL;
 }
 
-int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
-{
-    struct call c = begin("fft_rfftfreq", s);
-    return finish(&c, frequencies(&c, n, d, 0, n / 2 + 1), res);
-}
+FUNCTION(mlxvk_fft_fftfreq, both_signs(&c, n, d), int n, double d)
+FUNCTION(mlxvk_fft_rfftfreq, frequencies(&c, n, d, 0, n / 2 + 1), int n, double d)
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 
