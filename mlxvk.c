@@ -12452,6 +12452,18 @@ static size_t binding_room(const struct device *d, size_t item)
     return binding_range(d, item) - d->caps.offset_align - 16;
 }
 
+/* Elements of an array without gaps, from number `first` on: a view on the caller's stack. */
+static struct array elements_of(const struct array *a, size_t first, size_t count)
+{
+    struct array part = *a;
+    part.refs = part.ndim = 1;
+    part.strides[0] = 1;
+    part.shape[0] = (int)count;
+    part.size = count;
+    part.offset += (int64_t)(first * item_size(a));
+    return part;
+}
+
 /* What is bound whole, whatever is cut: a row, a matrix. */
 static bool check_room(struct call *c, const char *what, const struct array *a, size_t bytes)
 {
@@ -12618,14 +12630,9 @@ static void lower_sort(struct encoder *e, const struct node *n)
     uint32_t length = (uint32_t)dim_of(in, -1);
     size_t rows = in->size / length, step = binding_room(e->device, sort_bytes(in)) / sort_bytes(in) / length;
     for (size_t first = 0; first < rows && !e->code; first += step) {
-        struct sort_rows s = { .in = *in, .out = *out, .n = length, .index = n->p.sort.index };
-        s.rows = (uint32_t)min_size(step, rows - first);
-        s.in.ndim = s.out.ndim = 1;
-        s.in.strides[0] = s.out.strides[0] = 1;
-        s.in.shape[0] = s.out.shape[0] = (int)(s.rows * length);
-        s.in.size = s.out.size = (size_t)s.rows * length;
-        s.in.offset += (int64_t)(first * length * item_size(in));
-        s.out.offset += (int64_t)(first * length * item_size(out));
+        size_t count = min_size(step, rows - first), at = first * length, size = count * length;
+        struct sort_rows s = { .in = elements_of(in, at, size), .out = elements_of(out, at, size),
+                               .rows = (uint32_t)count, .n = length, .index = n->p.sort.index };
         sort_words(e, &s, (uint32_t)min_size(item_size(in), 4));
     }
 }
@@ -12712,7 +12719,7 @@ struct scatter_work {
 /* The result's next part; false after the last one. */
 static bool next_part(const struct encoder *e, struct scatter_work *w)
 {
-    int64_t item = (int64_t)item_size(w->out), reach = 1, low, high, keys;
+    int64_t item = (int64_t)item_size(w->out), reach = 1, low, high, keys, from;
     w->first += w->count;
     if (e->code || w->first >= w->none) { w->first = w->count = 0; return false; }
     w->part = *w->out;
@@ -12721,12 +12728,10 @@ static bool next_part(const struct encoder *e, struct scatter_work *w)
     for (int i = 0; i < w->window.ndim; i++) reach += w->window.stride[0][i] * (w->window.shape[i] - 1);
     keys = ((int64_t)binding_room(e->device, (size_t)item) / item - reach) / w->scale + 1;
     w->count = (uint32_t)min_size((size_t)keys, w->none - w->first);
-    w->part.offset += (int64_t)w->first * w->scale * item;
     array_span(w->out, &low, &high);
+    from = (int64_t)w->first * w->scale;
     reach += (int64_t)(w->count - 1) * w->scale;
-    w->part.ndim = 1;
-    w->part.strides[0] = 1;
-    w->part.shape[0] = (int)min_size((size_t)reach, (size_t)((high - w->part.offset) / item));
+    w->part = elements_of(w->out, (size_t)from, min_size((size_t)reach, (size_t)((high - low) / item - from)));
     return true;
 }
 
@@ -13256,15 +13261,22 @@ static int finish_list(struct call *c, struct array **list, size_t count, mlxvk_
     return code;
 }
 
+/* The shape that all broadcast to. */
+static struct array common_shape(struct call *c, struct array *const *list, size_t count)
+{
+    struct array all = { .dtype = MLXVK_BOOL };
+    for (size_t i = 0; i < count && !c->code; i++) {
+        struct array before = all;
+        broadcast_shape(c, list[i], &before, &all.ndim, all.shape);
+    }
+    return all;
+}
+
 int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_stream s)
 {
     struct call c = begin("broadcast_arrays", s);
     size_t count;
-    struct array **list = vector_list(&c, "inputs", inputs, &count), all = { .ndim = 0 }, before;
-    for (size_t i = 0; i < count && !c.code; i++) {
-        before = all;
-        broadcast_shape(&c, list[i], &before, &all.ndim, all.shape);
-    }
+    struct array **list = vector_list(&c, "inputs", inputs, &count), all = common_shape(&c, list, count);
     for (size_t i = 0; i < count && !c.code; i++) list[i] = broadcast(&c, list[i], all.ndim, all.shape);
     return finish_list(&c, list, count, res);
 }
@@ -13643,11 +13655,6 @@ int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_n
 
 /* ==== >>distributions: made of random bits and uniform numbers ==================================================== */
 
-static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndim, const int *shape)
-{
-    return a && check_shape(c, ndim, shape, a->dtype) ? broadcast(c, a, ndim, shape) : NULL;
-}
-
 /* True with probability p. */
 int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key,
                            mlxvk_stream s)
@@ -13658,7 +13665,7 @@ int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, si
     if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
     k = key_input(&c, key);
     x = do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32));
-    x = broadcast_to_shape(&c, x, ndim, shape);
+    x = x && check_shape(&c, ndim, shape, x->dtype) ? broadcast(&c, x, ndim, shape) : NULL;
     bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
     return finish(&c, do_binary(&c, B_less, bits, x), res);
 }
@@ -14315,14 +14322,11 @@ int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxv
 
 /* mean + z S, where S S = cov and z is normal. */
 int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape,
-                                     size_t shape_num,
-                                     mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+                                     size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_multivariate_normal", s);
-    struct array *m = input(&c, "mean", mean), *v = input(&c, "cov", cov), *w = NULL, *k, *z, *out = NULL;
-    struct array lead, covs, means;
-    struct svd f;
-    int n, one = 1, last;
+    struct array *m = IN(mean), *v = IN(cov), *w = NULL, *k, *z, *out = NULL, lead[3], all;
+    int one = 1;
     if (dtype != MLXVK_FLOAT32) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be float32, not %s", mlxvk_dtype_name(dtype));
     if (m && m->ndim < 1) FAIL(&c, MLXVK_ERROR_SHAPE, "mean must have one dimension at least");
     w = c.code ? NULL : matrices(&c, as_type(&c, v, MLXVK_FLOAT32), true);
@@ -14330,26 +14334,20 @@ int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_a
         FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
     k = key_input(&c, key);
     if (!check_shape(&c, shape_count(shape_num), shape, dtype) || !w) return finish(&c, NULL, res);
-    n = w->shape[1];
-    lead = *w;
-    lead.ndim = (int)shape_num;
-    if (shape_num) memcpy(lead.shape, shape, shape_num * sizeof *shape);
-    covs = *v;
-    covs.ndim -= 2;
-    means = *m;
-    means.ndim -= 1;
-    if (!broadcast_shape(&c, &covs, &means, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
-    means = covs;
-    if (!broadcast_shape(&c, &means, &lead, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
-    if (covs.ndim >= MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD - 1);
-    f = do_svd(&c, w, true);
-    w = do_binary(&c, B_multiply, f.u, do_expand(&c, do_unary(&c, U_sqrt, f.s), &one, 1));
-    w = batched(&c, do_matmul(&c, w, f.vt), v);
+    lead[0] = outline(dtype, (int)shape_num, shape);
+    lead[1] = *v;
+    lead[1].ndim -= 2;
+    lead[2] = *m;
+    lead[2].ndim -= 1;
+    all = common_shape(&c, (struct array *[]){ &lead[0], &lead[1], &lead[2] }, 3);
+    if (all.ndim >= MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD - 1);
     if (!c.code) {
-        covs.shape[covs.ndim] = n;
-        z = do_random(&c, RANDOM_NORMAL, covs.ndim + 1, covs.shape, dtype, 0, 1, k);
-        last = covs.ndim;
-        out = do_matmul(&c, do_expand(&c, z, &last, 1), w);
+        struct svd f = do_svd(&c, w, true);
+        all.shape[all.ndim] = w->shape[1];
+        w = do_binary(&c, B_multiply, f.u, do_expand(&c, do_unary(&c, U_sqrt, f.s), &one, 1));
+        w = batched(&c, do_matmul(&c, w, f.vt), v);
+        z = do_random(&c, RANDOM_NORMAL, all.ndim + 1, all.shape, dtype, 0, 1, k);
+        out = do_matmul(&c, do_expand(&c, z, &all.ndim, 1), w);
         out = out ? do_binary(&c, B_add, m, do_squeeze(&c, out, 1u << (out->ndim - 2))) : NULL;
     }
     return finish(&c, out, res);
@@ -14685,12 +14683,11 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     struct device *d = e->device;
     uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2), groups;
     bool fixed = radices && (f->flags & FFT_CONVOLVED || fft_constant(d, f->rows, f->len, l->size));
-    struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags,
-                          .len = f->len, .valid = f->valid,
-        .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step,
-            .b1 = l->b1, .b2 = l->b2,
-        .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a,
-        .step_d = f->step_d, .scale = f->scale };
+    struct fft_push q = {
+        .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len,
+        .valid = f->valid, .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2,
+        .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2, .b_step = l->b_step, .turn = l->turn, .c1 = f->c1,
+        .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
     memcpy(q.row_a, f->row_a, sizeof q.row_a);
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
@@ -14804,12 +14801,11 @@ static void fft_bluestein(struct encoder *e, const struct fft *f)
     uint32_t n = f->len, m = fft_convolved(n);
     struct fft_chirp_push push = { .n = n, .room = m };
     bool fused = fft_fused(e, f, m);
-    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64),
-        *spectrum = scratch(e, m, MLXVK_COMPLEX64);
+    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64);
+    struct array *spectrum = scratch(e, m, MLXVK_COMPLEX64);
     struct array *product = fused ? NULL : scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
-    struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1,
-                       .step_a = 1, .step_d = 1,
-                       .scale = 1 }, there = *f, back = *f;
+    struct fft there = *f, back = *f, one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1,
+                                              .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1, .scale = 1 };
     if (!e->code) {
         push.offset_w = set_output(e, SLOT_fft_chirp_w, w);
         push.offset_b = set_output(e, SLOT_fft_chirp_b, chirp);
@@ -14819,8 +14815,8 @@ static void fft_bluestein(struct encoder *e, const struct fft *f)
         there.first = back.last = w;
         there.last = spectrum;
         there.flags = (f->flags & FFT_OF_LOAD) | FFT_TABLE_IN | FFT_TABLE_OUT;
-        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT
-            ? FFT_SWAP_LAST : 0);
+        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT;
+        if (f->flags & FFT_SWAP_OUT) back.flags |= FFT_SWAP_LAST;
         back.scale = f->scale / (float)m;
     }
     if (!e->code && fused) {
@@ -14906,8 +14902,7 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
     bool even = p->n % 2 == 0, real = is_float(in->dtype);
     struct array packed = *out, *copy = NULL, *room = fits_binding(e->device, out) ? NULL : pack(e, out, &packed);
     struct fft f = { .in = in, .out = &packed, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis],
-                     .limit = (uint32_t)out->shape[p->axis],
-                     .scale = p->scale };
+                     .limit = (uint32_t)out->shape[p->axis], .scale = p->scale };
     if (!fits_binding(e->device, in) || !fft_layout(&f, p->axis)) {
         copy = f.in = rows_of(e, in);
         fft_layout(&f, p->axis);
@@ -14934,23 +14929,17 @@ static void fft_split(struct encoder *e, const struct fft_params *p, struct arra
 {
     size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len,
         rows = out->size / (size_t)out->shape[p->axis];
-    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
-    int axis = -1, half;
+    int axis = longest_axis(out, 1u << p->axis);
     bool small;
     len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_convolved((uint32_t)p->n);
-    for (int i = 0; i < out->ndim; i++)
-        if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
     small = len <= fft_room(e) / (in->strides[p->axis] != 1 ? 4 : 1) || rows * len <= room / 8;
-    if (axis < 0 || (small && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
-    half = out->shape[axis] / 2;
-    for (int second = 0; second < 2 && !e->code; second++) {
-        for (int k = 0; k < 2; k++) {
-            part[k].shape[axis] = second ? out->shape[axis] - half : half;
-            part[k].size = pair[k]->size / (size_t)out->shape[axis] * (size_t)part[k].shape[axis];
-            part[k].row = row_contiguous(&part[k]);
-            if (second) part[k].offset += half * pair[k]->strides[axis] * (int64_t)item_size(pair[k]);
-        }
-        fft_split(e, p, &part[0], &part[1]);
+    if (axis < 0 || (small && axis_to_split(e, (struct array *[]){ in, out }, 2, 0) < 0)) {
+        fft_whole(e, p, in, out);
+        return;
+    }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct array from = half_of(in, axis, half), to = half_of(out, axis, half);
+        fft_split(e, p, &from, &to);
     }
 }
 
@@ -14975,7 +14964,7 @@ static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, 
     if (a->shape[axis] > used) a = slice_one(c, a, axis, 0, used);
     if (!is_complex(a->dtype) || kind == FFT_FROM_REAL)
         a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
-    if (c->code || !a) return NULL;
+    if (!a) return NULL;
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = kind == FFT_FROM_REAL ? n / 2 + 1 : n;
     out = output(c, a->ndim, shape, kind == FFT_TO_REAL ? MLXVK_FLOAT32 : MLXVK_COMPLEX64);
@@ -14989,8 +14978,7 @@ static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, 
 struct fft_shape { int count, axis[MAXD], n[MAXD]; };
 
 static bool fft_axes(struct call *c, const struct array *a, const struct ints *n, const struct ints *axes,
-                     enum fft_kind kind,
-                     struct fft_shape *s)
+                     enum fft_kind kind, struct fft_shape *s)
 {
     uint32_t seen = 0;
     if (c->code || !a) return false;
@@ -15005,8 +14993,8 @@ static bool fft_axes(struct call *c, const struct array *a, const struct ints *n
         if (axis < 0) return false;
         if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
         seen |= 1u << axis;
-        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis],
-            1) - 2) : a->shape[axis];
+        s->n[i] = n->count ? n->values[i] : a->shape[axis];
+        if (!n->count && halved) s->n[i] = length_of(c, a, 2 * max_size((size_t)a->shape[axis], 1) - 2);
         if (c->code) return false;
         if (s->n[i] < 1)
             return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
@@ -15028,8 +15016,8 @@ static struct array *do_fft(struct call *c, struct array *a, struct ints n, stru
     scale = norm == MLXVK_FFT_NORM_ORTHO ? 1 / sqrt(size) : (norm == MLXVK_FFT_NORM_FORWARD) != inverse ? 1 / size : 1;
     for (int k = 0; k < s.count; k++) {
         int i = inverse ? k : s.count - 1 - k;
-        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse, k == s.count - 1 ? scale
-                     : 1);
+        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse,
+                     k == s.count - 1 ? scale : 1);
     }
     return a;
 }
