@@ -14724,50 +14724,49 @@ static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct f
     }
 }
 
+/* The result, or the operand, in such an array. */
+static void fft_into(struct fft *part, const struct fft *f, struct array *between, uint32_t n)
+{
+    part->out = between;
+    part->limit = n;
+    part->scale = 1;
+    fft_between(part->row_d, &part->step_d, f, n);
+}
+
+static void fft_out_of(struct fft *part, const struct fft *f, struct array *between, uint32_t n)
+{
+    part->in = between;
+    part->len = part->valid = n;
+    fft_between(part->row_a, &part->step_a, f, n);
+}
+
 /* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles
- * between. */
+ * between. In the last one neighbouring lines write neighbouring elements. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
-    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest, more;
+    uint32_t p[FFT_STEPS] = { n }, room = fft_room(e), rest;
     bool merge = (f->flags & FFT_LOAD) == FFT_LOAD_MERGE, split = (f->flags & FFT_STORE) == FFT_STORE_SPLIT;
     int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, merge, split, p) : 0;
-    struct fft part = *f;
-    struct array *between;
+    struct array *between = NULL;
     if (!count) count = fft_cut(n, room, merge, split, p);
-    if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
-    if (!count) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n);
-        return;
-    }
-    between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
-    if (!between) return;
-    part.out = between;
-    fft_between(part.row_d, &part.step_d, f, n);
-    more = count == 3 && f->valid ? FFT_MORE : 0;
-    part.flags = (f->flags & FFT_OF_LOAD) | FFT_TURN | more;
-    part.limit = n;
-    part.last = NULL;
-    part.scale = 1;
+    if (!count) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n);
+    if (count > 1) between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     rest = n / p[0];
-    fft_step(e, &part, &(struct fft_lines){ p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, true);
-    part.in = between;
-    part.first = NULL;
-    fft_between(part.row_a, &part.step_a, f, n);
-    part.len = part.valid = n;
-    part.flags = FFT_TURN | more;
-    if (count == 3)
-        fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
-    part.out = f->out;
-    part.last = f->last;
-    part.flags = (f->flags & ~(uint32_t)FFT_OF_LOAD) | more;
-    part.limit = f->limit;
-    part.scale = f->scale;
-    memcpy(part.row_d, f->row_d, sizeof part.row_d);
-    part.step_d = f->step_d;
-    /* neighbouring lines write neighbouring elements */
-    if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
-    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 },
-                  true);
+    for (int k = 0; k < count && !e->code; k++) {
+        const struct fft_lines steps[FFT_STEPS][FFT_STEPS] = {
+            { { n, 1, 1, 0, 0, 1, 0, 0, 1, 0 } },
+            { { p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, { p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 } },
+            { { p[0], rest, rest, 0, 1, rest, 0, 1, rest, n },
+              { p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest },
+              { p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 } } };
+        bool first = !k, last = k == count - 1;
+        struct fft part = *f;
+        if (!first) { fft_out_of(&part, f, between, n); part.first = NULL; }
+        if (!last) { fft_into(&part, f, between, n); part.last = NULL; }
+        part.flags = (first ? f->flags & FFT_OF_LOAD : 0) | (last ? f->flags & ~(uint32_t)FFT_OF_LOAD : FFT_TURN);
+        if (count == 3 && f->valid) part.flags |= FFT_MORE;
+        fft_step(e, &part, &steps[count - 1][k], true);
+    }
     array_release(between);
 }
 
@@ -14824,11 +14823,8 @@ static void fft_bluestein(struct encoder *e, const struct fft *f)
         there.scale = back.scale;
         fft_step(e, &there, &(struct fft_lines){ m, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true);
     } else if (!e->code) {
-        there.out = back.in = product;
-        fft_between(there.row_d, &there.step_d, f, m);
-        fft_between(back.row_a, &back.step_a, f, m);
-        there.limit = back.len = back.valid = m;
-        there.scale = 1;
+        fft_into(&there, f, product, m);
+        fft_out_of(&back, f, product, m);
         fft_rows(e, &there, m);
         fft_rows(e, &back, m);
     }
@@ -14859,16 +14855,11 @@ static void fft_pairs(struct encoder *e, const struct fft *f)
     part.flags = f->flags;
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
-    part.out = between;
-    fft_between(part.row_d, &part.step_d, f, n);
-    part.limit = n;
-    part.scale = 1;
+    fft_into(&part, f, between, n);
     fft_any(e, &part);
     part = *f;
-    part.in = between;
-    fft_between(part.row_a, &part.step_a, f, n);
+    fft_out_of(&part, f, between, n);
     part.flags = FFT_LOAD_SPLIT;
-    part.valid = n;
     fft_step(e, &part, &(struct fft_lines){ chunk, ceil_div(n + 1, chunk), ceil_div(n + 1, chunk), 0, chunk, 1, 0,
                                             chunk, 1, 0 }, false);
     array_release(between);
