@@ -6171,18 +6171,18 @@ static void lower_gather(struct encoder *e, const struct node *n)
 
 /* ---- where windows start: several index arrays as one array of offsets ---- */
 
-/* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. */
-static void lower_positions(struct encoder *e, const struct node *n)
+static void positions_part(struct encoder *e, struct array *const *a, const void *job)
 {
+    const struct node *n = job;
     const struct positions_params *p = &n->p.positions;
-    struct array *views[3] = { n->out[1], n->in[0], n->in[1] };
-    struct positions_push push = { .n = (uint32_t)n->out[0]->size, .flags = p->flags | n->inputs, .none = p->none };
-    struct dims g = merge_dims(views, 1 + n->inputs);
+    struct positions_push push = { .n = (uint32_t)a[3]->size, .flags = p->flags | n->inputs, .none = p->none,
+                                   .from = (uint32_t)(a[0]->offset - n->out[1]->offset) };
+    struct dims g = merge_dims(a, 1 + n->inputs);
     push.ndim = (uint32_t)g.ndim;
-    push.dst_at = set_output(e, SLOT_positions_dst, n->out[0]);
+    push.dst_at = set_output(e, SLOT_positions_dst, a[3]);
     for (uint32_t k = 0; k < n->inputs; k++) {
-        push.at[k] = set_input(e, k ? SLOT_positions_b : SLOT_positions_a, n->in[k]);
-        push.dtype = n->in[k]->dtype;
+        push.at[k] = set_input(e, k ? SLOT_positions_b : SLOT_positions_a, a[1 + k]);
+        push.dtype = a[1 + k]->dtype;
         push.size[k] = p->size[k];
         push.room[k] = p->room[k];
         push.step[k] = p->step[k];
@@ -6197,6 +6197,16 @@ static void lower_positions(struct encoder *e, const struct node *n)
     }
     USE(e, positions, &push, .threads = 256);
     dispatch_groups(e, ceil_div(push.n, 256));
+}
+
+/* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. It is
+ * not bound, and counted in elements here. */
+static void lower_positions(struct encoder *e, const struct node *n)
+{
+    struct array walk = *n->out[1], *a[4] = { &walk, NULL, NULL, n->out[0] };
+    walk.dtype = MLXVK_UINT8;
+    for (int k = 0; k < n->inputs; k++) a[1 + k] = n->in[k];
+    in_parts(e, a, 4, 0, positions_part, n);
 }
 
 /* Windows of an array: `count` index arrays of one shape and dtype say where they start along as many axes. */
@@ -6314,9 +6324,23 @@ static bool index_inputs(struct call *c, const struct array *a, const struct vec
     return !c->code;
 }
 
+/* Every element by its position in an array without gaps: where that, or one window, is larger than a binding. */
+static struct array *gather_elements_of(struct call *c, struct array *a, const struct windows *w,
+                                        const struct array *out)
+{
+    int64_t strides[MAXD], base[MAXD] = { 0 };
+    struct array *at;
+    if (a->size > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many elements", TEXT(a));
+    row_strides(a->ndim, a->shape, strides);
+    memcpy(base + w->ndim, strides, (size_t)a->ndim * sizeof *strides);
+    at = do_positions(c, a, w, out->ndim, out->shape, base, strides, UINT32_MAX, false);
+    return do_take(c, do_flatten(c, a, 0, -1), at, 0);
+}
+
 static struct array *do_gather(struct call *c, struct array *a, struct windows *w, const int *axes, size_t axes_num,
                                const int *sizes, size_t sizes_num)
 {
+    struct array one;
     struct gather_params p = { GATHER_STARTS, 0, 16, 0 };
     struct array *starts;
     int shape[2 * MAXD], start[MAXD] = { 0 };
@@ -6329,6 +6353,10 @@ static struct array *do_gather(struct call *c, struct array *a, struct windows *
     memcpy(shape + w->ndim, sizes, (size_t)a->ndim * sizeof *shape);
     struct array *out = output(c, w->ndim + a->ndim, shape, a->dtype);
     if (!out || !out->size) return out;
+    one = *out;
+    for (int i = 0; i < w->ndim; i++) one.shape[i] = 1;
+    if ((w->count > 1 || sizes[w->axes[0]] > 1) && (!fits_binding(c->device, a) || !fits_binding(c->device, &one)))
+        return gather_elements_of(c, a, w, out);
     if (w->count == 1) {
         int axis = w->axes[0];
         p = (struct gather_params){ GATHER_SLICES, (uint8_t)axis, 1, (uint32_t)(a->shape[axis] - sizes[axis] + 1) };
@@ -12611,6 +12639,33 @@ int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_sca
 
 enum { RADIX_FEW_TILES = 96 };
 
+/* Bytes that an array may span to be bound wherever it begins. */
+static size_t binding_room(const struct device *d, size_t item)
+{
+    return binding_range(d, item) - d->caps.offset_align - 16;
+}
+
+/* Elements of an array without gaps, from number `first` on: a view on the caller's stack. */
+static struct array elements_of(const struct array *a, size_t first, size_t count)
+{
+    struct array part = *a;
+    part.refs = part.ndim = 1;
+    part.strides[0] = 1;
+    part.shape[0] = (int)count;
+    part.size = count;
+    part.offset += (int64_t)(first * item_size(a));
+    return part;
+}
+
+/* What is bound whole, whatever is cut: a row, a matrix. */
+static bool check_room(struct call *c, const char *what, const struct array *a, size_t bytes)
+{
+    if (!c->code && bytes > binding_room(c->device, 8))
+        FAIL(c, MLXVK_ERROR_LIMIT, "a %s of %s takes %zu bytes; one binding reaches %zu", what, TEXT(a), bytes,
+             c->device->caps.max_range);
+    return !c->code;
+}
+
 /* Some rows of a sort: `in` holds data, `out` gets data or positions. Steps write their keys and positions to one of
  * two arrays in turn, the last one to what is first here. */
 struct sort_rows {
@@ -12618,7 +12673,7 @@ struct sort_rows {
     uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
     bool index;
     struct array *sorted;                            /* NULL, or for the keys of an argsort */
-    struct array *keys[2], *places[2], *owned[4];
+    struct array *keys[2], *places[2], *owned[4];    /* the last: a radix sort's counts */
 };
 struct sort_step { struct array *src, *place, *dst, *dst_place; uint32_t flags; };
 
@@ -12641,8 +12696,6 @@ static void sort_begin(struct encoder *e, struct sort_rows *s, uint32_t phase_st
     if (in_out) s->keys[0] = &s->out_as_keys;
     if (s->sorted) s->keys[0] = s->sorted;
 }
-
-static void sort_end(struct sort_rows *s) { for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]); }
 
 static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 {
@@ -12700,27 +12753,18 @@ static void sort_merge(struct encoder *e, const struct sort_rows *s, const struc
     dispatch_groups(e, ceil_div((uint64_t)s->rows * push.parts, 128));
 }
 
-static void sort_by_merges(struct encoder *e, struct sort_rows *s)
-{
-    uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
-    while ((uint64_t)block << merges < s->n) merges++;
-    sort_begin(e, s, 1 + merges);
-    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
-        struct sort_step p = sort_step(s, i);
-        uint32_t round = i % s->phase_steps;
-        if (!round) sort_blocks(e, s, &p);
-        else sort_merge(e, s, &p, block << (round - 1));
-    }
-    sort_end(s);
-}
-
 /* ---- radix sort, a digit of eight bits a step ---- */
 
-static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift,
-                       struct array *counts, uint32_t tiles, uint32_t each)
+/* Elements of a row that a workgroup takes. */
+static uint32_t radix_tile(const struct sort_rows *s)
 {
+    return RADIX_DIGITS * ((size_t)s->rows * s->n < (1u << 20) ? 8 : 16);
+}
+
+static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift)
+{
+    uint32_t tiles = ceil_div(s->n, radix_tile(s)), flags[3] = { 0, 0, p->flags };
     struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
-    uint32_t flags[3] = { 0, 0, p->flags }, subgroups = RADIX_DIGITS / e->device->caps.subgroup;
     if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
     if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
     for (uint32_t pass = 0; pass < 3; pass++) {      /* count, sum up, move */
@@ -12730,24 +12774,12 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
         if (flags[pass] & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_radix_place, p->place);
         if (pass == 2 && p->dst) push.dst_at = set_output(e, SLOT_radix_dst, p->dst);
         if (pass == 2 && p->dst_place) push.dst_place_at = set_output(e, SLOT_radix_dst_place, p->dst_place);
-        push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, counts);
-        USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass], .each = each,
-            .subgroups = subgroups, .summed = tiles > RADIX_FEW_TILES);
+        push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, s->owned[3]);
+        USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass],
+            .each = radix_tile(s) / RADIX_DIGITS, .subgroups = RADIX_DIGITS / e->device->caps.subgroup,
+            .summed = tiles > RADIX_FEW_TILES);
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
-}
-
-static void sort_by_digits(struct encoder *e, struct sort_rows *s, uint32_t digits)
-{
-    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : 16, tiles = ceil_div(s->n, RADIX_DIGITS * each);
-    struct array *counts = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
-    sort_begin(e, s, digits);
-    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
-        struct sort_step p = sort_step(s, i);
-        radix_step(e, s, &p, 8 * (i % s->phase_steps), counts, tiles, each);
-    }
-    sort_end(s);
-    array_release(counts);
 }
 
 /* Radix sort where subgroups are wide enough for it; a CPU is faster with merges. */
@@ -12761,24 +12793,40 @@ static bool use_radix(const struct encoder *e, const struct sort_rows *s)
     return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && e->device->tuning->radix));
 }
 
-/* As many rows at once as the device can bind, or fill 2^30 elements. */
+/* digits: of 8 bits, that the keys' words have. */
+static void sort_words(struct encoder *e, struct sort_rows *s, uint32_t digits)
+{
+    bool radix = use_radix(e, s);
+    uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
+    while ((uint64_t)block << merges < s->n) merges++;
+    if (radix) {
+        size_t tiles = ceil_div(s->n, radix_tile(s));
+        s->owned[3] = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
+    }
+    sort_begin(e, s, radix ? digits : 1 + merges);
+    for (uint32_t i = 0; i < s->steps && !e->code; i++) {
+        struct sort_step p = sort_step(s, i);
+        uint32_t round = i % s->phase_steps;
+        if (radix) radix_step(e, s, &p, 8 * round);
+        else if (!round) sort_blocks(e, s, &p);
+        else sort_merge(e, s, &p, block << (round - 1));
+    }
+    for (size_t i = 0; i < COUNT(s->owned); i++) array_release(s->owned[i]);
+}
+
+static size_t sort_bytes(const struct array *rows) { return max_size(item_size(rows), 4); }
+
+/* As many rows at once as the device can bind. */
 static void lower_sort(struct encoder *e, const struct node *n)
 {
     struct array *in = n->in[0], *out = n->out[0];
     uint32_t length = (uint32_t)dim_of(in, -1);
-    size_t room = e->device->caps.max_range - e->device->caps.offset_align - 16, rows = in->size / length;
-    size_t step = max_size(min_size(room / max_size(item_size(in), 4), (size_t)1 << 30) / length, 1);
+    size_t rows = in->size / length, step = binding_room(e->device, sort_bytes(in)) / sort_bytes(in) / length;
     for (size_t first = 0; first < rows && !e->code; first += step) {
-        struct sort_rows s = { .in = *in, .out = *out, .n = length, .index = n->p.sort.index };
-        s.rows = (uint32_t)min_size(step, rows - first);
-        s.in.ndim = s.out.ndim = 1;
-        s.in.strides[0] = s.out.strides[0] = 1;
-        s.in.shape[0] = s.out.shape[0] = (int)(s.rows * length);
-        s.in.size = s.out.size = (size_t)s.rows * length;
-        s.in.offset += (int64_t)(first * length * item_size(in));
-        s.out.offset += (int64_t)(first * length * item_size(out));
-        if (use_radix(e, &s)) sort_by_digits(e, &s, (uint32_t)min_size(item_size(in), 4));
-        else sort_by_merges(e, &s);
+        size_t count = min_size(step, rows - first), at = first * length, size = count * length;
+        struct sort_rows s = { .in = elements_of(in, at, size), .out = elements_of(out, at, size),
+                               .rows = (uint32_t)count, .n = length, .index = n->p.sort.index };
+        sort_words(e, &s, (uint32_t)min_size(item_size(in), 4));
     }
 }
 
@@ -12789,8 +12837,7 @@ static void sort_keys(struct encoder *e, struct array *keys, uint32_t most, stru
         { .in = *keys, .out = *places, .rows = 1, .n = (uint32_t)keys->size, .index = true, .sorted = sorted };
     uint32_t digits = 1;
     while (digits < 4 && most >> 8 * digits) digits++;
-    if (use_radix(e, &s)) sort_by_digits(e, &s, digits);
-    else sort_by_merges(e, &s);
+    sort_words(e, &s, digits);
 }
 
 /* ---- fronts ---- */
@@ -12803,7 +12850,7 @@ static struct array *do_sort(struct call *c, struct array *a, int axis, bool ind
     if (axis < 0) return NULL;
     if (!index && item_size(a) == 8) return do_take_along(c, a, do_sort(c, a, axis, true), axis);
     rows = contiguous(c, do_moveaxis(c, a, axis, -1));
-    if (!rows) return NULL;
+    if (!rows || !check_room(c, "row", a, (size_t)a->shape[axis] * sort_bytes(a))) return NULL;
     out = output(c, rows->ndim, rows->shape, index ? MLXVK_UINT32 : a->dtype);
     append(c, OP_SORT, PARAMS(.sort = { index }), ARRAYS(rows), ARRAYS(out));
     return axis == a->ndim - 1 ? out : do_moveaxis(c, out, -1, axis);
@@ -12828,42 +12875,58 @@ static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
     return slice_one(c, do_sort(c, a, axis, false), axis, a->shape[axis] - k, k);
 }
 
-#define SORT_FUNCTION(flat, along, parameter, call_flat, call_axis) \
-    int flat(mlxvk_array *res, mlxvk_array a parameter, mlxvk_stream s) \
-    { \
-        struct call c = begin(CALLED(flat), s); \
-        struct array *x = do_flatten(&c, input(&c, "a", a), 0, -1); \
-        return finish(&c, call_flat, res); \
-    } \
-    int along(mlxvk_array *res, mlxvk_array a parameter, int axis, mlxvk_stream s) \
-    { \
-        struct call c = begin(CALLED(along), s); \
-        struct array *x = input(&c, "a", a); \
-        return finish(&c, call_axis, res); \
+/* A public function that is one expression, of parameters up to the stream s. IN: an operand. */
+#define FUNCTION(name, result, ...)                                                                                   \
+    int name(mlxvk_array *res, __VA_ARGS__, mlxvk_stream s)                                                           \
+    {                                                                                                                 \
+        struct call c = begin(CALLED(name), s);                                                                       \
+        return finish(&c, result, res);                                                                               \
     }
-#define NO_PARAMETER
-#define KTH_PARAMETER , int kth
-#define K_PARAMETER , int k
-SORT_FUNCTION(mlxvk_sort, mlxvk_sort_axis, NO_PARAMETER, do_sort(&c, x, 0, false), do_sort(&c, x, axis, false))
-SORT_FUNCTION(mlxvk_argsort, mlxvk_argsort_axis, NO_PARAMETER, do_sort(&c, x, 0, true), do_sort(&c, x, axis, true))
-SORT_FUNCTION(mlxvk_partition, mlxvk_partition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, false),
-              do_partition(&c, x, kth, axis, false))
-SORT_FUNCTION(mlxvk_argpartition, mlxvk_argpartition_axis, KTH_PARAMETER, do_partition(&c, x, kth, 0, true),
-              do_partition(&c, x, kth, axis, true))
-SORT_FUNCTION(mlxvk_topk, mlxvk_topk_axis, K_PARAMETER, do_topk(&c, x, k, 0), do_topk(&c, x, k, axis))
-#undef SORT_FUNCTION
+#define IN(a) input(&c, #a, a)
+#define FLAT(a) do_flatten(&c, IN(a), 0, -1)
+
+FUNCTION(mlxvk_sort, do_sort(&c, FLAT(a), 0, false), mlxvk_array a)
+FUNCTION(mlxvk_sort_axis, do_sort(&c, IN(a), axis, false), mlxvk_array a, int axis)
+FUNCTION(mlxvk_argsort, do_sort(&c, FLAT(a), 0, true), mlxvk_array a)
+FUNCTION(mlxvk_argsort_axis, do_sort(&c, IN(a), axis, true), mlxvk_array a, int axis)
+FUNCTION(mlxvk_partition, do_partition(&c, FLAT(a), kth, 0, false), mlxvk_array a, int kth)
+FUNCTION(mlxvk_partition_axis, do_partition(&c, IN(a), kth, axis, false), mlxvk_array a, int kth, int axis)
+FUNCTION(mlxvk_argpartition, do_partition(&c, FLAT(a), kth, 0, true), mlxvk_array a, int kth)
+FUNCTION(mlxvk_argpartition_axis, do_partition(&c, IN(a), kth, axis, true), mlxvk_array a, int kth, int axis)
+FUNCTION(mlxvk_topk, do_topk(&c, FLAT(a), k, 0), mlxvk_array a, int k)
+FUNCTION(mlxvk_topk_axis, do_topk(&c, IN(a), k, axis), mlxvk_array a, int k, int axis)
 
 /* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================= */
 
 enum { RUN_FEW = 8, RUN_MANY = 32, RUN_THREADS = 1 << 18, PUT_FEW = 32 };
 
-/* Windows of one shape: key i says where window i goes, `none` nowhere. */
+/* Windows of one shape: key i says where window i goes, `none` nowhere. What is bound of the result is a part of it,
+ * and the windows that begin there have `count` keys. */
 struct scatter_work {
-    struct array *out, *updates, *keys;
+    struct array *out, *updates, *keys, part;
     struct dims window;                              /* in the result, merged */
     size_t number, each;                             /* windows; elements of one */
-    uint32_t op, scale, none;
+    uint32_t op, scale, none, first, count;
 };
+
+/* The result's next part; false after the last one. */
+static bool next_part(const struct encoder *e, struct scatter_work *w)
+{
+    int64_t item = (int64_t)item_size(w->out), reach = 1, low, high, keys, from;
+    w->first += w->count;
+    if (e->code || w->first >= w->none) { w->first = w->count = 0; return false; }
+    w->part = *w->out;
+    w->count = w->none;
+    if (fits_binding(e->device, w->out)) return true;
+    for (int i = 0; i < w->window.ndim; i++) reach += w->window.stride[0][i] * (w->window.shape[i] - 1);
+    keys = ((int64_t)binding_room(e->device, (size_t)item) / item - reach) / w->scale + 1;
+    w->count = (uint32_t)min_size((size_t)keys, w->none - w->first);
+    array_span(w->out, &low, &high);
+    from = (int64_t)w->first * w->scale;
+    reach += (int64_t)(w->count - 1) * w->scale;
+    w->part = elements_of(w->out, (size_t)from, min_size((size_t)reach, (size_t)((high - low) / item - from)));
+    return true;
+}
 
 /* How many elements can be moved as one: `most` or, where `less` is allowed, a smaller power of two. */
 static uint32_t window_width(const struct scatter_work *w, const struct scatter_push *p, size_t most, bool less)
@@ -12879,17 +12942,19 @@ static uint32_t window_width(const struct scatter_work *w, const struct scatter_
 }
 
 /* Binds result and source, and fills in what all kernels take: windows in units of the width that is returned. */
-static uint32_t set_window(struct encoder *e, const struct scatter_work *w, struct array *src, struct scatter_push *p,
+static uint32_t set_window(struct encoder *e, struct scatter_work *w, struct array *src, struct scatter_push *p,
                            size_t most, bool less)
 {
     uint32_t width;
-    p->dst_at = set_output(e, SLOT_scatter_dst, w->out);
+    p->dst_at = set_output(e, SLOT_scatter_dst, &w->part);
     p->src_at = set_input(e, SLOT_scatter_src, src);
     width = window_width(w, p, most, less);
     p->dst_at /= width;
     p->src_at /= width;
     p->units = (uint32_t)(w->each / width);
     p->none = w->none;
+    p->key_first = w->first;
+    p->key_count = w->count;
     p->scale = w->scale / width;
     p->ndim = (uint32_t)w->window.ndim;
     for (int i = 0; i < w->window.ndim; i++) {
@@ -12901,38 +12966,41 @@ static uint32_t set_window(struct encoder *e, const struct scatter_work *w, stru
 }
 
 /* The last of those with one key wins, whatever order they run in. */
-static void scatter_put(struct encoder *e, const struct scatter_work *w)
+static void scatter_put(struct encoder *e, struct scatter_work *w)
 {
     struct array *winner = w->number > PUT_FEW ? scratch(e, w->none, MLXVK_UINT32) : NULL;
     struct scatter_push p = { .n = (uint32_t)w->number, .none = w->none };
-    uint32_t width;
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
         p.key_at = set_input(e, SLOT_scatter_key, w->keys);
         set_output(e, SLOT_scatter_winner, winner);
         USE(e, scatter, &p, .threads = 256, .step = step);
         dispatch_groups(e, ceil_div(p.n, 256));
     }
-    width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
-    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
-    p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
-    if (winner) set_input(e, SLOT_scatter_winner, winner);
-    USE(e, scatter, &p, .threads = 256, .step = SCATTER_PUT, .to = raw_dtype(item_size(w->out) * width));
-    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+    while (next_part(e, w)) {
+        uint32_t width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
+        p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+        p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
+        if (winner) set_input(e, SLOT_scatter_winner, winner);
+        USE(e, scatter, &p, .threads = 256, .step = SCATTER_PUT, .to = raw_dtype(item_size(w->out) * width));
+        dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+    }
     array_release(winner);
 }
 
-static void scatter_atomic(struct encoder *e, const struct scatter_work *w)
+static void scatter_atomic(struct encoder *e, struct scatter_work *w)
 {
-    struct scatter_push p = { .n = (uint32_t)w->number };
-    set_window(e, w, w->updates, &p, 1, false);
-    p.key_at = set_input(e, SLOT_scatter_key, w->keys);
-    USE(e, scatter, &p, .threads = 256, .step = SCATTER_ATOMIC, .op = w->op, .to = w->out->dtype);
-    dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+    while (next_part(e, w)) {
+        struct scatter_push p = { .n = (uint32_t)w->number };
+        set_window(e, w, w->updates, &p, 1, false);
+        p.key_at = set_input(e, SLOT_scatter_key, w->keys);
+        USE(e, scatter, &p, .threads = 256, .step = SCATTER_ATOMIC, .op = w->op, .to = w->out->dtype);
+        dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+    }
 }
 
 /* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come
  * back. */
-static void scatter_level(struct encoder *e, const struct scatter_work *w, struct scatter_push p, struct array *values,
+static void scatter_level(struct encoder *e, struct scatter_work *w, struct scatter_push p, struct array *values,
     struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper)
 {
     uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
@@ -12947,7 +13015,7 @@ static void scatter_level(struct encoder *e, const struct scatter_work *w, struc
 }
 
 /* In the order of the windows with one key, by sorting them: sums of floats, and what has no atomics. */
-static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
+static void scatter_sorted(struct encoder *e, struct scatter_work *w)
 {
     struct scatter_push p = { .n = (uint32_t)w->number };
     struct array *places = NULL, *keys = w->keys, *values = w->updates;
@@ -12966,7 +13034,7 @@ static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
         uint32_t chunks = ceil_div(p.n, p.each);
         struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * w->each, wide) : NULL;
         struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
-        if (!e->code) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
+        while (next_part(e, w)) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
         array_release(values);
         array_release(keys);
         values = parts;
@@ -12982,16 +13050,14 @@ static void scatter_sorted(struct encoder *e, const struct scatter_work *w)
 
 static bool atomic_dtype(int t) { return dtypes[t].kind <= KIND_INT && dtypes[t].size <= 4; }
 
-static void lower_scatter(struct encoder *e, const struct node *n)
+static void scatter_windows(struct encoder *e, const struct scatter_params *p, struct array *out,
+                            struct array *updates, struct array *keys)
 {
-    const struct scatter_params *p = &n->p.scatter;
-    struct array *out = n->out[0], *updates = rows_of(e, n->in[0]), window = *out, *one = &window;
-    struct scatter_work w =
-        { .out = out, .updates = updates, .keys = n->in[1], .op = p->op, .scale = p->scale, .none = p->none };
-    w.number = w.keys->size;
-    w.each = updates->size / w.number;
+    struct scatter_work w = { .out = out, .updates = rows_of(e, updates), .keys = keys, .number = keys->size,
+                              .each = updates->size / keys->size, .op = p->op, .scale = p->scale, .none = p->none };
     if (w.each > 1) {
-        memcpy(window.shape, updates->shape + w.keys->ndim, (size_t)out->ndim * sizeof *window.shape);
+        struct array window = *out, *one = &window;
+        memcpy(window.shape, updates->shape + keys->ndim, (size_t)out->ndim * sizeof *window.shape);
         w.window = merge_dims(&one, 1);
     }
     if (w.op == SCATTER_NONE &&
@@ -12999,7 +13065,43 @@ static void lower_scatter(struct encoder *e, const struct node *n)
         scatter_put(e, &w);
     else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype)) scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
-    array_release(updates);
+    array_release(w.updates);
+}
+
+/* Where to halve windows: in order, where there are too many, else each of them; -1: they are few and short enough.
+ * What sorted ones leave to be combined takes two bytes an element at most, or as many as they have. */
+static int scatter_axis(const struct encoder *e, const struct array *out, const struct array *updates,
+                        const struct array *keys)
+{
+    size_t item = item_size(out), reach = 0, most = 0, room = binding_room(e->device, item);
+    bool many = updates->size * max_size(item, 2) > room || keys->size * 4 > room;
+    int axis = -1;
+    for (int i = 0; i < keys->ndim && many; i++) if (keys->shape[i] > 1) return i;
+    for (int i = keys->ndim; i < updates->ndim; i++) {
+        size_t far = (size_t)(out->strides[i - keys->ndim] * (updates->shape[i] - 1));
+        if (far > most) { most = far; axis = i; }
+        reach += far;
+    }
+    return many || (reach > room / item / 2 && !fits_binding(e->device, out)) ? axis : -1;
+}
+
+static void scatter_split(struct encoder *e, const struct scatter_params *p, struct array *out, struct array *updates,
+                          struct array *keys)
+{
+    int axis = scatter_axis(e, out, updates, keys), within = axis - keys->ndim;
+    if (axis < 0) scatter_windows(e, p, out, updates, keys);
+    for (int half = 0; half < 2 && axis >= 0 && !e->code; half++) {
+        struct array some = half_of(updates, axis, half), where = *keys, to = *out;
+        if (within < 0) where = half_of(keys, axis, half);
+        else to = part_of(out, within, half ? updates->shape[axis] - some.shape[axis] : 0,
+                          out->shape[within] - updates->shape[axis] + some.shape[axis]);
+        scatter_split(e, p, &to, &some, &where);
+    }
+}
+
+static void lower_scatter(struct encoder *e, const struct node *n)
+{
+    scatter_split(e, &n->p.scatter, n->out[0], n->in[0], n->in[1]);
 }
 
 /* ---- fronts ---- */
@@ -13077,45 +13179,37 @@ static struct array *do_scatter(struct call *c, const mlxvk_array *res, struct a
     return out;
 }
 
-static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices,
-                        mlxvk_array updates, const int *axes, size_t axes_num, int op, mlxvk_stream s)
+/* At `count` index arrays, for as many axes. */
+static int scatter_call(const char *name, mlxvk_array *res, mlxvk_array a, const mlxvk_array *one,
+                        mlxvk_vector_array several, mlxvk_array updates, const int *axes, size_t count, int op,
+                        mlxvk_stream s)
 {
     struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
-    struct windows w;
-    if (!index_inputs(&c, x, indices.ctx, &w)) x = NULL;
-    return finish(&c, do_scatter(&c, res, x, &w, u, axes, axes_num, op), res);
+    struct array *x = IN(a), *u = IN(updates);
+    struct windows w = { .count = 1 };
+    if (one) w.index[0] = input(&c, "indices", *one);
+    else if (!index_inputs(&c, x, several.ctx, &w)) x = NULL;
+    return finish(&c, do_scatter(&c, res, x, &w, u, axes, count, op), res);
 }
 
-static int scatter_single(const char *name, mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates,
-                          int axis, int op, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *u = input(&c, "updates", updates);
-    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
-    return finish(&c, do_scatter(&c, res, x, &w, u, &axis, 1, op), res);
-}
-
-#define SCATTER_FUNCTIONS(name, single, op) \
-    int name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes, \
-                     size_t axes_num, mlxvk_stream s) \
-    { return scatter_call(CALLED(name), res, a, indices, updates, axes, axes_num, op, s); } \
-    int single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis, \
-                              mlxvk_stream s) \
-    { return scatter_single(CALLED(single), res, a, indices, updates, axis, op, s); }
+#define SCATTER_FUNCTIONS(name, single, op)                                                                           \
+    int name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates, const int *axes,       \
+             size_t axes_num, mlxvk_stream s)                                                                         \
+    { return scatter_call(CALLED(name), res, a, NULL, indices, updates, axes, axes_num, op, s); }                     \
+    int single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array updates, int axis, mlxvk_stream s)   \
+    { return scatter_call(CALLED(single), res, a, &indices, (mlxvk_vector_array){ NULL }, updates, &axis, 1, op, s); }
 SCATTER_FUNCTIONS(mlxvk_scatter, mlxvk_scatter_single, SCATTER_NONE)
 SCATTER_FUNCTIONS(mlxvk_scatter_add, mlxvk_scatter_add_single, SCATTER_SUM)
 SCATTER_FUNCTIONS(mlxvk_scatter_prod, mlxvk_scatter_prod_single, SCATTER_PROD)
 SCATTER_FUNCTIONS(mlxvk_scatter_max, mlxvk_scatter_max_single, SCATTER_MAX)
 SCATTER_FUNCTIONS(mlxvk_scatter_min, mlxvk_scatter_min_single, SCATTER_MIN)
-#undef SCATTER_FUNCTIONS
 
 int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                            mlxvk_stream s)
 {
     struct call c = begin("scatter_add_axis", s);
-    struct array *x = input(&c, "a", a), *v = input(&c, "values", values), *keys = NULL, *out = NULL;
-    struct windows w = { .count = 1, .index = { input(&c, "indices", indices) } };
+    struct array *x = IN(a), *v = IN(values), *keys, *out;
+    struct windows w = { .count = 1, .index = { IN(indices) } };
     struct scatter_params p = { .op = SCATTER_SUM };
     int64_t strides[MAXD], base[MAXD];
     w.axes[0] = axis = normal_axis(&c, x, axis);
@@ -13148,13 +13242,9 @@ static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *
     return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
 }
 
-int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxvk_array update, mlxvk_array start,
-                               const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    struct call c = begin("slice_update_dynamic", s);
-    struct array *x = input(&c, "src", src), *u = input(&c, "update", update), *i = input(&c, "start", start);
-    return finish(&c, do_slice_update_dynamic(&c, res, x, u, i, axes, axes_num), res);
-}
+FUNCTION(mlxvk_slice_update_dynamic,
+         do_slice_update_dynamic(&c, res, IN(src), IN(update), IN(start), axes, axes_num), mlxvk_array src,
+         mlxvk_array update, mlxvk_array start, const int *axes, size_t axes_num)
 
 /* The mask has the first dimensions of a, and src a row for each true element, or one for all of them. Where the
  * running count of what is true grows, the next element of src is put. */
@@ -13180,6 +13270,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     src = do_flatten(c, broadcast(c, src, rest + 1, shape), 0, -1);
     mask = do_flatten(c, mask, 0, -1);
     if (!src || !mask || !src->size || !a->size) return c->code ? NULL : a;
+    if (!check_room(c, "mask", a, 4 * a->size) || !check_room(c, "result like all", a, array_bytes(a)) ||
+        !check_room(c, "source like all", src, array_bytes(src))) return NULL;
     counts = output(c, 1, mask->shape, MLXVK_INT32);
     append(c, OP_SCAN, PARAMS(.scan = { R_sum, 0, 0 }), ARRAYS(mask), ARRAYS(counts));
     counts = do_reshape(c, counts, a->ndim, a->shape);
@@ -13189,12 +13281,8 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     return out;
 }
 
-int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s)
-{
-    struct call c = begin("masked_scatter", s);
-    struct array *x = input(&c, "a", a), *m = input(&c, "mask", mask), *v = input(&c, "src", src);
-    return finish(&c, do_masked_scatter(&c, res, x, m, v), res);
-}
+FUNCTION(mlxvk_masked_scatter, do_masked_scatter(&c, res, IN(a), IN(mask), IN(src)), mlxvk_array a, mlxvk_array mask,
+         mlxvk_array src)
 
 /* ---- where values belong in a sorted sequence ---- */
 
@@ -13219,22 +13307,30 @@ static void lower_search(struct encoder *e, const struct node *n)
     in_parts(e, (struct array *[]){ n->out[0], n->in[1] }, 2, 0, search_part, n);
 }
 
+/* Of a sequence that cannot be bound whole: the places in both halves add up. */
+static struct array *do_search(struct call *c, struct array *x, struct array *y, bool right)
+{
+    int half = x ? x->shape[0] / 2 : 0;
+    struct array *out;
+    if (c->code || !x || !y) return NULL;
+    if (half && !fits_binding(c->device, x))
+        return do_binary(c, B_add, do_search(c, slice_one(c, x, 0, 0, half), y, right),
+                         do_search(c, slice_one(c, x, 0, half, x->shape[0] - half), y, right));
+    out = output(c, y->ndim, y->shape, MLXVK_UINT32);
+    append(c, OP_SEARCH, PARAMS(.search = { right }), ARRAYS(x, y), ARRAYS(out));
+    return out;
+}
+
 int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s)
 {
     struct call c = begin("searchsorted", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "v", v), *out = NULL;
+    struct array *x = IN(a), *y = IN(v);
+    mlxvk_dtype t = x && y ? promote(x->dtype, y->dtype) : MLXVK_FLOAT32;
     bool right = side && !strcmp(side, "right");
     if (!side || (!right && strcmp(side, "left")))
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "side is \"%s\", not left or right", side ? side : "NULL");
     if (x && x->ndim != 1) FAIL(&c, MLXVK_ERROR_SHAPE, "%s is no sequence", TEXT(x));
-    if (!c.code) {
-        mlxvk_dtype t = promote(x->dtype, y->dtype);
-        x = as_type(&c, x, t);
-        y = as_type(&c, y, t);
-        out = y ? output(&c, y->ndim, y->shape, MLXVK_UINT32) : NULL;
-        append(&c, OP_SEARCH, PARAMS(.search = { right }), ARRAYS(x, y), ARRAYS(out));
-    }
-    return finish(&c, out, res);
+    return finish(&c, c.code ? NULL : do_search(&c, as_type(&c, x, t), as_type(&c, y, t), right), res);
 }
 
 /* ==== >>composites: operations made of others ===================================================================== */
@@ -13244,6 +13340,12 @@ int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const cha
 static struct array *filled(struct call *c, int ndim, const int *shape, double value, mlxvk_dtype dtype)
 {
     return check_shape(c, ndim, shape, dtype) ? do_full(c, ndim, shape, scalar(c, value, dtype), dtype) : NULL;
+}
+
+/* With a number of the array's dtype. */
+static struct array *by_number(struct call *c, enum binary op, struct array *a, double value)
+{
+    return c->code || !a ? NULL : do_binary(c, op, a, scalar(c, value, a->dtype));
 }
 
 static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dtype)
@@ -13258,17 +13360,8 @@ static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dty
     return out;
 }
 
-int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("eye", s);
-    return finish(&c, do_eye(&c, n, m, k, dtype), res);
-}
-
-int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("identity", s);
-    return finish(&c, do_eye(&c, n, n, 0, dtype), res);
-}
+FUNCTION(mlxvk_eye, do_eye(&c, n, m, k, dtype), int n, int m, int k, mlxvk_dtype dtype)
+FUNCTION(mlxvk_identity, do_eye(&c, n, n, 0, dtype), int n, mlxvk_dtype dtype)
 
 /* True at and below diagonal k. */
 static struct array *do_tri(struct call *c, int n, int m, int k)
@@ -13283,12 +13376,8 @@ static struct array *do_tri(struct call *c, int n, int m, int k)
     return do_binary(c, B_greater_equal, rows, columns);
 }
 
-int mlxvk_tri(mlxvk_array *res, int n, int m, int k, mlxvk_dtype type, mlxvk_stream s)
-{
-    struct call c = begin("tri", s);
-    struct array *x = check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL;
-    return finish(&c, x, res);
-}
+FUNCTION(mlxvk_tri, check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL, int n, int m, int k,
+         mlxvk_dtype type)
 
 /* Zeros above (upper: below) diagonal k of each matrix. */
 static struct array *do_triangle(struct call *c, struct array *x, int k, bool upper)
@@ -13301,56 +13390,45 @@ static struct array *do_triangle(struct call *c, struct array *x, int k, bool up
     return upper ? do_select(c, mask, zero, x) : do_select(c, mask, x, zero);
 }
 
-static int triangle(const char *name, mlxvk_array *res, mlxvk_array x, int k, bool upper, mlxvk_stream s)
+FUNCTION(mlxvk_tril, do_triangle(&c, IN(x), k, false), mlxvk_array x, int k)
+FUNCTION(mlxvk_triu, do_triangle(&c, IN(x), k, true), mlxvk_array x, int k)
+
+static struct array *do_linspace(struct call *c, double start, double stop, int num, mlxvk_dtype dtype)
 {
-    struct call c = begin(name, s);
-    return finish(&c, do_triangle(&c, input(&c, "x", x), k, upper), res);
+    struct array *t, *rest;
+    if (num < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "%d elements", num);
+    if (!check_shape(c, 0, NULL, dtype)) return NULL;
+    if (num == 1) return as_type(c, filled(c, 1, &num, start, MLXVK_FLOAT32), dtype);
+    t = by_number(c, B_divide, do_arange(c, 0, num, 1, MLXVK_FLOAT32), (double)num - 1);
+    rest = by_number(c, B_multiply, do_binary(c, B_subtract, scalar(c, 1, MLXVK_FLOAT32), t), start);
+    return as_type(c, do_binary(c, B_add, rest, by_number(c, B_multiply, t, stop)), dtype);
 }
 
-int mlxvk_tril(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("tril", res, x, k, false, s); }
-int mlxvk_triu(mlxvk_array *res, mlxvk_array x, int k, mlxvk_stream s) { return triangle("triu", res, x, k, true, s); }
-
-int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_dtype dtype, mlxvk_stream s)
-{
-    struct call c = begin("linspace", s);
-    struct array *t, *rest, *out = NULL;
-    if (num < 0) FAIL(&c, MLXVK_ERROR_SHAPE, "%d elements", num);
-    if (!check_shape(&c, 0, NULL, dtype)) return finish(&c, NULL, res);
-    if (num == 1) return finish(&c, as_type(&c, filled(&c, 1, &num, start, MLXVK_FLOAT32), dtype), res);
-    t = do_binary(&c, B_divide, do_arange(&c, 0, num, 1, MLXVK_FLOAT32), scalar(&c, (double)num - 1, MLXVK_FLOAT32));
-    rest = do_binary(&c, B_multiply, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), t),
-                     scalar(&c, start, MLXVK_FLOAT32));
-    out = do_binary(&c, B_add, rest, do_binary(&c, B_multiply, t, scalar(&c, stop, MLXVK_FLOAT32)));
-    return finish(&c, as_type(&c, out, dtype), res);
-}
+FUNCTION(mlxvk_linspace, do_linspace(&c, start, stop, num, dtype), double start, double stop, int num,
+         mlxvk_dtype dtype)
 
 /* terms[0] + terms[1] cos x + terms[2] cos 2x, where x goes from 0 to 2 pi; without terms 1 - |x / pi - 1|. */
-static int window(const char *name, mlxvk_array *res, int m, const double *terms, mlxvk_stream s)
+static struct array *do_window(struct call *c, int m, const double *terms)
 {
-    struct call c = begin(name, s);
     struct array *x, *out;
     int n = m < 0 ? 0 : m;
-    if (m <= 1) return finish(&c, filled(&c, 1, &n, 1, MLXVK_FLOAT32), res);
-    x = do_binary(&c, B_multiply, do_arange(&c, 0, n, 1, MLXVK_FLOAT32),
-                  scalar(&c, (terms ? 6.283185307179586 : 2.0) / (n - 1), MLXVK_FLOAT32));
-    if (!terms) {
-        x = do_unary(&c, U_abs, do_binary(&c, B_subtract, x, scalar(&c, 1, MLXVK_FLOAT32)));
-        return finish(&c, do_binary(&c, B_subtract, scalar(&c, 1, MLXVK_FLOAT32), x), res);
-    }
-    out = scalar(&c, terms[0], MLXVK_FLOAT32);
-    for (int i = 1; i < 3 && terms[i] != 0; i++) {
-        struct array *wave = do_unary(&c, U_cos, do_binary(&c, B_multiply, x, scalar(&c, i, MLXVK_FLOAT32)));
-        out = do_binary(&c, B_add, out, do_binary(&c, B_multiply, wave, scalar(&c, terms[i], MLXVK_FLOAT32)));
-    }
-    return finish(&c, out, res);
+    if (m <= 1) return filled(c, 1, &n, 1, MLXVK_FLOAT32);
+    x = do_arange(c, 0, n, 1, MLXVK_FLOAT32);
+    x = by_number(c, B_multiply, x, (terms ? 6.283185307179586 : 2.0) / (n - 1));
+    if (!terms)
+        return do_binary(c, B_subtract, scalar(c, 1, MLXVK_FLOAT32),
+                         do_unary(c, U_abs, by_number(c, B_subtract, x, 1)));
+    out = scalar(c, terms[0], MLXVK_FLOAT32);
+    for (int i = 1; i < 3 && terms[i] != 0; i++)
+        out = do_binary(c, B_add, out,
+                        by_number(c, B_multiply, do_unary(c, U_cos, by_number(c, B_multiply, x, i)), terms[i]));
+    return out;
 }
 
-int mlxvk_bartlett(mlxvk_array *res, int M, mlxvk_stream s) { return window("bartlett", res, M, NULL, s); }
-#define X(name, ...)                                                                                                  \
-    int mlxvk_##name(mlxvk_array *res, int M, mlxvk_stream s)                                                         \
-    { return window(#name, res, M, (double[]){ __VA_ARGS__ }, s); }
-X(hanning, 0.5, -0.5, 0) X(hamming, 0.54, -0.46, 0) X(blackman, 0.42, -0.5, 0.08)
-#undef X
+FUNCTION(mlxvk_bartlett, do_window(&c, M, NULL), int M)
+FUNCTION(mlxvk_hanning, do_window(&c, M, ((double[]){ 0.5, -0.5, 0 })), int M)
+FUNCTION(mlxvk_hamming, do_window(&c, M, ((double[]){ 0.54, -0.46, 0 })), int M)
+FUNCTION(mlxvk_blackman, do_window(&c, M, ((double[]){ 0.42, -0.5, 0.08 })), int M)
 
 /* ---- lists of arrays ---- */
 
@@ -13376,15 +13454,22 @@ static int finish_list(struct call *c, struct array **list, size_t count, mlxvk_
     return code;
 }
 
+/* The shape that all broadcast to. */
+static struct array common_shape(struct call *c, struct array *const *list, size_t count)
+{
+    struct array all = { .dtype = MLXVK_BOOL };
+    for (size_t i = 0; i < count && !c->code; i++) {
+        struct array before = all;
+        broadcast_shape(c, list[i], &before, &all.ndim, all.shape);
+    }
+    return all;
+}
+
 int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array inputs, mlxvk_stream s)
 {
     struct call c = begin("broadcast_arrays", s);
     size_t count;
-    struct array **list = vector_list(&c, "inputs", inputs, &count), all = { .ndim = 0 }, before;
-    for (size_t i = 0; i < count && !c.code; i++) {
-        before = all;
-        broadcast_shape(&c, list[i], &before, &all.ndim, all.shape);
-    }
+    struct array **list = vector_list(&c, "inputs", inputs, &count), all = common_shape(&c, list, count);
     for (size_t i = 0; i < count && !c.code; i++) list[i] = broadcast(&c, list[i], all.ndim, all.shape);
     return finish_list(&c, list, count, res);
 }
@@ -13431,28 +13516,24 @@ int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_st
 /* The array itself, as another handle. */
 int mlxvk_stop_gradient(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return mlxvk_copy(res, a, s); }
 
-static int at_least(const char *name, mlxvk_array *res, mlxvk_array a, int ndim, mlxvk_stream s)
+static struct array *do_at_least(struct call *c, struct array *a, int ndim)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    if (x && x->ndim < ndim) {
-        int shape[3] = { 1, 1, 1 };
-        if (x->ndim == 1) shape[ndim > 1] = x->shape[0];
-        if (x->ndim == 2) { shape[0] = x->shape[0]; shape[1] = x->shape[1]; }
-        x = do_reshape(&c, x, ndim, shape);
-    }
-    return finish(&c, x, res);
+    int shape[3] = { 1, 1, 1 };
+    if (c->code || !a || a->ndim >= ndim) return a;
+    if (a->ndim == 1) shape[ndim > 1] = a->shape[0];
+    if (a->ndim == 2) memcpy(shape, a->shape, 2 * sizeof *shape);
+    return do_reshape(c, a, ndim, shape);
 }
 
-int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_1d", res, a, 1, s); }
-int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_2d", res, a, 2, s); }
-int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s) { return at_least("atleast_3d", res, a, 3, s); }
+FUNCTION(mlxvk_atleast_1d, do_at_least(&c, IN(a), 1), mlxvk_array a)
+FUNCTION(mlxvk_atleast_2d, do_at_least(&c, IN(a), 2), mlxvk_array a)
+FUNCTION(mlxvk_atleast_3d, do_at_least(&c, IN(a), 3), mlxvk_array a)
 
 int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted,
                              mlxvk_dtype dtype, mlxvk_stream s)
 {
     struct call c = begin("number_of_elements", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     double count = 1;
     if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
     for (size_t i = 0; i < axes_num && !c.code; i++) {
@@ -13481,8 +13562,8 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
 }
 
-FRONT(repeat_axis, arr, do_repeat(&c, x, repeats, axis), int repeats, int axis, mlxvk_stream s)
-FRONT(repeat, arr, do_repeat(&c, do_flatten(&c, x, 0, -1), repeats, 0), int repeats, mlxvk_stream s)
+FUNCTION(mlxvk_repeat_axis, do_repeat(&c, IN(arr), repeats, axis), mlxvk_array arr, int repeats, int axis)
+FUNCTION(mlxvk_repeat, do_repeat(&c, FLAT(arr), repeats, 0), mlxvk_array arr, int repeats)
 
 int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
 {
@@ -13536,22 +13617,22 @@ static int64_t total_shift(struct call *c, const int *shift, size_t count)
     return total;
 }
 
-int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, mlxvk_stream s)
+static struct array *roll_flat(struct call *c, struct array *a, int64_t shift)
 {
-    struct call c = begin("roll", s);
-    struct array *x = input(&c, "a", a), *flat = do_flatten(&c, x, 0, -1);
-    flat = do_roll(&c, flat, total_shift(&c, shift, shift_num), 0);
-    return finish(&c, x ? do_reshape(&c, flat, x->ndim, x->shape) : NULL, res);
+    struct array *flat = do_roll(c, do_flatten(c, a, 0, -1), shift, 0);
+    return flat ? do_reshape(c, flat, a->ndim, a->shape) : NULL;
 }
 
-FRONT(roll_axis, a, do_roll(&c, x, total_shift(&c, shift, shift_num), axis), const int *shift, size_t shift_num,
-      int axis, mlxvk_stream s)
+FUNCTION(mlxvk_roll, roll_flat(&c, IN(a), total_shift(&c, shift, shift_num)), mlxvk_array a, const int *shift,
+         size_t shift_num)
+FUNCTION(mlxvk_roll_axis, do_roll(&c, IN(a), total_shift(&c, shift, shift_num), axis), mlxvk_array a, const int *shift,
+         size_t shift_num, int axis)
 
 int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes,
                     size_t axes_num, mlxvk_stream s)
 {
     struct call c = begin("roll_axes", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     if (shift_num < axes_num) FAIL(&c, MLXVK_ERROR_ARGUMENT, "%zu shifts for %zu axes", shift_num, axes_num);
     if (axes_num && (!shift || !axes)) FAIL(&c, MLXVK_ERROR_ARGUMENT, "shift or axes is NULL");
     for (size_t i = 0; i < axes_num && !c.code; i++) x = do_roll(&c, x, shift[i], axes[i]);
@@ -13568,11 +13649,9 @@ static struct array *pad_indices(struct call *c, enum pad_mode mode, int n, int 
 {
     struct array *at = do_arange(c, -(double)low, (double)n + high, 1, MLXVK_INT32);
     double period = mode == PAD_REFLECT ? 2.0 * (n - 1) : 2.0 * n;
-    if (n == 1 || mode == PAD_EDGE)
-        return do_binary(c, B_minimum, do_binary(c, B_maximum, at, scalar(c, 0, MLXVK_INT32)),
-                         scalar(c, n - 1, MLXVK_INT32));
+    if (n == 1 || mode == PAD_EDGE) return by_number(c, B_minimum, by_number(c, B_maximum, at, 0), n - 1);
     if (period > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "an axis of %d elements cannot be mirrored", n);
-    at = do_binary(c, B_remainder, at, scalar(c, period, MLXVK_INT32));
+    at = by_number(c, B_remainder, at, period);
     return do_binary(c, B_minimum, at,
                      do_binary(c, B_subtract, scalar(c, period - (mode == PAD_SYMMETRIC), MLXVK_INT32), at));
 }
@@ -13633,15 +13712,15 @@ int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num,
     return finish(&c, do_pad(&c, x, low, high, value, mode), res);
 }
 
-int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode,
-                        mlxvk_stream s)
+static struct array *pad_evenly(struct call *c, struct array *a, int width, struct array *value, const char *mode)
 {
-    struct call c = begin("pad_symmetric", s);
-    struct array *x = input(&c, "a", a), *value = optional_input(&c, "pad_value", pad_value);
     int each[MAXD];
-    for (int i = 0; i < MAXD; i++) each[i] = pad_width;
-    return finish(&c, do_pad(&c, x, each, each, value, mode), res);
+    for (int i = 0; i < MAXD; i++) each[i] = width;
+    return do_pad(c, a, each, each, value, mode);
 }
+
+FUNCTION(mlxvk_pad_symmetric, pad_evenly(&c, IN(a), pad_width, optional_input(&c, "pad_value", pad_value), mode),
+         mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode)
 
 /* ---- comparisons ---- */
 
@@ -13666,25 +13745,23 @@ static struct array *all_of(struct call *c, struct array *a)
     return a && a->ndim ? do_reduce(c, R_all, a, (1u << a->ndim) - 1, false) : a;
 }
 
-FRONT_TWO(isclose, a, b, do_isclose(&c, x, y, rtol, atol, equal_nan), double rtol, double atol, bool equal_nan,
-          mlxvk_stream s)
-FRONT_TWO(allclose, a, b, all_of(&c, do_isclose(&c, x, y, rtol, atol, equal_nan)), double rtol, double atol,
-          bool equal_nan, mlxvk_stream s)
-
-int mlxvk_array_equal(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool equal_nan, mlxvk_stream s)
+static struct array *do_array_equal(struct call *c, struct array *a, struct array *b, bool equal_nan)
 {
-    struct call c = begin("array_equal", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
-    if (x && y && !same_shape(x, y)) out = scalar(&c, 0, MLXVK_BOOL);
-    else out = all_of(&c, do_binary(&c, equal_nan ? B_nan_equal : B_equal, x, y));
-    return finish(&c, out, res);
+    if (a && b && !same_shape(a, b)) return scalar(c, 0, MLXVK_BOOL);
+    return all_of(c, do_binary(c, equal_nan ? B_nan_equal : B_equal, a, b));
 }
+
+FUNCTION(mlxvk_isclose, do_isclose(&c, IN(a), IN(b), rtol, atol, equal_nan), mlxvk_array a, mlxvk_array b, double rtol,
+         double atol, bool equal_nan)
+FUNCTION(mlxvk_allclose, all_of(&c, do_isclose(&c, IN(a), IN(b), rtol, atol, equal_nan)), mlxvk_array a, mlxvk_array b,
+         double rtol, double atol, bool equal_nan)
+FUNCTION(mlxvk_array_equal, do_array_equal(&c, IN(a), IN(b), equal_nan), mlxvk_array a, mlxvk_array b, bool equal_nan)
 
 int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf,
                      mlxvk_optional_float neginf, mlxvk_stream s)
 {
     struct call c = begin("nan_to_num", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     mlxvk_dtype t = x ? x->dtype : MLXVK_FLOAT32;
     double most = t == MLXVK_FLOAT16 ? 65504.0 : t == MLXVK_BFLOAT16 ? 0x1.fep127 : (double)FLT_MAX;
     struct { enum unary test; double value; } changes[] = {
@@ -13713,32 +13790,27 @@ static struct array *do_variance(struct call *c, struct array *a, uint32_t mask,
     if (is_complex(t)) away = do_unary(c, U_abs, away);
     x = do_unary(c, U_square, away);
     if (mask) x = do_reduce(c, R_sum, x, mask, keepdims);
-    x = do_binary(c, B_multiply, x, scalar(c, 1 / (n > ddof ? n - ddof : 0), MLXVK_FLOAT32));
+    x = by_number(c, B_multiply, x, 1 / (n > ddof ? n - ddof : 0));
     if (root) x = do_unary(c, U_sqrt, x);
     return is_complex(t) ? x : as_type(c, x, t);
 }
 
-static int variance(const char *name, mlxvk_array *res, mlxvk_array a, int form, const int *axes, size_t count,
-                    bool keepdims, int ddof, bool root, mlxvk_stream s)
+static struct array *spread(struct call *c, struct array *a, bool all, const int *axes, size_t count, bool keepdims,
+                            int ddof, bool root)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    uint32_t mask = 0;
-    if (form) axes_mask(&c, x, axes, count, &mask);
-    else if (x) mask = (1u << x->ndim) - 1;
-    return finish(&c, do_variance(&c, x, mask, keepdims, ddof, root), res);
+    uint32_t mask = all && a ? (1u << a->ndim) - 1 : 0;
+    if (!all) axes_mask(c, a, axes, count, &mask);
+    return do_variance(c, a, mask, keepdims, ddof, root);
 }
 
-#define X(all, one, some, root) \
-    int all(mlxvk_array *res, mlxvk_array a, bool keepdims, int ddof, mlxvk_stream s) \
-    { return variance(CALLED(all), res, a, 0, NULL, 0, keepdims, ddof, root, s); } \
-    int one(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, int ddof, mlxvk_stream s) \
-    { return variance(CALLED(one), res, a, 1, &axis, 1, keepdims, ddof, root, s); } \
-    int some(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, int ddof, \
-             mlxvk_stream s) \
-    { return variance(CALLED(some), res, a, 2, axes, axes_num, keepdims, ddof, root, s); }
-X(mlxvk_var, mlxvk_var_axis, mlxvk_var_axes, false) X(mlxvk_std, mlxvk_std_axis, mlxvk_std_axes, true)
-#undef X
+#define VARIANCE(all, one, some, root)                                                                                \
+    FUNCTION(all, spread(&c, IN(a), true, NULL, 0, keepdims, ddof, root), mlxvk_array a, bool keepdims, int ddof)     \
+    FUNCTION(one, spread(&c, IN(a), false, &axis, 1, keepdims, ddof, root), mlxvk_array a, int axis, bool keepdims,   \
+             int ddof)                                                                                                \
+    FUNCTION(some, spread(&c, IN(a), false, axes, axes_num, keepdims, ddof, root), mlxvk_array a, const int *axes,    \
+             size_t axes_num, bool keepdims, int ddof)
+VARIANCE(mlxvk_var, mlxvk_var_axis, mlxvk_var_axes, false)
+VARIANCE(mlxvk_std, mlxvk_std_axis, mlxvk_std_axes, true)
 
 /* The middle of the sorted elements, or the mean of the two in the middle; NaN where there is one. */
 static struct array *do_median(struct call *c, struct array *a, uint32_t mask, bool keepdims)
@@ -13768,7 +13840,7 @@ static struct array *do_median(struct call *c, struct array *a, uint32_t mask, b
 int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool keepdims, mlxvk_stream s)
 {
     struct call c = begin("median", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     uint32_t mask;
     if (x && x->ndim && !axes_num) FAIL(&c, MLXVK_ERROR_AXIS, "no axes of %s", TEXT(x));
     return finish(&c, axes_mask(&c, x, axes, axes_num, &mask) ? do_median(&c, x, mask, keepdims) : NULL, res);
@@ -13776,22 +13848,17 @@ int mlxvk_median(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_n
 
 /* ==== >>distributions: made of random bits and uniform numbers ==================================================== */
 
-static struct array *broadcast_to_shape(struct call *c, struct array *a, int ndim, const int *shape)
-{
-    return a && check_shape(c, ndim, shape, a->dtype) ? broadcast(c, a, ndim, shape) : NULL;
-}
-
 /* True with probability p. */
 int mlxvk_random_bernoulli(mlxvk_array *res, mlxvk_array p, const int *shape, size_t shape_num, mlxvk_array key,
                            mlxvk_stream s)
 {
     struct call c = begin("random_bernoulli", s);
-    struct array *x = input(&c, "p", p), *k, *bits;
+    struct array *x = IN(p), *k, *bits;
     int ndim = shape_count(shape_num);
     if (x && !is_float(x->dtype)) FAIL(&c, MLXVK_ERROR_DTYPE, "p must be floating, not %s", TEXT(x));
     k = key_input(&c, key);
     x = do_binary(&c, B_multiply, x, scalar(&c, nextafterf(4294967296.0f, FLT_MAX), MLXVK_FLOAT32));
-    x = broadcast_to_shape(&c, x, ndim, shape);
+    x = x && check_shape(&c, ndim, shape, x->dtype) ? broadcast(&c, x, ndim, shape) : NULL;
     bits = do_random(&c, RANDOM_BITS, ndim, shape, MLXVK_UINT32, 0, 0, k);
     return finish(&c, do_binary(&c, B_less, bits, x), res);
 }
@@ -13801,14 +13868,14 @@ int mlxvk_random_randint(mlxvk_array *res, mlxvk_array low, mlxvk_array high, co
                          mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_randint", s);
-    struct array *x = input(&c, "low", low), *y = input(&c, "high", high), *k, *out;
+    struct array *x = IN(low), *y = IN(high), *k, *out;
     if (!is_dtype((int)dtype) || is_inexact(dtype))
         FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be an integer or bool, not %s", mlxvk_dtype_name(dtype));
     k = key_input(&c, key);
     out = do_uniform(&c, x, y, shape_count(shape_num), shape, MLXVK_FLOAT32, k);
     out = c.code ? NULL : as_type(&c, do_unary(&c, U_floor, out), dtype);
     if (out && dtype != MLXVK_BOOL) {
-        out = do_binary(&c, B_minimum, out, do_binary(&c, B_subtract, as_type(&c, y, dtype), scalar(&c, 1, dtype)));
+        out = do_binary(&c, B_minimum, out, by_number(&c, B_subtract, as_type(&c, y, dtype), 1));
         out = do_binary(&c, B_maximum, out, as_type(&c, x, dtype));
     }
     return finish(&c, out, res);
@@ -13851,16 +13918,16 @@ int mlxvk_random_truncated_normal(mlxvk_array *res, mlxvk_array lower, mlxvk_arr
                                   size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_truncated_normal", s);
-    struct array *low = input(&c, "lower", lower), *high = input(&c, "upper", upper), *k, *root, *from, *to, *out;
+    const double root = 1.4142135623730951;
+    struct array *low = IN(lower), *high = IN(upper), *k, *from, *to, *out;
     check_float(&c, dtype);
     k = key_input(&c, key);
-    root = c.code ? NULL : scalar(&c, 1.4142135623730951, dtype);
     low = c.code ? NULL : as_type(&c, low, dtype);
     high = c.code ? NULL : as_type(&c, high, dtype);
-    from = do_unary(&c, U_erf, do_binary(&c, B_divide, low, root));
-    to = do_unary(&c, U_erf, do_binary(&c, B_divide, high, root));
+    from = do_unary(&c, U_erf, by_number(&c, B_divide, low, root));
+    to = do_unary(&c, U_erf, by_number(&c, B_divide, high, root));
     out = do_uniform(&c, from, to, shape_count(shape_num), shape, dtype, k);
-    out = do_binary(&c, B_multiply, root, do_unary(&c, U_erfinv, out));
+    out = by_number(&c, B_multiply, do_unary(&c, U_erfinv, out), root);
     return finish(&c, do_binary(&c, B_maximum, do_binary(&c, B_minimum, high, out), low), res);
 }
 
@@ -13875,9 +13942,8 @@ int mlxvk_random_laplace(mlxvk_array *res, const int *shape, size_t shape_num, m
     out = do_unary(&c, U_log1p, do_unary(&c, U_negative, do_unary(&c, U_abs, u)));
     out = do_binary(&c, B_multiply, do_unary(&c, U_sign, u), out);
     if (!c.code) out = as_type(&c, out, dtype);
-    if (!c.code && scale != 1) out = do_binary(&c, B_multiply, scalar(&c, scale, dtype), out);
-    if (!c.code && loc != 0) out = do_binary(&c, B_add, scalar(&c, loc, dtype), out);
-    return finish(&c, out, res);
+    if (scale != 1) out = by_number(&c, B_multiply, out, scale);
+    return finish(&c, loc != 0 ? by_number(&c, B_add, out, loc) : out, res);
 }
 
 /* The numbers below n in random order: the order of as many random words. */
@@ -13886,16 +13952,12 @@ static struct array *permuted_numbers(struct call *c, int n, struct array *key)
     return do_sort(c, do_random(c, RANDOM_BITS, 1, &n, MLXVK_UINT32, 0, 0, key), 0, true);
 }
 
-int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_array key, mlxvk_stream s)
-{
-    struct call c = begin("random_permutation_arange", s);
-    return finish(&c, permuted_numbers(&c, x, key_input(&c, key)), res);
-}
+FUNCTION(mlxvk_random_permutation_arange, permuted_numbers(&c, x, key_input(&c, key)), int x, mlxvk_array key)
 
 int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_permutation", s);
-    struct array *a = input(&c, "x", x), *k = NULL;
+    struct array *a = IN(x), *k = NULL;
     axis = normal_axis(&c, a, axis);
     if (axis >= 0) k = permuted_numbers(&c, a->shape[axis], key_input(&c, key));
     return finish(&c, a && a->size ? do_take(&c, a, k, axis) : a, res);
@@ -13923,15 +13985,14 @@ static struct array *vector_norm(struct call *c, struct array *a, double order, 
 {
     struct array *x = magnitudes(c, a);
     if (!x) return NULL;
-    if (order == 0) {
-        x = as_type(c, do_binary(c, B_not_equal, x, scalar(c, 0, MLXVK_FLOAT32)), MLXVK_FLOAT32);
-        return reduced(c, R_sum, x, mask, keepdims);
+    if (order == 0) {                                /* how many are not 0 */
+        x = as_type(c, by_number(c, B_not_equal, x, 0), MLXVK_FLOAT32);
+        order = 1;
     }
     if (order == 1) return reduced(c, R_sum, x, mask, keepdims);
     if (order == 2) return root_of_squares(c, x, mask, keepdims);
     if (isinf(order)) return reduced(c, order > 0 ? R_max : R_min, x, mask, keepdims);
-    x = reduced(c, R_sum, do_binary(c, B_power, x, scalar(c, order, MLXVK_FLOAT32)), mask, keepdims);
-    return do_binary(c, B_power, x, scalar(c, 1 / order, MLXVK_FLOAT32));
+    return by_number(c, B_power, reduced(c, R_sum, by_number(c, B_power, x, order), mask, keepdims), 1 / order);
 }
 
 /* ---- factorisations: float32, in batches ----
@@ -13946,11 +14007,10 @@ static void factor_part(struct encoder *e, struct array *const *arrays, const vo
     struct array *a = arrays[0], *b = arrays[1], *order = arrays[2];
     bool small = p->op == FACTOR_CHOLESKY || p->op == FACTOR_INVERSE;
     uint32_t threads = small ? FACTOR_BLOCK : min_u32(e->device->tuning->factor_threads, e->device->caps.max_threads);
-    struct factor_push push = { .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1],
-                                .columns = (uint32_t)a->shape[2],
+    struct factor_push push = {
+        .matrices = (uint32_t)a->shape[0], .rows = (uint32_t)a->shape[1], .columns = (uint32_t)a->shape[2],
         .first = p->first, .count = p->count, .flags = p->flags, .a_matrix = (uint32_t)a->strides[0],
-            .a_row = (uint32_t)a->strides[1],
-        .a_column = (uint32_t)a->strides[2] };
+        .a_row = (uint32_t)a->strides[1], .a_column = (uint32_t)a->strides[2] };
     /* not all steps write all: the validation layer takes it that they do */
     push.a_at = set_output(e, SLOT_factor_a, a);
     if (b) {
@@ -13961,10 +14021,9 @@ static void factor_part(struct encoder *e, struct array *const *arrays, const vo
     }
     if (order) push.order_at = set_output(e, SLOT_factor_order, order);
     USE(e, factor, &push, .threads = threads, .op = p->op);
-    if (p->op == FACTOR_SWAP)
-        dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
-                                       ceil_div(push.matrices, e->device->caps.max_groups[1]));
-    else dispatch_groups(e, push.matrices);
+    if (p->op != FACTOR_SWAP) { dispatch_groups(e, push.matrices); return; }
+    dispatch(e, ceil_div(push.columns + 1, threads), min_u32(push.matrices, e->device->caps.max_groups[1]),
+             ceil_div(push.matrices, e->device->caps.max_groups[1]));
 }
 
 static void lower_factor(struct encoder *e, const struct node *n)
@@ -13987,8 +14046,8 @@ static void append_factor(struct call *c, int op, uint8_t flags, int first, int 
 static void jacobi_part(struct encoder *e, struct array *const *arrays, const void *job)
 {
     const struct jacobi_params *p = job;
-    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *other = p->op == JACOBI_EIGEN
-        ? scratch(e, a->size, MLXVK_FLOAT32) : NULL, *swap;
+    struct array *a = arrays[0], *v = arrays[1], *go = arrays[2], *swap;
+    struct array *other = p->op == JACOBI_EIGEN ? scratch(e, a->size, MLXVK_FLOAT32) : NULL;
     uint32_t size = (uint32_t)v->shape[1], half = (size + 1) / 2, matrices = (uint32_t)v->shape[0], threads;
     struct jacobi_push push = { .matrices = matrices, .n = size, .length = (uint32_t)a->shape[2],
                                 .checked = go != NULL };
@@ -14030,7 +14089,7 @@ static struct array *matrices(struct call *c, struct array *a, bool square)
     if (a->size / (size_t)shape[1] / (size_t)shape[2] > INT_MAX)
         return FAIL(c, MLXVK_ERROR_LIMIT, "%s has too many matrices", TEXT(a));
     shape[0] = (int)(a->size / (size_t)shape[1] / (size_t)shape[2]);
-    return do_reshape(c, a, 3, shape);
+    return check_room(c, "matrix", a, 4 * (size_t)shape[1] * (size_t)shape[2]) ? do_reshape(c, a, 3, shape) : NULL;
 }
 
 /* The batch dimensions of `like` again, in front of an array's dimensions but the first. */
@@ -14043,18 +14102,19 @@ static struct array *batched(struct call *c, struct array *a, const struct array
     return do_reshape(c, a, n, shape);
 }
 
+/* Blocks of the matrices; a square one on their diagonals. */
 static struct array *block_of(struct call *c, struct array *a, int row, int rows, int column, int columns)
 {
     if (c->code || !a) return NULL;
     return do_slice(c, a, (int[]){ 0, row, column }, (int[]){ a->shape[0], row + rows, column + columns }, NULL);
 }
 
-static struct array *flipped(struct call *c, struct array *a) { return do_swap(c, a, 1, 2); }
-
-static struct array *zeros_of(struct call *c, int batch, int rows, int columns)
+static struct array *corner_of(struct call *c, struct array *a, int at, int size)
 {
-    return filled(c, 3, (int[]){ batch, rows, columns }, 0, MLXVK_FLOAT32);
+    return block_of(c, a, at, size, at, size);
 }
+
+static struct array *flipped(struct call *c, struct array *a) { return do_swap(c, a, 1, 2); }
 
 /* Ones on the diagonal of each matrix, in memory of its own. */
 static struct array *eyes(struct call *c, int batch, int rows, int columns)
@@ -14080,12 +14140,12 @@ static struct array *lower_inverse(struct call *c, struct array *a, uint8_t flag
         append_factor(c, FACTOR_INVERSE, flags, 0, n, a, out, NULL);
         return out;
     }
-    out = zeros_of(c, a->shape[0], n, n);
-    first = lower_inverse(c, block_of(c, a, 0, half, 0, half), flags);
-    second = lower_inverse(c, block_of(c, a, half, n - half, half, n - half), flags);
+    out = filled(c, 3, a->shape, 0, MLXVK_FLOAT32);
+    first = lower_inverse(c, corner_of(c, a, 0, half), flags);
+    second = lower_inverse(c, corner_of(c, a, half, n - half), flags);
     rest = do_matmul(c, block_of(c, a, half, n - half, 0, half), first);
-    append_copy(c, block_of(c, out, 0, half, 0, half), first);
-    append_copy(c, block_of(c, out, half, n - half, half, n - half), second);
+    append_copy(c, corner_of(c, out, 0, half), first);
+    append_copy(c, corner_of(c, out, half, n - half), second);
     append_copy(c, block_of(c, out, half, n - half, 0, half), do_addmm(c, NULL, second, rest, -1, 0));
     return out;
 }
@@ -14104,12 +14164,12 @@ static struct array *do_cholesky(struct call *c, struct array *a)
     int n = a ? a->shape[1] : 0;
     for (int k = 0; k < n && !c->code; k += FACTOR_BLOCK) {
         int size = n - k < FACTOR_BLOCK ? n - k : FACTOR_BLOCK, rest = n - k - size;
-        corner = block_of(c, w, k, size, k, size);
+        corner = corner_of(c, w, k, size);
         append_factor(c, FACTOR_CHOLESKY, 0, 0, size, NULL, corner, NULL);
         if (!rest) break;
         below = block_of(c, w, k + size, rest, k, size);
         append_copy(c, below, do_matmul(c, below, flipped(c, lower_inverse(c, corner, 0))));
-        subtract_product(c, block_of(c, w, k + size, rest, k + size, rest), below, flipped(c, below));
+        subtract_product(c, corner_of(c, w, k + size, rest), below, flipped(c, below));
     }
     return n > FACTOR_BLOCK ? do_triangle(c, w, 0, false) : w;
 }
@@ -14134,7 +14194,7 @@ static struct lu do_lu(struct call *c, struct array *a)
         append_factor(c, FACTOR_SWAP, 0, k, size, r.pivots, r.factors, r.order);
         if (right <= 0) continue;
         top = block_of(c, r.factors, k, size, k + size, right);
-        inverse = lower_inverse(c, block_of(c, r.factors, k, size, k, size), FACTOR_UNIT);
+        inverse = lower_inverse(c, corner_of(c, r.factors, k, size), FACTOR_UNIT);
         append_copy(c, top, do_matmul(c, inverse, top));
         if (down <= 0) continue;
         subtract_product(c, block_of(c, r.factors, k + size, down, k + size, right),
@@ -14143,22 +14203,14 @@ static struct lu do_lu(struct call *c, struct array *a)
     return r;
 }
 
-/* U^-1 L^-1 x for square matrices. */
-static struct array *lu_apply(struct call *c, const struct lu *f, struct array *x)
-{
-    x = do_matmul(c, lower_inverse(c, f->factors, FACTOR_UNIT), x);
-    return do_matmul(c, triangle_inverse(c, f->factors, true), x);
-}
-
 /* ---- QR by Householder reflections ---- */
 
 struct qr { struct array *q, *r; };
 
-/* T of the product of reflections I - V T V^T, transposed: its inverse is V^T V's lower triangle with half the
- * diagonal. */
-static struct array *reflection_factor(struct call *c, struct array *v)
+/* Takes V T V^T a from a, where I - V T V^T is a product of reflections, or with T transposed. */
+static void reflect(struct call *c, struct array *a, struct array *v, struct array *t)
 {
-    return lower_inverse(c, do_matmul(c, flipped(c, v), v), FACTOR_HALF);
+    subtract_product(c, a, v, do_matmul(c, t, do_matmul(c, flipped(c, v), a)));
 }
 
 /* Q with `columns` columns, R with min(rows, columns of a) rows. */
@@ -14166,7 +14218,7 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
 {
     struct qr r = { NULL, NULL };
     struct array *w = a ? copy_of(c, a) : NULL, **v, **t;
-    int batch, m, n, least, blocks, k;
+    int batch, m, n, least, blocks;
     if (!w) return r;
     batch = a->shape[0];
     m = a->shape[1];
@@ -14177,28 +14229,17 @@ static struct qr do_qr(struct call *c, struct array *a, int columns)
     if (!v) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return r; }
     t = v + blocks;
     for (int i = 0; i < blocks && !c->code; i++) {
-        int size, right;
-        struct array *rest, *inner;
-        k = i * FACTOR_BLOCK;
-        size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK;
-        right = n - k - size;
+        int k = i * FACTOR_BLOCK, size = least - k < FACTOR_BLOCK ? least - k : FACTOR_BLOCK, right = n - k - size;
         v[i] = output(c, 3, (int[]){ batch, m - k, size }, MLXVK_FLOAT32);
         append_factor(c, FACTOR_REFLECT, 0, k, size, NULL, w, v[i]);
-        t[i] = reflection_factor(c, v[i]);
-        if (right <= 0) continue;
-        rest = block_of(c, w, k, m - k, k + size, right);
-        inner = do_matmul(c, t[i], do_matmul(c, flipped(c, v[i]), rest));
-        subtract_product(c, rest, v[i], inner);
+        /* T^T: its inverse is V^T V's lower triangle with half the diagonal */
+        t[i] = lower_inverse(c, do_matmul(c, flipped(c, v[i]), v[i]), FACTOR_HALF);
+        if (right > 0) reflect(c, block_of(c, w, k, m - k, k + size, right), v[i], t[i]);
     }
     r.q = eyes(c, batch, m, columns);
-    for (int i = blocks - 1; i >= 0 && !c->code; i--) {
-        struct array *rest, *inner;
-        k = i * FACTOR_BLOCK;
-        if (columns <= k) continue;
-        rest = block_of(c, r.q, k, m - k, k, columns - k);
-        inner = do_matmul(c, flipped(c, t[i]), do_matmul(c, flipped(c, v[i]), rest));
-        subtract_product(c, rest, v[i], inner);
-    }
+    for (int i = blocks - 1, k; i >= 0 && !c->code; i--)
+        if ((k = i * FACTOR_BLOCK) < columns)
+            reflect(c, block_of(c, r.q, k, m - k, k, columns - k), v[i], flipped(c, t[i]));
     host_free(c->device, v);
     r.r = do_triangle(c, block_of(c, w, 0, least, 0, n), 0, true);
     return r;
@@ -14216,16 +14257,14 @@ static struct array *unfinished(struct call *c, int op, struct array *a)
         struct array *scale, *zero = scalar(c, 0, MLXVK_FLOAT32);
         x = do_matmul(c, a, flipped(c, a));
         if (!x) return NULL;
-        scale = view_of(c, x, MLXVK_FLOAT32, 2, (int[]){ x->shape[0], n }, (int64_t[]){ (int64_t)n * n, n + 1 },
-                        x->offset);
+        scale = do_diagonal(c, x, 0, 1, 2);
         scale = do_select(c, do_binary(c, B_greater, scale, zero), do_unary(c, U_rsqrt, scale), zero);
         x = do_binary(c, B_multiply, do_binary(c, B_multiply, x, do_expand(c, scale, &last, 1)),
                       do_expand(c, scale, &middle, 1));
         bound = scalar(c, 4 * FLT_EPSILON * sqrt(a->shape[2]), MLXVK_FLOAT32);
     }
     x = do_unary(c, U_abs, x);
-    if (!bound)
-        bound = do_binary(c, B_multiply, do_reduce(c, R_max, x, 6, false), scalar(c, 4 * FLT_EPSILON, MLXVK_FLOAT32));
+    if (!bound) bound = by_number(c, B_multiply, do_reduce(c, R_max, x, 6, false), 4 * FLT_EPSILON);
     most = do_select(c, do_eye(c, n, n, 0, MLXVK_BOOL), scalar(c, 0, MLXVK_FLOAT32), x);
     return as_type(c, do_binary(c, B_greater, do_reduce(c, R_max, most, 6, false), bound), MLXVK_FLOAT32);
 }
@@ -14251,23 +14290,23 @@ static struct array *rows_in_order(struct call *c, struct array *a, struct array
 
 struct eigen { struct array *values, *vectors; };
 
-static struct eigen do_eigh(struct call *c, struct array *a, bool upper)
+static struct eigen do_eigh(struct call *c, struct array *like, const char *uplo)
 {
     struct eigen r = { NULL, NULL };
-    struct array *w, *v, *order, *mask, *turned = flipped(c, a);
-    int n, batch;
+    struct array *a, *w, *v, *order, *mask, *turned;
+    if (!uplo || (strcmp(uplo, "L") && strcmp(uplo, "U"))) FAIL(c, MLXVK_ERROR_ARGUMENT, "UPLO must be \"L\" or \"U\"");
+    a = matrices(c, like, true);
+    turned = flipped(c, a);
     if (c->code || !turned) return r;
-    n = a->shape[1];
-    batch = a->shape[0];
-    mask = do_tri(c, n, n, 0);
-    w = upper ? do_select(c, mask, turned, a) : do_select(c, mask, a, turned);
-    v = eyes(c, batch, n, n);
+    mask = do_tri(c, a->shape[1], a->shape[1], 0);
+    w = uplo[0] == 'U' ? do_select(c, mask, turned, a) : do_select(c, mask, a, turned);
+    v = eyes(c, a->shape[0], a->shape[1], a->shape[1]);
     append_jacobi(c, JACOBI_EIGEN, w, v);
     if (c->code) return r;
-    w = view_of(c, w, MLXVK_FLOAT32, 2, (int[]){ batch, n }, (int64_t[]){ (int64_t)n * n, n + 1 }, w->offset);
+    w = do_diagonal(c, w, 0, 1, 2);
     order = do_sort(c, w, 1, true);
-    r.values = do_take_along(c, w, order, 1);
-    r.vectors = flipped(c, rows_in_order(c, flipped(c, v), order));
+    r.values = batched(c, do_take_along(c, w, order, 1), like);
+    r.vectors = batched(c, flipped(c, rows_in_order(c, flipped(c, v), order)), like);
     return r;
 }
 
@@ -14298,14 +14337,12 @@ static struct svd do_svd(struct call *c, struct array *a, bool vectors)
     if (!vectors || c->code) return r;
     r.vt = rows_in_order(c, vt, order);
     w = flipped(c, rows_in_order(c, w, order));
-    s = do_expand(c, do_select(c, do_binary(c, B_equal, r.s, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, 1, MLXVK_FLOAT32),
-                               r.s), &one, 1);
+    s = do_select(c, by_number(c, B_equal, r.s, 0), scalar(c, 1, MLXVK_FLOAT32), r.s);
+    s = do_expand(c, s, &one, 1);
     whole = do_qr(c, do_binary(c, B_divide, w, s), m);   /* columns of length 0 or 1: Q has them, and completes them */
     if (c->code || !whole.r) return r;
-    signs = view_of(c, whole.r, MLXVK_FLOAT32, 3, (int[]){ a->shape[0], 1, n },
-                    (int64_t[]){ (int64_t)n * n, 1, n + 1 }, whole.r->offset);
-    signs = do_select(c, do_binary(c, B_less, signs, scalar(c, 0, MLXVK_FLOAT32)), scalar(c, -1, MLXVK_FLOAT32),
-                      scalar(c, 1, MLXVK_FLOAT32));
+    signs = by_number(c, B_less, do_expand(c, do_diagonal(c, whole.r, 0, 1, 2), &one, 1), 0);
+    signs = do_select(c, signs, scalar(c, -1, MLXVK_FLOAT32), scalar(c, 1, MLXVK_FLOAT32));
     r.u = whole.q;
     w = block_of(c, r.u, 0, m, 0, n);
     append_copy(c, w, do_binary(c, B_multiply, w, signs));
@@ -14314,10 +14351,17 @@ static struct svd do_svd(struct call *c, struct array *a, bool vectors)
 
 /* ---- fronts ---- */
 
+static int finish_two(struct call *c, struct array *a, struct array *b, mlxvk_array *res_0, mlxvk_array *res_1)
+{
+    if (!res_0 || !res_1) FAIL(c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
+    if (!c->code) put_result(c, res_0, a);
+    return finish(c, b, res_1);
+}
+
 int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s)
 {
     struct call c = begin("linalg_tri_inv", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     return finish(&c, batched(&c, triangle_inverse(&c, matrices(&c, x, true), upper), x), res);
 }
 
@@ -14340,12 +14384,9 @@ int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk
 int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
 {
     struct call c = begin("linalg_lu_factor", s);
-    struct array *x = input(&c, "a", a);
+    struct array *x = IN(a);
     struct lu f = do_lu(&c, matrices(&c, x, false));
-    struct array *factors = batched(&c, f.factors, x), *pivots = batched(&c, f.pivots, x);
-    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(&c, res_0, factors);
-    return finish(&c, pivots, res_1);
+    return finish_two(&c, batched(&c, f.factors, x), batched(&c, f.pivots, x), res_0, res_1);
 }
 
 int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s)
@@ -14366,12 +14407,9 @@ int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s)
 int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
 {
     struct call c = begin("linalg_qr", s);
-    struct array *x = input(&c, "a", a), *w = matrices(&c, x, false);
+    struct array *x = IN(a), *w = matrices(&c, x, false);
     struct qr f = do_qr(&c, w, w ? (w->shape[1] < w->shape[2] ? w->shape[1] : w->shape[2]) : 0);
-    struct array *q = batched(&c, f.q, x), *r = batched(&c, f.r, x);
-    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(&c, res_0, q);
-    return finish(&c, r, res_1);
+    return finish_two(&c, batched(&c, f.q, x), batched(&c, f.r, x), res_0, res_1);
 }
 
 int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
@@ -14388,83 +14426,49 @@ int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     return finish(&c, batched(&c, out, x), res);
 }
 
-/* Operands of a system a x = b with the same batch dimensions; b a vector where it has one dimension. */
-static bool system_of(struct call *c, struct array **a, struct array **b, bool *vector)
+/* x of a x = b, of operands with the same batch dimensions; b is a vector where it has one dimension. */
+static struct array *do_solve(struct call *c, struct array *a, struct array *b, bool triangular, bool upper)
 {
     int ndim, shape[MAXD], last = 1;
-    struct array probe;
-    if (c->code || !*a || !*b || !matrices(c, *a, true)) return false;
-    if ((*b)->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "b must be float32, not %s", TEXT(*b)), false;
-    *vector = (*b)->ndim == 1;
-    if (*vector) *b = do_expand(c, *b, &last, 1);
-    if (!*b || (*b)->ndim < 2 || dim_of(*b, -2) != dim_of(*a, -1))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s are no system of equations", TEXT(*a), *b ? TEXT(*b) : "b"), false;
-    probe = **b;
+    struct array probe, *w, *x;
+    struct lu f;
+    bool vector = b && b->ndim == 1;
+    if (c->code || !a || !b || !matrices(c, a, true)) return NULL;
+    if (b->dtype != MLXVK_FLOAT32) return FAIL(c, MLXVK_ERROR_DTYPE, "b must be float32, not %s", TEXT(b));
+    if (vector && !(b = do_expand(c, b, &last, 1))) return NULL;
+    if (b->ndim < 2 || dim_of(b, -2) != dim_of(a, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and %s are no system of equations", TEXT(a), TEXT(b));
+    probe = *b;
     probe.shape[probe.ndim - 1] = 1;
-    if (!broadcast_shape(c, *a, &probe, &ndim, shape)) return false;
-    *a = broadcast(c, *a, ndim, shape);
-    shape[ndim - 1] = dim_of(*b, -1);
-    *b = broadcast(c, *b, ndim, shape);
-    return !c->code;
-}
-
-static struct array *solved(struct call *c, struct array *x, const struct array *like, bool vector)
-{
-    x = batched(c, x, like);
+    if (!broadcast_shape(c, a, &probe, &ndim, shape)) return NULL;
+    a = broadcast(c, a, ndim, shape);
+    shape[ndim - 1] = dim_of(b, -1);
+    b = broadcast(c, b, ndim, shape);
+    w = matrices(c, a, true);
+    if (!w || !b) return NULL;
+    b = do_reshape(c, b, 3, (int[]){ w->shape[0], dim_of(b, -2), dim_of(b, -1) });
+    if (triangular) x = do_matmul(c, triangle_inverse(c, w, upper), b);
+    else {                                           /* U^-1 L^-1 b, its rows exchanged */
+        f = do_lu(c, w);
+        x = c->code ? NULL : do_matmul(c, lower_inverse(c, f.factors, FACTOR_UNIT), rows_in_order(c, b, f.order));
+        x = do_matmul(c, triangle_inverse(c, f.factors, true), x);
+    }
+    x = batched(c, x, a);
     return x && vector ? do_squeeze(c, x, 1u << (x->ndim - 1)) : x;
 }
 
-int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s)
-{
-    struct call c = begin("linalg_solve", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
-    bool vector = false;
-    if (system_of(&c, &x, &y, &vector)) {
-        struct lu f = do_lu(&c, matrices(&c, x, true));
-        y = do_reshape(&c, y, 3, (int[]){ f.factors ? f.factors->shape[0] : 0, dim_of(y, -2), dim_of(y, -1) });
-        out = c.code ? NULL : lu_apply(&c, &f, rows_in_order(&c, y, f.order));
-    }
-    return finish(&c, solved(&c, out, x, vector), res);
-}
-
-int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s)
-{
-    struct call c = begin("linalg_solve_triangular", s);
-    struct array *x = input(&c, "a", a), *y = input(&c, "b", b), *out = NULL;
-    bool vector = false;
-    if (system_of(&c, &x, &y, &vector)) {
-        out = triangle_inverse(&c, matrices(&c, x, true), upper);
-        y = out ? do_reshape(&c, y, 3, (int[]){ out->shape[0], dim_of(y, -2), dim_of(y, -1) }) : NULL;
-        out = do_matmul(&c, out, y);
-    }
-    return finish(&c, solved(&c, out, x, vector), res);
-}
-
-static bool is_upper(struct call *c, const char *uplo)
-{
-    if (!uplo || (strcmp(uplo, "L") && strcmp(uplo, "U"))) FAIL(c, MLXVK_ERROR_ARGUMENT, "UPLO must be \"L\" or \"U\"");
-    return !c->code && uplo[0] == 'U';
-}
+FUNCTION(mlxvk_linalg_solve, do_solve(&c, IN(a), IN(b), false, false), mlxvk_array a, mlxvk_array b)
+FUNCTION(mlxvk_linalg_solve_triangular, do_solve(&c, IN(a), IN(b), true, upper), mlxvk_array a, mlxvk_array b,
+         bool upper)
 
 int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s)
 {
     struct call c = begin("linalg_eigh", s);
-    struct array *x = input(&c, "a", a);
-    bool upper = is_upper(&c, UPLO);
-    struct eigen f = do_eigh(&c, matrices(&c, x, true), upper);
-    struct array *values = batched(&c, f.values, x), *vectors = batched(&c, f.vectors, x);
-    if (!res_0 || !res_1) FAIL(&c, MLXVK_ERROR_ARGUMENT, "a result is NULL");
-    if (!c.code) put_result(&c, res_0, values);
-    return finish(&c, vectors, res_1);
+    struct eigen f = do_eigh(&c, IN(a), UPLO);
+    return finish_two(&c, f.values, f.vectors, res_0, res_1);
 }
 
-int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s)
-{
-    struct call c = begin("linalg_eigvalsh", s);
-    struct array *x = input(&c, "a", a);
-    bool upper = is_upper(&c, UPLO);
-    return finish(&c, batched(&c, do_eigh(&c, matrices(&c, x, true), upper).values, x), res);
-}
+FUNCTION(mlxvk_linalg_eigvalsh, do_eigh(&c, IN(a), UPLO).values, mlxvk_array a, const char *UPLO)
 
 int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s)
 {
@@ -14496,36 +14500,26 @@ int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
     return finish(&c, batched(&c, out, x), res);
 }
 
-static int no_eigenvalues(const char *name, mlxvk_array a, mlxvk_stream s)
+static struct array *no_eigenvalues(struct call *c, struct array *a)
 {
-    struct call c = begin(name, s);
-    struct array *x = matrices(&c, input(&c, "a", a), true);
-    if (x) FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "eigenvalues of matrices that are not symmetric: %s", TEXT(x));
-    return end(&c);
+    a = matrices(c, a, true);
+    return a ? FAIL(c, MLXVK_ERROR_UNSUPPORTED, "eigenvalues of matrices that are not symmetric: %s", TEXT(a)) : NULL;
 }
 
+FUNCTION(mlxvk_linalg_eigvals, no_eigenvalues(&c, IN(a)), mlxvk_array a)
 int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
 {
-    (void)res_0, (void)res_1;
-    return no_eigenvalues("linalg_eig", a, s);
-}
-
-int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s)
-{
-    (void)res;
-    return no_eigenvalues("linalg_eigvals", a, s);
+    struct call c = begin("linalg_eig", s);
+    return finish_two(&c, no_eigenvalues(&c, IN(a)), NULL, res_0, res_1);
 }
 
 /* mean + z S, where S S = cov and z is normal. */
 int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_array cov, const int *shape,
-                                     size_t shape_num,
-                                     mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
+                                     size_t shape_num, mlxvk_dtype dtype, mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin("random_multivariate_normal", s);
-    struct array *m = input(&c, "mean", mean), *v = input(&c, "cov", cov), *w = NULL, *k, *z, *out = NULL;
-    struct array lead, covs, means;
-    struct svd f;
-    int n, one = 1, last;
+    struct array *m = IN(mean), *v = IN(cov), *w = NULL, *k, *z, *out = NULL, lead[3], all;
+    int one = 1;
     if (dtype != MLXVK_FLOAT32) FAIL(&c, MLXVK_ERROR_DTYPE, "dtype must be float32, not %s", mlxvk_dtype_name(dtype));
     if (m && m->ndim < 1) FAIL(&c, MLXVK_ERROR_SHAPE, "mean must have one dimension at least");
     w = c.code ? NULL : matrices(&c, as_type(&c, v, MLXVK_FLOAT32), true);
@@ -14533,26 +14527,20 @@ int mlxvk_random_multivariate_normal(mlxvk_array *res, mlxvk_array mean, mlxvk_a
         FAIL(&c, MLXVK_ERROR_SHAPE, "mean %s and cov %s do not fit", TEXT(m), TEXT(v));
     k = key_input(&c, key);
     if (!check_shape(&c, shape_count(shape_num), shape, dtype) || !w) return finish(&c, NULL, res);
-    n = w->shape[1];
-    lead = *w;
-    lead.ndim = (int)shape_num;
-    if (shape_num) memcpy(lead.shape, shape, shape_num * sizeof *shape);
-    covs = *v;
-    covs.ndim -= 2;
-    means = *m;
-    means.ndim -= 1;
-    if (!broadcast_shape(&c, &covs, &means, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
-    means = covs;
-    if (!broadcast_shape(&c, &means, &lead, &covs.ndim, covs.shape)) return finish(&c, NULL, res);
-    if (covs.ndim >= MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD - 1);
-    f = do_svd(&c, w, true);
-    w = do_binary(&c, B_multiply, f.u, do_expand(&c, do_unary(&c, U_sqrt, f.s), &one, 1));
-    w = batched(&c, do_matmul(&c, w, f.vt), v);
+    lead[0] = outline(dtype, (int)shape_num, shape);
+    lead[1] = *v;
+    lead[1].ndim -= 2;
+    lead[2] = *m;
+    lead[2].ndim -= 1;
+    all = common_shape(&c, (struct array *[]){ &lead[0], &lead[1], &lead[2] }, 3);
+    if (all.ndim >= MAXD) FAIL(&c, MLXVK_ERROR_SHAPE, "more than %d dimensions", MAXD - 1);
     if (!c.code) {
-        covs.shape[covs.ndim] = n;
-        z = do_random(&c, RANDOM_NORMAL, covs.ndim + 1, covs.shape, dtype, 0, 1, k);
-        last = covs.ndim;
-        out = do_matmul(&c, do_expand(&c, z, &last, 1), w);
+        struct svd f = do_svd(&c, w, true);
+        all.shape[all.ndim] = w->shape[1];
+        w = do_binary(&c, B_multiply, f.u, do_expand(&c, do_unary(&c, U_sqrt, f.s), &one, 1));
+        w = batched(&c, do_matmul(&c, w, f.vt), v);
+        z = do_random(&c, RANDOM_NORMAL, all.ndim + 1, all.shape, dtype, 0, 1, k);
+        out = do_matmul(&c, do_expand(&c, z, &all.ndim, 1), w);
         out = out ? do_binary(&c, B_add, m, do_squeeze(&c, out, 1u << (out->ndim - 2))) : NULL;
     }
     return finish(&c, out, res);
@@ -14601,50 +14589,43 @@ static int norm_axes(struct call *c, const struct array *a, const int *axis, siz
     return (int)count;
 }
 
-int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num, bool keepdims,
-                      mlxvk_stream s)
+static struct array *order_norm(struct call *c, struct array *a, double order, const int *axis, size_t axis_num,
+                                bool keepdims)
 {
-    struct call c = begin("linalg_norm", s);
-    struct array *x = input(&c, "a", a), *out = NULL;
     int axes[MAXD], count;
     uint32_t mask;
-    count = norm_axes(&c, x, axis, axis_num, 2, axes, &mask);
-    if (!c.code) out = count == 2 ? matrix_norm(&c, x, ord, axes, keepdims) : vector_norm(&c, x, ord, mask, keepdims);
-    if (out) out = as_type(&c, out, ord == 2 && is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
-    return finish(&c, out, res);
+    struct array *x;
+    count = norm_axes(c, a, axis, axis_num, 2, axes, &mask);
+    if (c->code) return NULL;
+    x = count == 2 ? matrix_norm(c, a, order, axes, keepdims) : vector_norm(c, a, order, mask, keepdims);
+    return as_type(c, x, order == 2 && is_complex(a->dtype) ? MLXVK_FLOAT32 : at_least_float(a->dtype));
 }
 
-static int norm_l2(const char *name, mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis,
-                   size_t axis_num, int most, bool keepdims,
-                   mlxvk_stream s)
+/* order: NULL for the root of the sum of squares, else of a matrix. */
+static struct array *named_norm(struct call *c, struct array *a, const char *order, const int *axis, size_t axis_num,
+                                bool keepdims)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a), *out = NULL;
     int axes[MAXD], count;
     uint32_t mask;
-    count = norm_axes(&c, x, axis, axis_num, axis ? most : MAXD, axes, &mask);
-    if (ord && count != 2) FAIL(&c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", ord, count);
-    if (ord && strcmp(ord, "fro") && strcmp(ord, "f") && strcmp(ord, "nuc"))
-        FAIL(&c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", ord);
-    if (ord && ord[0] == 'n' && x && is_complex(x->dtype))
-        FAIL(&c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(x));
-    if (!c.code && ord && ord[0] == 'n') out = singular_norm(&c, x, 0, axes, keepdims);
-    else if (!c.code) out = root_of_squares(&c, magnitudes(&c, x), mask, keepdims);
-    if (out) out = as_type(&c, out, is_complex(x->dtype) ? MLXVK_FLOAT32 : at_least_float(x->dtype));
-    return finish(&c, out, res);
+    struct array *x;
+    count = norm_axes(c, a, axis, axis_num, axis ? 2 : MAXD, axes, &mask);
+    if (order && count != 2) FAIL(c, MLXVK_ERROR_AXIS, "norm %s needs two axes, not %d", order, count);
+    if (order && strcmp(order, "fro") && strcmp(order, "f") && strcmp(order, "nuc"))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "norm %s of a matrix", order);
+    if (order && order[0] == 'n' && a && is_complex(a->dtype))
+        FAIL(c, MLXVK_ERROR_UNSUPPORTED, "singular values of %s", TEXT(a));
+    if (c->code) return NULL;
+    x = order && order[0] == 'n' ? singular_norm(c, a, 0, axes, keepdims)
+        : root_of_squares(c, magnitudes(c, a), mask, keepdims);
+    return as_type(c, x, is_complex(a->dtype) ? MLXVK_FLOAT32 : at_least_float(a->dtype));
 }
 
-int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis, size_t axis_num,
-                             bool keepdims, mlxvk_stream s)
-{
-    return norm_l2("linalg_norm_matrix", res, a, ord ? ord : "NULL", axis, axis_num, 2, keepdims, s);
-}
-
-int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *axis, size_t axis_num, bool keepdims,
-                         mlxvk_stream s)
-{
-    return norm_l2("linalg_norm_l2", res, a, NULL, axis, axis_num, 2, keepdims, s);
-}
+FUNCTION(mlxvk_linalg_norm, order_norm(&c, IN(a), ord, axis, axis_num, keepdims), mlxvk_array a, double ord,
+         const int *axis, size_t axis_num, bool keepdims)
+FUNCTION(mlxvk_linalg_norm_matrix, named_norm(&c, IN(a), ord ? ord : "NULL", axis, axis_num, keepdims), mlxvk_array a,
+         const char *ord, const int *axis, size_t axis_num, bool keepdims)
+FUNCTION(mlxvk_linalg_norm_l2, named_norm(&c, IN(a), NULL, axis, axis_num, keepdims), mlxvk_array a, const int *axis,
+         size_t axis_num, bool keepdims)
 
 /* Vectors of two elements get a third one, 0. */
 static struct array *three_long(struct call *c, struct array *a, int axis)
@@ -14895,12 +14876,11 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     struct device *d = e->device;
     uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2), groups;
     bool fixed = radices && (f->flags & FFT_CONVOLVED || fft_constant(d, f->rows, f->len, l->size));
-    struct fft_push q = { .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags,
-                          .len = f->len, .valid = f->valid,
-        .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2, .a_step = l->a_step,
-            .b1 = l->b1, .b2 = l->b2,
-        .b_step = l->b_step, .turn = l->turn, .c1 = f->c1, .c2 = f->c2, .step_a = f->step_a,
-        .step_d = f->step_d, .scale = f->scale };
+    struct fft_push q = {
+        .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len,
+        .valid = f->valid, .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2,
+        .a_step = l->a_step, .b1 = l->b1, .b2 = l->b2, .b_step = l->b_step, .turn = l->turn, .c1 = f->c1,
+        .c2 = f->c2, .step_a = f->step_a, .step_d = f->step_d, .scale = f->scale };
     memcpy(q.row_a, f->row_a, sizeof q.row_a);
     memcpy(q.row_d, f->row_d, sizeof q.row_d);
     if (l->a_step * f->step_a != 1) q.flags |= FFT_LINES_IN;
@@ -14937,50 +14917,49 @@ static void fft_between(uint32_t place[FFT_ROWS], uint32_t *step, const struct f
     }
 }
 
+/* The result, or the operand, in such an array. */
+static void fft_into(struct fft *part, const struct fft *f, struct array *between, uint32_t n)
+{
+    part->out = between;
+    part->limit = n;
+    part->scale = 1;
+    fft_between(part->row_d, &part->step_d, f, n);
+}
+
+static void fft_out_of(struct fft *part, const struct fft *f, struct array *between, uint32_t n)
+{
+    part->in = between;
+    part->len = part->valid = n;
+    fft_between(part->row_a, &part->step_a, f, n);
+}
+
 /* Transforms of a smooth length n, whose elements from f->len on are zero: one step, or two or three with twiddles
- * between. */
+ * between. In the last one neighbouring lines write neighbouring elements. */
 static void fft_rows(struct encoder *e, const struct fft *f, uint32_t n)
 {
-    uint32_t p[FFT_STEPS] = { 0 }, room = fft_room(e), rest, more;
+    uint32_t p[FFT_STEPS] = { n }, room = fft_room(e), rest;
     bool merge = (f->flags & FFT_LOAD) == FFT_LOAD_MERGE, split = (f->flags & FFT_STORE) == FFT_STORE_SPLIT;
     int count = n <= fft_one_step(e, f) ? 1 : fft_columns(f) ? fft_cut(n, room / 8, merge, split, p) : 0;
-    struct fft part = *f;
-    struct array *between;
+    struct array *between = NULL;
     if (!count) count = fft_cut(n, room, merge, split, p);
-    if (count == 1) { fft_step(e, f, &(struct fft_lines){ n, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true); return; }
-    if (!count) {
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n);
-        return;
-    }
-    between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
-    if (!between) return;
-    part.out = between;
-    fft_between(part.row_d, &part.step_d, f, n);
-    more = count == 3 && f->valid ? FFT_MORE : 0;
-    part.flags = (f->flags & FFT_OF_LOAD) | FFT_TURN | more;
-    part.limit = n;
-    part.last = NULL;
-    part.scale = 1;
+    if (!count) encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "fft", "a length of %u is not supported", n);
+    if (count > 1) between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     rest = n / p[0];
-    fft_step(e, &part, &(struct fft_lines){ p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, true);
-    part.in = between;
-    part.first = NULL;
-    fft_between(part.row_a, &part.step_a, f, n);
-    part.len = part.valid = n;
-    part.flags = FFT_TURN | more;
-    if (count == 3)
-        fft_step(e, &part, &(struct fft_lines){ p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest }, true);
-    part.out = f->out;
-    part.last = f->last;
-    part.flags = (f->flags & ~(uint32_t)FFT_OF_LOAD) | more;
-    part.limit = f->limit;
-    part.scale = f->scale;
-    memcpy(part.row_d, f->row_d, sizeof part.row_d);
-    part.step_d = f->step_d;
-    /* neighbouring lines write neighbouring elements */
-    if (count == 2) fft_step(e, &part, &(struct fft_lines){ p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 }, true);
-    else fft_step(e, &part, &(struct fft_lines){ p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 },
-                  true);
+    for (int k = 0; k < count && !e->code; k++) {
+        const struct fft_lines steps[FFT_STEPS][FFT_STEPS] = {
+            { { n, 1, 1, 0, 0, 1, 0, 0, 1, 0 } },
+            { { p[0], rest, rest, 0, 1, rest, 0, 1, rest, n }, { p[1], p[0], p[0], 0, p[1], 1, 0, 1, p[0], 0 } },
+            { { p[0], rest, rest, 0, 1, rest, 0, 1, rest, n },
+              { p[1], p[0] * p[2], p[2], rest, 1, p[2], rest, 1, p[2], rest },
+              { p[2], p[0] * p[1], p[0], p[2], rest, 1, p[0], 1, p[0] * p[1], 0 } } };
+        bool first = !k, last = k == count - 1;
+        struct fft part = *f;
+        if (!first) { fft_out_of(&part, f, between, n); part.first = NULL; }
+        if (!last) { fft_into(&part, f, between, n); part.last = NULL; }
+        part.flags = (first ? f->flags & FFT_OF_LOAD : 0) | (last ? f->flags & ~(uint32_t)FFT_OF_LOAD : FFT_TURN);
+        if (count == 3 && f->valid) part.flags |= FFT_MORE;
+        fft_step(e, &part, &steps[count - 1][k], true);
+    }
     array_release(between);
 }
 
@@ -15014,12 +14993,11 @@ static void fft_bluestein(struct encoder *e, const struct fft *f)
     uint32_t n = f->len, m = fft_convolved(n);
     struct fft_chirp_push push = { .n = n, .room = m };
     bool fused = fft_fused(e, f, m);
-    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64),
-        *spectrum = scratch(e, m, MLXVK_COMPLEX64);
+    struct array *w = scratch(e, n, MLXVK_COMPLEX64), *chirp = scratch(e, m, MLXVK_COMPLEX64);
+    struct array *spectrum = scratch(e, m, MLXVK_COMPLEX64);
     struct array *product = fused ? NULL : scratch(e, (size_t)f->rows * m, MLXVK_COMPLEX64);
-    struct fft one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1, .c2 = 1, .rows = 1,
-                       .step_a = 1, .step_d = 1,
-                       .scale = 1 }, there = *f, back = *f;
+    struct fft there = *f, back = *f, one = { .in = chirp, .out = spectrum, .len = m, .valid = m, .limit = m, .c1 = 1,
+                                              .c2 = 1, .rows = 1, .step_a = 1, .step_d = 1, .scale = 1 };
     if (!e->code) {
         push.offset_w = set_output(e, SLOT_fft_chirp_w, w);
         push.offset_b = set_output(e, SLOT_fft_chirp_b, chirp);
@@ -15029,8 +15007,8 @@ static void fft_bluestein(struct encoder *e, const struct fft *f)
         there.first = back.last = w;
         there.last = spectrum;
         there.flags = (f->flags & FFT_OF_LOAD) | FFT_TABLE_IN | FFT_TABLE_OUT;
-        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT | (f->flags & FFT_SWAP_OUT
-            ? FFT_SWAP_LAST : 0);
+        back.flags = (f->flags & FFT_STORE) | FFT_SWAP_IN | FFT_SWAP_OUT | FFT_TABLE_OUT;
+        if (f->flags & FFT_SWAP_OUT) back.flags |= FFT_SWAP_LAST;
         back.scale = f->scale / (float)m;
     }
     if (!e->code && fused) {
@@ -15038,11 +15016,8 @@ static void fft_bluestein(struct encoder *e, const struct fft *f)
         there.scale = back.scale;
         fft_step(e, &there, &(struct fft_lines){ m, 1, 1, 0, 0, 1, 0, 0, 1, 0 }, true);
     } else if (!e->code) {
-        there.out = back.in = product;
-        fft_between(there.row_d, &there.step_d, f, m);
-        fft_between(back.row_a, &back.step_a, f, m);
-        there.limit = back.len = back.valid = m;
-        there.scale = 1;
+        fft_into(&there, f, product, m);
+        fft_out_of(&back, f, product, m);
         fft_rows(e, &there, m);
         fft_rows(e, &back, m);
     }
@@ -15073,16 +15048,11 @@ static void fft_pairs(struct encoder *e, const struct fft *f)
     part.flags = f->flags;
     between = scratch(e, (size_t)f->rows * n, MLXVK_COMPLEX64);
     if (!between) return;
-    part.out = between;
-    fft_between(part.row_d, &part.step_d, f, n);
-    part.limit = n;
-    part.scale = 1;
+    fft_into(&part, f, between, n);
     fft_any(e, &part);
     part = *f;
-    part.in = between;
-    fft_between(part.row_a, &part.step_a, f, n);
+    fft_out_of(&part, f, between, n);
     part.flags = FFT_LOAD_SPLIT;
-    part.valid = n;
     fft_step(e, &part, &(struct fft_lines){ chunk, ceil_div(n + 1, chunk), ceil_div(n + 1, chunk), 0, chunk, 1, 0,
                                             chunk, 1, 0 }, false);
     array_release(between);
@@ -15116,8 +15086,7 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
     bool even = p->n % 2 == 0, real = is_float(in->dtype);
     struct array packed = *out, *copy = NULL, *room = fits_binding(e->device, out) ? NULL : pack(e, out, &packed);
     struct fft f = { .in = in, .out = &packed, .len = (uint32_t)p->n, .valid = (uint32_t)in->shape[p->axis],
-                     .limit = (uint32_t)out->shape[p->axis],
-                     .scale = p->scale };
+                     .limit = (uint32_t)out->shape[p->axis], .scale = p->scale };
     if (!fits_binding(e->device, in) || !fft_layout(&f, p->axis)) {
         copy = f.in = rows_of(e, in);
         fft_layout(&f, p->axis);
@@ -15144,23 +15113,17 @@ static void fft_split(struct encoder *e, const struct fft_params *p, struct arra
 {
     size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len,
         rows = out->size / (size_t)out->shape[p->axis];
-    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
-    int axis = -1, half;
+    int axis = longest_axis(out, 1u << p->axis);
     bool small;
     len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_convolved((uint32_t)p->n);
-    for (int i = 0; i < out->ndim; i++)
-        if (i != p->axis && out->shape[i] > 1 && (axis < 0 || out->shape[i] > out->shape[axis])) axis = i;
     small = len <= fft_room(e) / (in->strides[p->axis] != 1 ? 4 : 1) || rows * len <= room / 8;
-    if (axis < 0 || (small && axis_to_split(e, pair, 2, 0) < 0)) { fft_whole(e, p, in, out); return; }
-    half = out->shape[axis] / 2;
-    for (int second = 0; second < 2 && !e->code; second++) {
-        for (int k = 0; k < 2; k++) {
-            part[k].shape[axis] = second ? out->shape[axis] - half : half;
-            part[k].size = pair[k]->size / (size_t)out->shape[axis] * (size_t)part[k].shape[axis];
-            part[k].row = row_contiguous(&part[k]);
-            if (second) part[k].offset += half * pair[k]->strides[axis] * (int64_t)item_size(pair[k]);
-        }
-        fft_split(e, p, &part[0], &part[1]);
+    if (axis < 0 || (small && axis_to_split(e, (struct array *[]){ in, out }, 2, 0) < 0)) {
+        fft_whole(e, p, in, out);
+        return;
+    }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct array from = half_of(in, axis, half), to = half_of(out, axis, half);
+        fft_split(e, p, &from, &to);
     }
 }
 
@@ -15175,13 +15138,17 @@ enum { FFT_LONGEST = 1 << 26 };
 static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, enum fft_kind kind, bool inverse,
                               double scale)
 {
-    int shape[MAXD];
+    int shape[MAXD], used = kind == FFT_TO_REAL ? n / 2 + 1 : n;
+    uint32_t length;
     struct array *out;
     if (c->code || !a) return NULL;
     if (n > FFT_LONGEST) return FAIL(c, MLXVK_ERROR_LIMIT, "a length of %d; at most %d", n, FFT_LONGEST);
+    length = kind != FFT_COMPLEX && n % 2 == 0 ? (uint32_t)n / 2 : (uint32_t)n;
+    if (!check_room(c, "row", a, 8 * (fft_smooth(length) ? (size_t)length + 1 : fft_convolved(length)))) return NULL;
+    if (a->shape[axis] > used) a = slice_one(c, a, axis, 0, used);
     if (!is_complex(a->dtype) || kind == FFT_FROM_REAL)
         a = as_type(c, a, kind == FFT_TO_REAL ? MLXVK_COMPLEX64 : MLXVK_FLOAT32);
-    if (c->code || !a) return NULL;
+    if (!a) return NULL;
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = kind == FFT_FROM_REAL ? n / 2 + 1 : n;
     out = output(c, a->ndim, shape, kind == FFT_TO_REAL ? MLXVK_FLOAT32 : MLXVK_COMPLEX64);
@@ -15195,8 +15162,7 @@ static struct array *fft_axis(struct call *c, struct array *a, int axis, int n, 
 struct fft_shape { int count, axis[MAXD], n[MAXD]; };
 
 static bool fft_axes(struct call *c, const struct array *a, const struct ints *n, const struct ints *axes,
-                     enum fft_kind kind,
-                     struct fft_shape *s)
+                     enum fft_kind kind, struct fft_shape *s)
 {
     uint32_t seen = 0;
     if (c->code || !a) return false;
@@ -15211,8 +15177,8 @@ static bool fft_axes(struct call *c, const struct array *a, const struct ints *n
         if (axis < 0) return false;
         if (seen >> axis & 1) return FAIL(c, MLXVK_ERROR_AXIS, "axis %d is there twice", axis), false;
         seen |= 1u << axis;
-        s->n[i] = n->count ? n->values[i] : halved ? length_of(c, a, 2 * (uint64_t)max_size((size_t)a->shape[axis],
-            1) - 2) : a->shape[axis];
+        s->n[i] = n->count ? n->values[i] : a->shape[axis];
+        if (!n->count && halved) s->n[i] = length_of(c, a, 2 * max_size((size_t)a->shape[axis], 1) - 2);
         if (c->code) return false;
         if (s->n[i] < 1)
             return FAIL(c, MLXVK_ERROR_ARGUMENT, "a length of %d along axis %d of %s", s->n[i], axis, TEXT(a)), false;
@@ -15234,66 +15200,42 @@ static struct array *do_fft(struct call *c, struct array *a, struct ints n, stru
     scale = norm == MLXVK_FFT_NORM_ORTHO ? 1 / sqrt(size) : (norm == MLXVK_FFT_NORM_FORWARD) != inverse ? 1 / size : 1;
     for (int k = 0; k < s.count; k++) {
         int i = inverse ? k : s.count - 1 - k;
-        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse, k == s.count - 1 ? scale
-                     : 1);
+        a = fft_axis(c, a, s.axis[i], s.n[i], i == s.count - 1 ? kind : FFT_COMPLEX, inverse,
+                     k == s.count - 1 ? scale : 1);
     }
     return a;
 }
 
-static int fft_call(const char *name, mlxvk_array *res, mlxvk_array a, struct ints n, struct ints axes,
-                    enum fft_kind kind, bool inverse, mlxvk_fft_norm norm, mlxvk_stream s)
-{
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    return finish(&c, do_fft(&c, x, n, axes, kind, inverse, (int)norm), res);
-}
-
 /* The functions of one axis, two, several; what they transform; inverse? */
-#define SEVERAL(name, kind, inverse) \
-    int name(mlxvk_array *res, mlxvk_array a, const int *n, size_t count, const int *axes, size_t axis_count, \
-             mlxvk_fft_norm norm, mlxvk_stream s) \
-    { \
-        struct ints lengths = { n, count }, along = { axes, axis_count }; \
-        return fft_call(CALLED(name), res, a, lengths, along, kind, inverse, norm, s); \
-    }
-#define X(one, two, several, kind, inverse) \
-    int one(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s) \
-    { \
-        struct ints length = { &n, 1 }, along = { &axis, 1 }; \
-        return fft_call(CALLED(one), res, a, length, along, kind, inverse, norm, s); \
-    } \
-    SEVERAL(two, kind, inverse) \
+#define SEVERAL(name, kind, inverse)                                                                                  \
+    FUNCTION(name, do_fft(&c, IN(a), (struct ints){ n, count }, (struct ints){ axes, axis_count }, kind, inverse,     \
+                          (int)norm),                                                                                 \
+             mlxvk_array a, const int *n, size_t count, const int *axes, size_t axis_count, mlxvk_fft_norm norm)
+#define TRANSFORMS(one, two, several, kind, inverse)                                                                  \
+    FUNCTION(one, do_fft(&c, IN(a), (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm),     \
+             mlxvk_array a, int n, int axis, mlxvk_fft_norm norm)                                                     \
+    SEVERAL(two, kind, inverse)                                                                                       \
     SEVERAL(several, kind, inverse)
-X(mlxvk_fft_fft, mlxvk_fft_fft2, mlxvk_fft_fftn, FFT_COMPLEX, false)
-X(mlxvk_fft_ifft, mlxvk_fft_ifft2, mlxvk_fft_ifftn, FFT_COMPLEX, true)
-X(mlxvk_fft_rfft, mlxvk_fft_rfft2, mlxvk_fft_rfftn, FFT_FROM_REAL, false)
-X(mlxvk_fft_irfft, mlxvk_fft_irfft2, mlxvk_fft_irfftn, FFT_TO_REAL, true)
-#undef X
-#undef SEVERAL
+TRANSFORMS(mlxvk_fft_fft, mlxvk_fft_fft2, mlxvk_fft_fftn, FFT_COMPLEX, false)
+TRANSFORMS(mlxvk_fft_ifft, mlxvk_fft_ifft2, mlxvk_fft_ifftn, FFT_COMPLEX, true)
+TRANSFORMS(mlxvk_fft_rfft, mlxvk_fft_rfft2, mlxvk_fft_rfftn, FFT_FROM_REAL, false)
+TRANSFORMS(mlxvk_fft_irfft, mlxvk_fft_irfft2, mlxvk_fft_irfftn, FFT_TO_REAL, true)
 
 /* Rolls axes by half their length, forward (up) or back (down). */
-static int fft_shift(mlxvk_array *res, const char *name, mlxvk_array a, const int *axes, size_t axes_num, bool back,
-                     mlxvk_stream s)
+static struct array *fft_shift(struct call *c, struct array *a, const int *axes, size_t axes_num, bool back)
 {
-    struct call c = begin(name, s);
-    struct array *x = input(&c, "a", a);
-    if (axes_num && !axes) FAIL(&c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
-    for (size_t i = 0; i < axes_num && !c.code; i++) {
-        int axis = normal_axis(&c, x, axes[i]), n = axis < 0 ? 0 : x->shape[axis];
-        if (n) x = do_roll(&c, x, back ? n - n / 2 : n / 2, axis);
+    if (axes_num && !axes) FAIL(c, MLXVK_ERROR_ARGUMENT, "axes is NULL");
+    for (size_t i = 0; i < axes_num && !c->code; i++) {
+        int axis = normal_axis(c, a, axes[i]), n = axis < 0 ? 0 : a->shape[axis];
+        if (n) a = do_roll(c, a, back ? n - n / 2 : n / 2, axis);
     }
-    return finish(&c, x, res);
+    return a;
 }
 
-int mlxvk_fft_fftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    return fft_shift(res, "fft_fftshift", a, axes, axes_num, false, s);
-}
-
-int mlxvk_fft_ifftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s)
-{
-    return fft_shift(res, "fft_ifftshift", a, axes, axes_num, true, s);
-}
+FUNCTION(mlxvk_fft_fftshift, fft_shift(&c, IN(a), axes, axes_num, false), mlxvk_array a, const int *axes,
+         size_t axes_num)
+FUNCTION(mlxvk_fft_ifftshift, fft_shift(&c, IN(a), axes, axes_num, true), mlxvk_array a, const int *axes,
+         size_t axes_num)
 
 /* Whole numbers from `first` on, divided by n * d. */
 static struct array *frequencies(struct call *c, int n, double d, int first, int count)
@@ -15307,18 +15249,14 @@ static struct array *frequencies(struct call *c, int n, double d, int first, int
     return do_binary(c, B_multiply, a, scalar_bytes(c, &scale, MLXVK_FLOAT32));
 }
 
-int mlxvk_fft_fftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
+static struct array *both_signs(struct call *c, int n, double d)
 {
-    struct call c = begin("fft_fftfreq", s);
-    struct array *a = frequencies(&c, n, d, -(n / 2), n);
-    return finish(&c, a ? do_roll(&c, a, n - n / 2, 0) : NULL, res);
+    struct array *a = frequencies(c, n, d, -(n / 2), n);
+    return a ? do_roll(c, a, n - n / 2, 0) : NULL;
 }
 
-int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream s)
-{
-    struct call c = begin("fft_rfftfreq", s);
-    return finish(&c, frequencies(&c, n, d, 0, n / 2 + 1), res);
-}
+FUNCTION(mlxvk_fft_fftfreq, both_signs(&c, n, d), int n, double d)
+FUNCTION(mlxvk_fft_rfftfreq, frequencies(&c, n, d, 0, n / 2 + 1), int n, double d)
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 

@@ -245,9 +245,10 @@ struct norm_vjp_push {
 static_assert(sizeof(struct norm_vjp_push) == 40, "norm_vjp_push");
 
 struct positions_push {
-    uint32_t n, ndim, flags, dtype, none, dst_at, at[2], shape[4], stride[3][4], size[2], room[2], step[2];
+    uint32_t n, ndim, flags, dtype, none, from, dst_at, at[2], shape[4], stride[3][4], size[2], room[2];
+    uint32_t step[2];
 };
-static_assert(sizeof(struct positions_push) == 120, "positions_push");
+static_assert(sizeof(struct positions_push) == 124, "positions_push");
 
 struct quant_push {
     uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows[3];
@@ -308,10 +309,10 @@ struct scan_push {
 static_assert(sizeof(struct scan_push) == 80, "scan_push");
 
 struct scatter_push {
-    uint32_t n, units, each, flags, none, scale, dst_at, src_at, key_at, place_at, ndim, shape[4];
-    uint32_t stride[4];
+    uint32_t n, units, each, flags, none, scale, key_first, key_count, dst_at, src_at, key_at, place_at;
+    uint32_t ndim, shape[4], stride[4];
 };
-static_assert(sizeof(struct scatter_push) == 76, "scatter_push");
+static_assert(sizeof(struct scatter_push) == 84, "scatter_push");
 
 struct search_push {
     uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[3][4], length, step, dtype;
@@ -761,7 +762,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
     X(norm, NORM, 6, 0x9, 120, 6, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
-    X(positions, POSITIONS, 4, 0x1, 120, 1, CAP_SMALL) \
+    X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 124, 10, CAP_SMALL) \
     X(qmm_bf16, QMM_BF16, 5, 0x10, 124, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_f16, QMM_F16, 5, 0x10, 124, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
@@ -786,8 +787,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \
-    X(scatter, SCATTER, 4, 0x9, 76, 4, CAP_SMALL) \
-    X(scatter_runs, SCATTER_RUNS, 6, 0x31, 76, 6, CAP_SMALL) \
+    X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
+    X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 120, 6, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
     X(softmax, SOFTMAX, 4, 0x1, 64, 6, CAP_SMALL) \

@@ -12,7 +12,7 @@ ACCESS(b)
 
 layout(push_constant) uniform positions_push {
     uint n, ndim, flags, dtype;                        // of the index arrays, 0 to 2 of them
-    uint none, dst_at;                                 // none: what stands for a window that is nowhere
+    uint none, from, dst_at;                           // what stands for a window that is nowhere; the first position's base
     uint at[2];
     uint shape[4];
     uint stride[3][4];                                 // of the base and the index arrays
@@ -26,7 +26,7 @@ void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, left = i;
     if (i >= n) return;
-    uvec3 where = uvec3(0u, at[0], at[1]);
+    uvec3 where = uvec3(from, at[0], at[1]);
     for (int d = int(ndim) - 1; d >= 0; d--) {
         bool far = (flags & TABLE) != 0u;
         uint k = ndim + uint(d), s = far ? table32[d] : shape[d], q = left / s, c = left - q * s;

@@ -16,6 +16,7 @@ layout(std430, set = 0, binding = 0) buffer dst_signed { int dst_int[]; };
 
 layout(push_constant) uniform scatter_push {
     uint n, units, each, flags, none, scale;           // windows, units of each; a key counts `scale` units of the result
+    uint key_first, key_count;                         // the keys of the windows that begin in what is bound of the result
     uint dst_at, src_at, key_at, place_at;
     uint ndim, shape[4], stride[4];                    // of a window in the result, in units
 };
@@ -58,7 +59,8 @@ void put()
     }
     [[unroll]] for (uint k = 0; k < 4; k++) {
         uint i = first + k * gl_WorkGroupSize.x;
-        to[k] = p[k] != none && stays(window[k], p[k]) ? dst_at + p[k] * scale + in_window(i - window[k] * units) : NOWHERE;
+        bool here = p[k] - key_first < key_count && stays(window[k], p[k]);
+        to[k] = here ? dst_at + (p[k] - key_first) * scale + in_window(i - window[k] * units) : NOWHERE;
     }
     [[unroll]] for (uint k = 0; k < 4; k++) {
         uint i = first + k * gl_WorkGroupSize.x;
@@ -91,8 +93,8 @@ void swap_in(uint at, uint v)                          // part of a word, or wha
 
 void update(uint i)
 {
-    uint w = i / units, p = key32[key_at + w], at = dst_at + p * scale + in_window(i - w * units);
-    if (p == none) return;
+    uint w = i / units, p = key32[key_at + w] - key_first, at = dst_at + p * scale + in_window(i - w * units);
+    if (p >= key_count) return;
     uint v = sign_extend(load_src(src_at + i, TO), TO);
     bool word = TO == U32 || TO == I32;
     if (word && OP == SUM) atomicAdd(dst32[at], v);

@@ -21,6 +21,7 @@ ACCESS(src)
 
 layout(push_constant) uniform scatter_push {
     uint n, units, each, flags, none, scale;           // entries; units of a window; a key counts `scale` units
+    uint key_first, key_count;                         // the keys of the windows that begin in what is bound of the result
     uint dst_at, src_at, key_at, place_at;
     uint ndim, shape[4], stride[4];                    // of a window in the result, in units
 };
@@ -162,7 +163,7 @@ void main()
             else {
                 if ((flags & IN_ORDER) == 0u) i = place32[place_at + i];
                 unit[j] = load_unit(src_at + i * units + unit_at);
-                if (OP != NONE) old[j] = load_result(dst_at + min(key[j], none - 1u) * scale + window);
+                if (OP != NONE) old[j] = load_result(dst_at + min(key[j] - key_first, key_count - 1u) * scale + window);
             }
         }
         [[unroll]] for (uint j = 0; j < BATCH; j++) {
@@ -180,15 +181,16 @@ void main()
                 filled = true;
             }
             if (!filled || (key[j] == key[j + 1u] && from + j + 1u < end)) continue;
-            uint at = dst_at + key[j] * scale + window;
-            if (direct[j]) write_result(at, uvec4(0u), false);
-            else if (key[j] == open_left || key[j] == open_right) {
+            uint p = key[j] - key_first, at = dst_at + p * scale + window;
+            if (key[j] == open_left || key[j] == open_right) {
                 bool left = key[j] == open_left;
                 write_part(left ? 0u : 1u);
                 full_left = full_left || left;
                 full_right = full_right || !left;
-            } else if (OP == NONE) write_result(at, uvec4(0u), false);
-            else write_result(at, load_result(at), true);
+            } else if (p < key_count) {
+                if (direct[j] || OP == NONE) write_result(at, uvec4(0u), false);
+                else write_result(at, load_result(at), true);
+            }
         }
     }
     if (unit_at != 0u || n <= each) return;

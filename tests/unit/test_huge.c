@@ -630,6 +630,85 @@ static void family_indices(mlxvk_array *res)
     DONE(x, low, at, sorted);
 }
 
+/* Whole numbers in [-most, most): some lie outside an axis that is shorter. */
+static mlxvk_array places(int n, int most)
+{
+    mlxvk_array a = NUMBERS(MLXVK_FLOAT32, n), by = number(most, MLXVK_FLOAT32);
+    OK(mlxvk_multiply(&a, a, by, stream), stream);
+    OK(mlxvk_astype(&a, a, MLXVK_INT32, stream), stream);
+    mlxvk_array_free(by);
+    return a;
+}
+
+/* Windows of whole rows, of parts of rows (element by element), in the order of the windows and in any. */
+static void family_scatter(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 90, 70), rows = places(150, 100), columns = places(150, 80), few = none;
+    mlxvk_array u = NUMBERS(MLXVK_FLOAT32, 150, 1, 70), v = NUMBERS(MLXVK_FLOAT32, 150, 1, 40), ten = number(10, MLXVK_FLOAT32);
+    mlxvk_vector_array both = mlxvk_vector_array_new_data((mlxvk_array[]){ rows, columns }, 2);
+    few = pattern(150, 2, 31, true, MLXVK_INT32);
+    OK(mlxvk_reshape(&few, few, (int[]){ 150 }, 1, stream), stream);
+    OK(mlxvk_scatter_single(&res[0], x, rows, u, 0, stream), stream);
+    OK(mlxvk_scatter_add_single(&res[1], x, few, u, 0, stream), stream);
+    OK(mlxvk_scatter_add(&res[2], x, both, v, (int[]){ 0, 1 }, 2, stream), stream);
+    OK(mlxvk_multiply(&x, x, ten, stream), stream);
+    OK(mlxvk_multiply(&v, v, ten, stream), stream);
+    OK(mlxvk_astype(&x, x, MLXVK_INT16, stream), stream);
+    OK(mlxvk_scatter_max(&res[3], x, both, v, (int[]){ 0, 1 }, 2, stream), stream);
+    mlxvk_vector_array_free(both);
+    DONE(x, rows, columns, few, u, v, ten);
+}
+
+/* Windows that reach farther than a binding, are larger than one, or have elements of other sizes. */
+static void family_windows(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 3, 60, 70), at = places(20, 60), u = NUMBERS(MLXVK_FLOAT32, 20, 3, 1, 70);
+    mlxvk_array first = number(0, MLXVK_INT32), all = NUMBERS(MLXVK_FLOAT32, 3, 60, 70), wide = none, small = none;
+    mlxvk_array by = number(127, MLXVK_FLOAT32);
+    OK(mlxvk_scatter_single(&res[0], x, at, u, 1, stream), stream);
+    OK(mlxvk_astype(&wide, x, MLXVK_COMPLEX64, stream), stream);
+    OK(mlxvk_scatter_add_single(&res[1], wide, at, u, 1, stream), stream);
+    OK(mlxvk_negative(&all, all, stream), stream);
+    OK(mlxvk_scatter_prod_single(&res[2], x, first, all, 0, stream), stream);
+    OK(mlxvk_abs(&small, x, stream), stream);
+    OK(mlxvk_multiply(&small, small, by, stream), stream);
+    OK(mlxvk_astype(&small, small, MLXVK_UINT8, stream), stream);
+    OK(mlxvk_repeat(&small, small, 2, stream), stream);
+    OK(mlxvk_reshape(&small, small, (int[]){ 6, 60, 70 }, 3, stream), stream);
+    OK(mlxvk_slice_update_dynamic(&res[3], small, all, first, (int[]){ 0 }, 1, stream), stream);
+    DONE(x, at, u, first, all, wide, small, by);
+}
+
+static void family_gather(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 90, 70), y = NUMBERS(MLXVK_FLOAT32, 3, 60, 70), t = none;
+    mlxvk_array rows = places(150, 100), columns = places(150, 80), few = places(3, 2), other = places(3, 50);
+    mlxvk_vector_array both = mlxvk_vector_array_new_data((mlxvk_array[]){ rows, columns }, 2);
+    mlxvk_vector_array two = mlxvk_vector_array_new_data((mlxvk_array[]){ few, other }, 2);
+    OK(mlxvk_gather(&res[0], x, both, (int[]){ 0, 1 }, 2, (int[]){ 1, 40 }, 2, stream), stream);
+    OK(mlxvk_slice(&t, x, (int[]){ 89, 0 }, 2, (int[]){ -91, 70 }, 2, (int[]){ -1, 1 }, 2, stream), stream);
+    OK(mlxvk_transpose(&t, t, stream), stream);
+    OK(mlxvk_gather(&res[1], t, both, (int[]){ 1, 0 }, 2, (int[]){ 3, 2 }, 2, stream), stream);
+    OK(mlxvk_gather(&res[2], y, two, (int[]){ 0, 1 }, 2, (int[]){ 2, 50, 70 }, 3, stream), stream);
+    OK(mlxvk_gather_single(&res[3], y, other, 1, (int[]){ 3, 20, 70 }, 3, stream), stream);
+    mlxvk_vector_array_free(both);
+    mlxvk_vector_array_free(two);
+    DONE(x, y, t, rows, columns, few, other);
+}
+
+static void family_search(mlxvk_array *res)
+{
+    mlxvk_array x = none, y = NUMBERS(MLXVK_FLOAT32, 50, 60), by = number(64, MLXVK_FLOAT32);
+    OK(mlxvk_multiply(&y, y, by, stream), stream);
+    OK(mlxvk_floor(&y, y, stream), stream);
+    OK(mlxvk_arange(&x, -4500, 4501, 1, MLXVK_FLOAT32, stream), stream);
+    OK(mlxvk_divide(&x, x, by, stream), stream);
+    OK(mlxvk_floor(&x, x, stream), stream);           /* runs of 64, from -71 to 70 */
+    OK(mlxvk_searchsorted(&res[0], x, y, "left", stream), stream);
+    OK(mlxvk_searchsorted(&res[1], x, y, "right", stream), stream);
+    DONE(x, y, by);
+}
+
 static void family_matrices(mlxvk_array *res)
 {
     mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 7, 40, 40), t = none, shift = none;
@@ -647,7 +726,8 @@ static void family_matrices(mlxvk_array *res)
 static const struct { const char *name; void (*make)(mlxvk_array *res); double tolerance; } families[] = {
     { "norms", family_norms, 1e-6 }, { "gradients", family_gradients, 1e-5 }, { "rope", family_rope, 1e-5 },
     { "quantized", family_quantized, 1e-5 }, { "attention", family_attention, 1e-5 }, { "transforms", family_transforms, 1e-5 },
-    { "indices", family_indices, 1e-5 }, { "matrices", family_matrices, 1e-4 },
+    { "indices", family_indices, 1e-5 }, { "matrices", family_matrices, 1e-4 }, { "scatter", family_scatter, 1e-5 },
+    { "windows", family_windows, 1e-5 }, { "gather", family_gather, 0 }, { "search", family_search, 0 },
 };
 
 /* The results' elements on this device, as numbers; complex ones count twice. */
@@ -702,17 +782,36 @@ static void test_families(void **state)
 static void test_one_row(void **state)
 {
     (void)state;
-    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 1, SMALL_RANGE), res = none, sorted = none;
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 1, SMALL_RANGE), res = none;
     unsigned char *got = malloc(SMALL_RANGE * 4);
     OK(mlxvk_softmax_axis(&res, x, 1, false, stream), stream);
     REFUSED(mlxvk_array_read(res, got, SMALL_RANGE * 4, stream), MLXVK_ERROR_LIMIT, stream, "float32 (1, 16384)", "16384");
-    OK(mlxvk_sort_axis(&sorted, x, 1, stream), stream);
-    REFUSED(mlxvk_array_read(sorted, got, SMALL_RANGE * 4, stream), MLXVK_ERROR_LIMIT, stream, "float32", "16384");
     mlxvk_synchronize(stream);
     OK(mlxvk_negative(&res, x, stream), stream);
     OK(mlxvk_array_read(res, got, SMALL_RANGE * 4, stream), stream);
     free(got);
-    DONE(x, res, sorted);
+    DONE(x, res);
+}
+
+/* The call itself refuses what it can know. */
+static void test_refused_rows(void **state)
+{
+    (void)state;
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 1, 5000), square = NUMBERS(MLXVK_FLOAT32, 70, 70), res = none, mask = none, flat = none;
+    mlxvk_vector_array all = mlxvk_vector_array_new();
+    REFUSED(mlxvk_sort_axis(&res, x, 1, stream), MLXVK_ERROR_LIMIT, stream, "sort_axis", "float32 (1, 5000)", "20000", "16384");
+    REFUSED(mlxvk_median(&res, x, (int[]){ 1 }, 1, false, stream), MLXVK_ERROR_LIMIT, stream, "median", "(1, 5000)");
+    REFUSED(mlxvk_fft_fft(&res, x, 2560, 1, MLXVK_FFT_NORM_BACKWARD, stream), MLXVK_ERROR_LIMIT, stream, "fft_fft", "float32 (1, 5000)", "16384");
+    REFUSED(mlxvk_linalg_inv(&res, square, stream), MLXVK_ERROR_LIMIT, stream, "linalg_inv", "float32 (70, 70)", "19600");
+    REFUSED(mlxvk_linalg_svd(&all, square, true, stream), MLXVK_ERROR_LIMIT, stream, "linalg_svd", "float32 (70, 70)");
+    OK(mlxvk_greater(&mask, x, x, stream), stream);
+    OK(mlxvk_reshape(&flat, x, (int[]){ 5000 }, 1, stream), stream);
+    REFUSED(mlxvk_masked_scatter(&res, x, mask, flat, stream), MLXVK_ERROR_LIMIT, stream, "masked_scatter", "float32 (1, 5000)");
+    assert_null(res.ctx);
+    OK(mlxvk_fft_fft(&res, x, 1000, 1, MLXVK_FFT_NORM_BACKWARD, stream), stream);      /* a part of the row will do */
+    OK(mlxvk_array_eval(res), stream);
+    mlxvk_vector_array_free(all);
+    DONE(x, square, res, mask, flat);
 }
 
 /* ---- six dimensions that do not merge: the same results as of a copy without gaps ---- */
@@ -1027,7 +1126,8 @@ int main(void)
         cmocka_unit_test(test_refused_lengths), cmocka_unit_test(test_dimensions),
     };
 #define TEST(name) cmocka_unit_test(test_##name),
-    const struct CMUnitTest small[] = { TESTS(TEST) cmocka_unit_test(test_families), cmocka_unit_test(test_one_row) };
+    const struct CMUnitTest small[] = { TESTS(TEST) cmocka_unit_test(test_families), cmocka_unit_test(test_one_row),
+                                        cmocka_unit_test(test_refused_rows) };
 #undef TEST
 #define TEST(name) cmocka_unit_test(large_##name),
     const struct CMUnitTest large[] = { TESTS(TEST) };

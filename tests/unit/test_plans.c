@@ -537,7 +537,6 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
     { "quantized", "one binding reaches", "a weight that is not transposed is bound whole", 1 << 30, 0 },
     { "gather_qmm", "one binding reaches", "the weights of all experts, and all their results, are bound whole",
         1 << 30, 0 },
-    { "scatter", "one binding reaches", "places and updates are sorted whole: they are not cut yet", 1 << 27, 0 },
     { "softmax", "one binding reaches", "a row, or what a part's columns gave, is longer than a binding: not cut yet",
         1 << 30, 0 },
     { "scan", "one binding reaches", "a row is longer than a binding: not cut yet", 1 << 27, 0 },
@@ -545,7 +544,6 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
     { "random", "one binding reaches", "categorical: a row is longer than a binding: not cut yet", 1 << 27, 0 },
     { "attention", "one binding reaches", "a head of a query that is not in rows: not cut yet", 1 << 27, 0 },
     { "conv", "one binding reaches", "one image is larger than a binding: not cut yet", 1 << 27, 0 },
-    { "fft", "one binding reaches", "rows that are padded for long transforms are not cut again", 1 << 27, 0 },
 };
 
 static bool is_allowed(const struct lab *l, const char *text)
@@ -954,11 +952,39 @@ static void call_take(struct lab *l)
     done(l, mlxvk_take_along_axis(&y, x, at, axis, l->s), y);
 }
 
+/* Windows at several indices. */
+static void call_windows(struct lab *l)
+{
+    int shape[3] = { size_to(l, 256), size_to(l, 1 << 16), size_to(l, 1 << 10) }, sizes[5], count = size_to(l, 1 << 16);
+    int64_t each = 1, most = most_elements(l, MLXVK_COMPLEX64);
+    mlxvk_dtype dtype = one_in(l, 2) ? floating(l) : any_dtype(l);
+    mlxvk_array x, u, y = none, at[2];
+    mlxvk_vector_array both;
+    while ((int64_t)shape[0] * shape[1] * shape[2] > most) shape[1] = (shape[1] + 1) / 2, shape[0] = (shape[0] + 1) / 2;
+    for (int i = 0; i < 3; i++) each *= sizes[2 + i] = one_in(l, 3) ? shape[i] : size_to(l, shape[i]);
+    while (count > 1 && count * each > most) count /= 2;
+    sizes[0] = count;
+    sizes[1] = 1;
+    x = make(l, ANY, dtype, 3, shape);
+    at[0] = make(l, ANY, MLXVK_INT32, SHAPE(count, 1));
+    at[1] = make(l, ANY, MLXVK_INT32, SHAPE(1, 1));
+    u = make(l, ANY, dtype, 5, sizes);
+    both = mlxvk_vector_array_new_data(at, 2);
+    TOLD(l);
+    switch (below(l, 3)) {
+    case 0: done(l, mlxvk_gather(&y, x, both, (int[]){ 0, 1 }, 2, sizes + 2, 3, l->s), y); break;
+    case 1: done(l, mlxvk_scatter(&y, x, both, u, (int[]){ 0, 1 }, 2, l->s), y); break;
+    default: done(l, mlxvk_scatter_add(&y, x, both, u, (int[]){ 0, 2 }, 2, l->s), y);
+    }
+    mlxvk_vector_array_free(both);
+}
+
 static void call_scatter(struct lab *l)
 {
     int rows = size_to(l, 1 << 18), width = size_to(l, 1 << 12), count = size_to(l, 1 << 18), kind = (int)below(l, 5);
     mlxvk_dtype dtype = one_in(l, 2) ? floating(l) : any_dtype(l);
     mlxvk_array x, at, u, y = none;
+    if (one_in(l, 3)) { call_windows(l); return; }
     while ((int64_t)(count > rows ? count : rows) * width > most_elements(l,
         MLXVK_COMPLEX64)) count = (count + 1) / 2, rows = (rows + 1) / 2;
     x = make(l, ANY, dtype, SHAPE(rows, width));
