@@ -8636,6 +8636,7 @@ static struct row_groups group_rows(struct encoder *e, const struct gather *g, u
     bool grouped = g->part <= most && m < size;
     uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->part, g->entries)
                              : (uint64_t)g->entries * ceil_div(m, size);
+    count = round_up(count, ceil_div(count, e->device->caps.max_groups[1]));        /* whole layers of a grid, if several */
     struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32),
                             (uint32_t)count };
     struct group_rows_push push = { .entries = g->entries, .weights = g->weights, .first = g->from, .part = g->part,
@@ -10690,10 +10691,11 @@ static void attention_whole(struct encoder *e, struct attention *a)
     for (size_t i = 0; i < COUNT(operand); i++) array_release(copies[i]);
 }
 
-/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
-static struct array *dense_rows(struct encoder *e, struct array *a)
+/* For lowering: the operand itself where its matrices, or only its rows, are dense, else a copy; with a reference. */
+static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
 {
-    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
+    if (!a) return NULL;
+    if (matrix ? !dense_matrix(a) : dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
     a->refs++;
     return a;
 }
@@ -10731,7 +10733,7 @@ static void attention_split(struct encoder *e, const struct attention *a)
 
 static void lower_attention(struct encoder *e, const struct node *n)
 {
-    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
+    struct array *q = dense_of(e, n->in[0], false), *k = dense_of(e, n->in[1], false), *v = dense_of(e, n->in[2], false);
     struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
     struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.keys,
@@ -11641,30 +11643,30 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
     return p;
 }
 
-/* The same for kernels that follow index arrays. */
-static struct quant_gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p,
-                                            uint32_t lhs_slot)
+/* The step's kernel and push constants: of index arrays, too, where the job has them. groups: for kernels GROUPED, which
+ * this lets go. */
+static void use_quant(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
+                      const struct row_groups *groups, const void *constants, size_t size)
 {
     const struct gather *g = j->gather;
-    struct quant_gather_push q = { .m = p->m, .k = p->k, .group_shift = p->group_shift, .rounds = p->rounds,
-        .x_at = p->x_at, .x_row = p->x_row, .x_batch = p->x_batch, .w_batch = p->w_batch, .s_batch = p->s_batch,
-        .y_batch = p->y_batch,
-        .r_at = p->r_at, .rows = { p->rows[0] }, .w_at = { p->w_at[0] }, .s_at = { p->s_at[0] }, .b_at = { p->b_at[0] },
-        .y_at = { p->y_at[0] }, .y_row = { p->y_row[0] }, .first_entry = g->first, .every = g->every,
-        .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1, .first_weight = g->from, .weights = g->part };
-    if (!g->every) q.lhs_at = set_input(e, lhs_slot, g->lhs);
-    return q;
-}
-
-/* USE for kernels of few rows of x. */
-static void use_few(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
-                    const void *constants, size_t size)
-{
     struct quant_gather_push q;
-    if (!j->gather) { use_kernel(e, kernel, p, sizeof *p, constants, size); return; }
-    q = gather_bind(e, j, p, SLOT_qmv_gather_lhs);
-    q.rhs_at = set_input(e, SLOT_qmv_gather_rhs, j->gather->rhs);
+    if (!g) { use_kernel(e, kernel, p, sizeof *p, constants, size); return; }
+    q = (struct quant_gather_push){ .m = p->m, .k = p->k, .group_shift = p->group_shift, .rounds = p->rounds,
+        .x_at = p->x_at, .x_row = p->x_row, .x_batch = p->x_batch, .w_batch = p->w_batch, .s_batch = p->s_batch,
+        .y_batch = p->y_batch, .r_at = p->r_at, .rows = { p->rows[0] }, .w_at = { p->w_at[0] }, .s_at = { p->s_at[0] },
+        .b_at = { p->b_at[0] }, .y_at = { p->y_at[0] }, .y_row = { p->y_row[0] }, .first_entry = g->first,
+        .every = g->every, .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1, .first_weight = g->from,
+        .weights = g->part };
+    if (!e->code && !g->every) q.lhs_at = set_input(e, groups ? SLOT_qmm_grouped_lhs : SLOT_qmv_gather_lhs, g->lhs);
+    if (!e->code && !groups) q.rhs_at = set_input(e, SLOT_qmv_gather_rhs, g->rhs);
+    if (!e->code && groups) {
+        q.tiles_at = set_input(e, SLOT_qmm_grouped_tiles, groups->tiles);
+        q.order_at = set_input(e, SLOT_qmm_grouped_order, groups->order);
+    }
     use_kernel(e, kernel, &q, sizeof q, constants, size);
+    if (!groups) return;
+    array_release(groups->tiles);
+    array_release(groups->order);
 }
 
 /* The constants that all kernels of products have. */
@@ -11699,7 +11701,6 @@ static void plan_few(struct encoder *e, const void *job)
     struct quant_push p = quant_bind(e, j);
     enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN)
                           : j->sets > 1 ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
-    NOTE(e->device, NOTE_QMM, kernel_table[kernel].name, NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -11709,7 +11710,7 @@ static void plan_few(struct encoder *e, const void *job)
                          ceil_div(rows, t.rows) * split < t.teams)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    use_few(e, kernel, j, &p, &(struct qmv_constants){ .threads = teams * lanes, FORMAT(j), .m = m, .r = t.rows,
+    use_quant(e, kernel, j, &p, NULL, &(struct qmv_constants){ .threads = teams * lanes, FORMAT(j), .m = m, .r = t.rows,
             .split = split, .lanes = lanes, .aligned = quant_alignment(e, j), .epilogue = j->epilogue },
             sizeof(struct qmv_constants));
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
@@ -11786,9 +11787,8 @@ static void plan_held(struct encoder *e, const void *job)
     struct held_cut h = cut_held(e, j);
     uint32_t lanes = e->device->caps.subgroup;
     struct quant_push p = quant_bind(e, j);
-    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, NULL, "%s", JOB(j));
     p.rounds = h.rounds;
-    use_few(e, held_kernel(j), j, &p, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes, FORMAT(j),
+    use_quant(e, held_kernel(j), j, &p, NULL, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes, FORMAT(j),
             .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held, .blocks = j->k / QUANT_BLOCK,
             .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, .epilogue = j->epilogue,
             .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
@@ -11823,41 +11823,49 @@ static int forced_kernel(const struct device *d)
     return wanted < 1 || wanted > 5 ? 0 : wanted == 5 ? QMM_HELD : wanted + 1;
 }
 
-/* Products with a few rows of x: any epilogue, several sets where there is one batch. False: x has a norm, and that
- * kernel is not the one. */
-static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
+/* By the best of a table. False: x has a norm, which one kernel alone does, and that is not the best. */
+static bool quant_by(struct encoder *e, const struct quant_job *j, const struct candidate *table, size_t count, int forced)
 {
-    const struct candidate *table = few_kernels[j->gather ? 2 : j->sets > 1], *c;
     const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
-    int forced = forced_kernel(e->device);
-    c = choose(e, table, COUNT(few_kernels[0]), forced > QMM_FEW ? QMM_FEW : forced, NOTE_QMM, j, text);
+    const struct candidate *c = choose(e, table, count, forced, NOTE_QMM, j, text);
     if (j->norm && c->plan != plan_held) return false;
+    NOTE(e->device, NOTE_QMM, c->name, NULL, "%s", text);
     c->plan(e, j);
     return true;
 }
 
-/* ---- many rows of x ---- */
-
-static struct qmm_constants tile_constants(const struct encoder *e, const struct quant_job *j, bool small)
+/* Products with a few rows of x: any epilogue, several sets where there is one batch. */
+static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    bool large = e->device->caps.max_threads >= 256 && e->device->caps.shared_memory >= QMM_TILE_MEMORY;
-    uint32_t bm = small ? QMM_LEAST_ROWS : large ? 64 : 32;
-    return (struct qmm_constants){ .threads = small ? 128 : 4 * bm, FORMAT(j), .transposed = j->format.transpose,
-                                   .bm = bm, .bn = 64, .tm = small ? 2 : 4, .tn = 4 };
+    int forced = forced_kernel(e->device);
+    return quant_by(e, j, few_kernels[j->gather ? 2 : j->sets > 1], COUNT(few_kernels[0]), forced > QMM_FEW ? QMM_FEW : forced);
 }
 
-/* Products of any shape, by qmm.comp: one set, no epilogue. */
+/* ---- many rows of x ---- */
+
+/* Rows of x that meet one weight, about. */
+static uint64_t rows_a_weight(const struct quant_job *j)
+{
+    return j->gather ? (uint64_t)j->gather->entries * j->m / j->gather->weights : j->m;
+}
+
+/* Products of any shape, by qmm.comp: one set, no epilogue; rows grouped by weight where index arrays choose it. */
 static void plan_tiles(struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
-    struct quant_push p = quant_bind(e, j);
-    struct qmm_constants c = tile_constants(e, j, j->m <= 16);
-    NOTE(e->device, NOTE_QMM, "qmm", NULL, "%s", JOB(j));
-    use_kernel(e, K_QMM, &p, sizeof p, &c, sizeof c);
-    dispatch(e, ceil_div(j->set[0].rows, c.bn), ceil_div(j->m, c.bm), j->batch);
+    bool large = e->device->caps.max_threads >= 256 && e->device->caps.shared_memory >= QMM_TILE_MEMORY;
+    bool small = j->m <= 16 && rows_a_weight(j) <= 16;
+    uint32_t bm = small ? QMM_LEAST_ROWS : large ? 64 : 32, bn = 64, z;
+    struct row_groups r = { .count = ceil_div(j->m, bm) };
+    struct quant_push p;
+    if (j->gather) r = group_rows(e, j->gather, j->m, bm);
+    p = quant_bind(e, j);
+    z = ceil_div(r.count, e->device->caps.max_groups[1]);
+    use_quant(e, j->gather ? K_QMM_GROUPED : K_QMM, j, &p, &r, &(struct qmm_constants){ .threads = small ? 128 : 4 * bm,
+              FORMAT(j), .transposed = j->format.transpose, .bm = bm, .bn = bn, .tm = small ? 2 : 4, .tn = 4 },
+              sizeof(struct qmm_constants));
+    dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), j->gather ? z : j->batch);
 }
-
-static double tiles_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 5; }
 
 static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
 {
@@ -11887,6 +11895,7 @@ static const char *quant_matrices_fit(const struct encoder *e, const void *job)
     return quant_alignment(e, j) & QUANT_EVEN_X ? NULL : "not aligned";
 }
 
+static double tiles_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 5; }
 static double quant_matrices_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 3; }
 
 /* p: of the operands as they were bound. */
@@ -11909,7 +11918,6 @@ static void plan_matrices(struct encoder *e, const void *job)
     struct quant_job part = *j;
     struct qmm_coopmat_constants c;
     struct quant_push p;
-    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", NULL, "%s", JOB(j));
     if (j->batch > 1) parts = 1;
     if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
     if (!part.set[0].y) return;
@@ -11950,7 +11958,6 @@ static void plan_unpacked(struct encoder *e, const void *job)
     const struct quant_job *j = job;
     const struct quant_set *t = &j->set[0];
     struct array *w = scratch(e, (size_t)j->k * t->rows, j->to);
-    NOTE(e->device, NOTE_QMM, "unpacked, matmul", NULL, "%s", JOB(j));
     if (w) {
         struct product p = product_of_job(j, j->x, w);
         unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
@@ -11960,26 +11967,6 @@ static void plan_unpacked(struct encoder *e, const void *job)
 }
 
 /* ---- gather_qmm: what meets which weight, index arrays say ---- */
-
-/* Kernel and operands of kernels GROUPED; lets the groups go. */
-static void use_grouped(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
-                        const struct row_groups *r, const void *constants, size_t size)
-{
-    struct quant_gather_push q = gather_bind(e, j, p, SLOT_qmm_grouped_lhs);
-    if (!e->code) {
-        q.tiles_at = set_input(e, SLOT_qmm_grouped_tiles, r->tiles);
-        q.order_at = set_input(e, SLOT_qmm_grouped_order, r->order);
-    }
-    use_kernel(e, kernel, &q, sizeof q, constants, size);
-    array_release(r->tiles);
-    array_release(r->order);
-}
-
-/* Rows of x that meet one weight, about. */
-static uint64_t rows_a_weight(const struct quant_job *j)
-{
-    return (uint64_t)j->gather->entries * j->m / j->gather->weights;
-}
 
 /* As many tiles as rows can make, grouped or not. */
 static uint64_t most_tiles(uint64_t entries, uint64_t m) { return 2 * entries * ceil_div(m, QMM_LEAST_ROWS); }
@@ -12001,21 +11988,8 @@ static void gather_matrices(struct encoder *e, const void *job)
     struct row_groups r = group_rows(e, j->gather, j->m, t->bm);
     struct quant_push p = quant_bind(e, j);
     struct qmm_coopmat_constants c = matrices_constants(e, j, &p, t, false);
-    NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
-    use_grouped(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
+    use_quant(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
     dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
-}
-
-static void gather_tiles(struct encoder *e, const void *job)
-{
-    const struct quant_job *j = job;
-    struct qmm_constants c = tile_constants(e, j, rows_a_weight(j) <= 16 && j->m <= 16);
-    struct row_groups r = group_rows(e, j->gather, j->m, c.bm);
-    struct quant_push p = quant_bind(e, j);
-    uint32_t z = ceil_div(r.count, e->device->caps.max_groups[1]);
-    NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
-    use_grouped(e, K_QMM_GROUPED, j, &p, &r, &c, sizeof c);
-    dispatch(e, ceil_div(j->set[0].rows, c.bn), ceil_div(r.count, z), z);
 }
 
 /* Entry by entry, which pays where few rows meet each weight. */
@@ -12051,7 +12025,7 @@ static const struct candidate quant_kernels[] = {
 
 static const struct candidate gather_kernels[] = {
     { "entry by entry", few_fits, quant_entries_cost, plan_entries },
-    { "qmm_grouped", NULL, tiles_cost, gather_tiles },
+    { "qmm_grouped", NULL, tiles_cost, plan_tiles },
     { "qmm_grouped by cooperative matrices", gather_matrices_fit, quant_matrices_cost, gather_matrices },
 };
 
@@ -12059,12 +12033,11 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
     static const int gathered[] = { 0, [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_TILES] = 2, [QMM_COOPMAT] = 3,
                                     [QMM_UNPACKED] = 3 };
-    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
     bool special = j->gather || specialised(e->device, j->m);
     int forced = special ? forced_kernel(e->device) : QMM_TILES;
-    if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", text);
-    (j->gather ? choose(e, gather_kernels, COUNT(gather_kernels), gathered[forced], NOTE_QMM, j, text)
-               : choose(e, quant_kernels, COUNT(quant_kernels), forced, NOTE_QMM, j, text))->plan(e, j);
+    if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
+    if (j->gather) quant_by(e, j, gather_kernels, COUNT(gather_kernels), gathered[forced]);
+    else quant_by(e, j, quant_kernels, COUNT(quant_kernels), forced);
 }
 
 /* A job's arrays, by three axes each: the batch (of x and weights that index arrays choose: all there are), rows, columns. */
@@ -12197,14 +12170,6 @@ static void quant_run(struct encoder *e, const struct quant_job *job, struct arr
 }
 
 /* ---- quantized_matmul: from arrays to jobs ---- */
-
-/* The operand itself where its matrices are dense (its rows, for x), else a copy. */
-static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
-{
-    if (!a) return NULL;
-    if (matrix ? dense_matrix(a) : a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) { a->refs++; return a; }
-    return rows_of(e, a);
-}
 
 /* The one stride between the rows of all leading dimensions; false where there is none. */
 static bool one_row_stride(const struct array *x, uint32_t *stride)
@@ -12501,6 +12466,7 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
 {
     struct array *parts[3] = { w, k, NULL };
     mlxvk_dtype to, t;
+    bool one;
     if (c->code || !x || !w) return NULL;
     if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
     if (!scale_x != !scale_w)
@@ -12514,14 +12480,10 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
     to = x->dtype;
     t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
-    if (x->ndim == 1) {
-        int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
-        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, scale_w, p, t);
-        x = do_reshape(c, do_quantized_matmul(c, x, parts[0], parts[1], NULL, p), 1, shape);
-    } else {
-        x = requantized(c, x, scale_x, scale_w, p, t);
-        x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
-    }
+    one = x->ndim == 1;
+    x = requantized(c, one ? do_expand(c, x, (int[]){ 0 }, 1) : x, scale_x, scale_w, p, t);
+    x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
+    if (one && x) x = do_reshape(c, x, 1, &x->shape[1]);
     return as_type(c, x, to);
 }
 

@@ -26,7 +26,7 @@ void main()
         uint per = tiles_of(each);
         if (i < entries) order[order_at + i] = i;
         if (i >= tile_count) return;
-        uint w = weight_of(i / per);
+        uint w = i / per < entries ? weight_of(i / per) : part;
         tiles[tiles_at + i] = w < part ? uvec4(w, i / per, i % per * tile_rows, each) : uvec4(0u);
         return;
     }
