@@ -10489,8 +10489,8 @@ static void copy_strides(uint32_t *to, const struct array *a, int count)
     for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
 }
 
-/* Binds the operands. folded: all heads that share keys go together. How many keys there are is a late parameter: kernels,
- * bindings and grids of general and coopmat plans do not depend on it, of the decode plan as decode_cut says. */
+/* Binds the operands. folded: all heads that share keys go together. How many keys there are is a late parameter: steps
+ * depend on it as decode_cut says, others not. */
 static struct attention_push bind_attention(struct encoder *e, const struct attention *a, bool folded)
 {
     struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
@@ -10560,8 +10560,8 @@ static uint32_t by_queries(const struct device *d, enum gate both, int queries)
     return value > 0 ? (uint32_t)value : 0;
 }
 
-/* How the kernel for few queries cuts the work: rows of a workgroup, keys of a part, parts. The plan depends on the count
- * of keys by this alone (and pushes it), so it holds until `each` more keys make another part. */
+/* How the kernel for few queries cuts the work: rows of a workgroup, keys of a part, parts. The plan depends on the
+ * count of keys by this alone, but for pushing it: it holds until keys make another part. */
 struct decode_cut { uint32_t rows, each, splits; };
 
 /* All keys are one part where one or two workgroups can have them, for a second step does not pay then. */
@@ -10578,7 +10578,8 @@ static struct decode_cut cut_decode(const struct encoder *e, const struct attent
     if (!chunk) chunk = t->keys;
     if (queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0) aim = (uint32_t)d->gate[GATE_SPLIT_GROUPS];
     if (!a->keys || groups > COUNTERS || a->keys < by_queries(d, GATE_SPLIT_MIN, queries)) return cut;
-    n = min_u32(min_u32(ceil_div(aim, groups), ceil_div(a->keys, chunk)), most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
+    n = min_u32(ceil_div(aim, groups), ceil_div(a->keys, chunk));
+    n = min_u32(n, most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
     if (forced) cut.each = ceil_div(a->keys, min_u32(forced, SPLIT_MOST));
     else if (n > 2 || (n == 2 && most == 2)) cut.each = (uint32_t)round_up(ceil_div(a->keys, n), chunk);
     cut.splits = ceil_div(a->keys, cut.each);
@@ -10622,9 +10623,9 @@ static void attention_decode(struct encoder *e, const void *job)
         set_output(e, SLOT_attention_decode_part, parts);
         set_counters(e, SLOT_attention_decode_finished);
     }
-    USE(e, attention_decode, &p, .threads = min_u32(8, min_u32(256, e->device->caps.max_threads) / size) * size, .dtype = (uint32_t)a->q->dtype, .rows = cut.rows,
-        .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(dv, 8 * lanes),
-        .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL);
+    USE(e, attention_decode, &p, .threads = min_u32(8, min_u32(256, e->device->caps.max_threads) / size) * size,
+        .dtype = (uint32_t)a->q->dtype, .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
+        .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL);
     dispatch_rows(e, &p, cut.rows);
     array_release(parts);
 }
@@ -10733,8 +10734,8 @@ static void attention_split(struct encoder *e, const struct attention *a)
 
 static void lower_attention(struct encoder *e, const struct node *n)
 {
-    struct array *q = dense_of(e, n->in[0], false), *k = dense_of(e, n->in[1], false), *v = dense_of(e, n->in[2], false);
-    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    struct array *q = dense_of(e, n->in[0], false), *k = dense_of(e, n->in[1], false);
+    struct array *v = dense_of(e, n->in[2], false), o = *n->out[0];  /* o: seen as (B, H, L, Dv) */
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
     struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.keys,
                            n->p.attention.scale };
@@ -10816,7 +10817,7 @@ static const char *fused_refusal(const struct device *d, const struct array *q, 
     if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
     if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
     if (q->shape[1] / k->shape[1] > UINT16_MAX) return "more heads of queries for one of keys than 65535";
-    if ((size_t)k->shape[2] * (size_t)(q->shape[3] > v->shape[3] ? q->shape[3] : v->shape[3]) * item > binding_room(d, item))
+    if ((size_t)k->shape[2] * item * max_size((size_t)q->shape[3], (size_t)v->shape[3]) > binding_room(d, item))
         return "a head's keys are more than a binding reaches";
     return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
 }
@@ -10985,12 +10986,13 @@ static void lower_random(struct encoder *e, const struct node *n)
         set_key(e, SLOT_random_key, n->in[0], push.key);
         fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
         if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
-        USE(e, random, &push, .threads = threads, .op = p->kind, .to = out->dtype, .fours = fours, .products = products);
+        USE(e, random, &push, .threads = threads, .op = p->kind, .to = out->dtype, .fours = fours,
+            .products = products);
         dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 4 * fours * threads : threads));
     }
 }
 
-/* One distribution: largest and sum of each tile, then a workgroup a sample; each for the tiles that are bound at once. */
+/* One distribution: largest and sum of each tile, then a workgroup a sample, as many tiles at a time as are bound. */
 static void lower_categorical(struct encoder *e, const struct node *n)
 {
     struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1], flat = *logits;
@@ -11008,8 +11010,8 @@ static void lower_categorical(struct encoder *e, const struct node *n)
     if (!most) most = 1;
     for (uint32_t step = 0; step < 2; step++)
         for (push.first_tile = 0; push.first_tile < tiles; push.first_tile += most) {
-            size_t first = (size_t)push.first_tile * tile;
-            struct array part = part_of(&flat, 0, (int64_t)first, (int64_t)min_size((size_t)most * tile, logits->size - first));
+            size_t first = (size_t)push.first_tile * tile, count = min_size((size_t)most * tile, logits->size - first);
+            struct array part = part_of(&flat, 0, (int64_t)first, (int64_t)count);
             push.bound = min_u32(most, tiles - push.first_tile);
             push.dst_at = set_output(e, SLOT_categorical_dst, step ? out : stats);
             push.src_at = set_input(e, SLOT_categorical_src, &part);
@@ -11202,20 +11204,20 @@ int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axi
     return finish(&c, out, res);
 }
 
-/* num_samples < 0: one, without a dimension for them. */
-static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+/* num_samples: NULL: one, without a dimension for them. */
+static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, const int *num_samples,
                        mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "logits", logits), *k, *out = NULL;
     int shape[MAXD + 1], ndim = 0;
+    if (num_samples && *num_samples < 0) FAIL(&c, MLXVK_ERROR_SHAPE, "%d samples", *num_samples);
     axis = normal_axis(&c, x, axis);
     k = key_input(&c, key);
     for (int i = 0; axis >= 0 && i < x->ndim; i++) if (i != axis) shape[ndim++] = x->shape[i];
-    if (axis >= 0 && num_samples >= 0) {
-        int last = x->ndim;
-        shape[ndim++] = num_samples;
-        x = do_expand(&c, x, &last, 1);
+    if (axis >= 0 && num_samples) {
+        shape[ndim++] = *num_samples;
+        x = do_expand(&c, x, (int[]){ x->ndim }, 1);
     }
     if (axis >= 0 && x) out = do_categorical(&c, x, axis, ndim, shape, k);
     return finish(&c, out, res);
@@ -11223,18 +11225,13 @@ static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, i
 
 int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlxvk_array key, mlxvk_stream s)
 {
-    return categorical("random_categorical", res, logits, axis, -1, key, s);
+    return categorical("random_categorical", res, logits, axis, NULL, key, s);
 }
 
 int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
                                          mlxvk_array key, mlxvk_stream s)
 {
-    if (num_samples < 0) {
-        struct call c = begin("random_categorical_num_samples", s);
-        FAIL(&c, MLXVK_ERROR_SHAPE, "%d samples", num_samples);
-        return end(&c);
-    }
-    return categorical("random_categorical_num_samples", res, logits, axis, num_samples, key, s);
+    return categorical("random_categorical_num_samples", res, logits, axis, &num_samples, key, s);
 }
 
 /* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
@@ -11643,8 +11640,8 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
     return p;
 }
 
-/* The step's kernel and push constants: of index arrays, too, where the job has them. groups: for kernels GROUPED, which
- * this lets go. */
+/* The step's kernel and push constants, with index arrays where the job has them. groups: what kernels GROUPED follow,
+ * let go here. */
 static void use_quant(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
                       const struct row_groups *groups, const void *constants, size_t size)
 {
@@ -11788,10 +11785,10 @@ static void plan_held(struct encoder *e, const void *job)
     uint32_t lanes = e->device->caps.subgroup;
     struct quant_push p = quant_bind(e, j);
     p.rounds = h.rounds;
-    use_quant(e, held_kernel(j), j, &p, NULL, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes, FORMAT(j),
-            .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held, .blocks = j->k / QUANT_BLOCK,
-            .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, .epilogue = j->epilogue,
-            .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
+    use_quant(e, held_kernel(j), j, &p, NULL, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes,
+            FORMAT(j), .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held,
+            .blocks = j->k / QUANT_BLOCK, .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0,
+            .epilogue = j->epilogue, .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
     dispatch(e, ceil_div(h.all, h.rounds), ceil_div(j->m, h.m), j->batch);
 }
 
@@ -11824,7 +11821,8 @@ static int forced_kernel(const struct device *d)
 }
 
 /* By the best of a table. False: x has a norm, which one kernel alone does, and that is not the best. */
-static bool quant_by(struct encoder *e, const struct quant_job *j, const struct candidate *table, size_t count, int forced)
+static bool quant_by(struct encoder *e, const struct quant_job *j, const struct candidate *table, size_t count,
+                     int forced)
 {
     const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
     const struct candidate *c = choose(e, table, count, forced, NOTE_QMM, j, text);
@@ -11838,7 +11836,8 @@ static bool quant_by(struct encoder *e, const struct quant_job *j, const struct 
 static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
     int forced = forced_kernel(e->device);
-    return quant_by(e, j, few_kernels[j->gather ? 2 : j->sets > 1], COUNT(few_kernels[0]), forced > QMM_FEW ? QMM_FEW : forced);
+    if (forced > QMM_FEW) forced = QMM_FEW;
+    return quant_by(e, j, few_kernels[j->gather ? 2 : j->sets > 1], COUNT(few_kernels[0]), forced);
 }
 
 /* ---- many rows of x ---- */
@@ -11908,16 +11907,23 @@ static struct qmm_coopmat_constants matrices_constants(const struct encoder *e, 
         .depth = t->bk / QUANT_BLOCK, .aligned = even | quant_alignment(e, j), .parts = parts };
 }
 
+/* By cooperative matrices, K maybe in parts; or rows grouped by weight. */
 static void plan_matrices(struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
-    int first = e->device->caps.shared_memory < QMM_DEEP_MEMORY ? QMM_SHALLOW : 0;
+    bool deep = e->device->caps.shared_memory >= QMM_DEEP_MEMORY + (j->gather ? 1024 : 0);
+    const struct tile_row *tiles = qmm_rows + (deep ? 0 : QMM_SHALLOW), *t;
     uint32_t parts = 1, blocks = j->k / QUANT_BLOCK, step;
+    uint64_t each = max_size(rows_a_weight(j), j->m);
     struct product product = product_of_job(j, NULL, NULL);
-    const struct tile_row *t = choose_tile(e, &product, qmm_rows + first, (int)COUNT(qmm_rows) - first, &parts);
+    struct row_groups r = { 0 };
     struct quant_job part = *j;
     struct qmm_coopmat_constants c;
     struct quant_push p;
+    if (j->gather) t = tiles + (each > 96 ? 0 : each > 40 ? 1 : 2);
+    else t = choose_tile(e, &product, tiles, (int)(qmm_rows + COUNT(qmm_rows) - tiles), &parts);
+    if (j->gather) r = group_rows(e, j->gather, j->m, t->bm);
+    else r.count = ceil_div(j->m, t->bm);
     if (j->batch > 1) parts = 1;
     if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
     if (!part.set[0].y) return;
@@ -11925,9 +11931,8 @@ static void plan_matrices(struct encoder *e, const void *job)
     step = t->bk / QUANT_BLOCK;
     p.rounds = ceil_div(blocks, parts * step) * step;
     c = matrices_constants(e, j, &p, t, parts > 1);
-    use_kernel(e, matrices_kernel(j), &p, sizeof p, &c, sizeof c);
-    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn),
-             parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
+    use_quant(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
+    dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
     if (parts > 1) {
         product_sum(e, &product, part.set[0].y, ceil_div(blocks, p.rounds));
         array_release(part.set[0].y);
@@ -11978,20 +11983,6 @@ static const char *gather_matrices_fit(const struct encoder *e, const void *job)
     return quant_matrices_fit(e, job);
 }
 
-/* Rows grouped by weight, by cooperative matrices. */
-static void gather_matrices(struct encoder *e, const void *job)
-{
-    const struct quant_job *j = job;
-    uint64_t rows = max_size(rows_a_weight(j), j->m);
-    const struct tile_row *t = qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) +
-                               (rows > 96 ? 0 : rows > 40 ? 1 : 2);
-    struct row_groups r = group_rows(e, j->gather, j->m, t->bm);
-    struct quant_push p = quant_bind(e, j);
-    struct qmm_coopmat_constants c = matrices_constants(e, j, &p, t, false);
-    use_quant(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
-    dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
-}
-
 /* Entry by entry, which pays where few rows meet each weight. */
 static double quant_entries_cost(const struct encoder *e, const void *job)
 {
@@ -12026,7 +12017,7 @@ static const struct candidate quant_kernels[] = {
 static const struct candidate gather_kernels[] = {
     { "entry by entry", few_fits, quant_entries_cost, plan_entries },
     { "qmm_grouped", NULL, tiles_cost, plan_tiles },
-    { "qmm_grouped by cooperative matrices", gather_matrices_fit, quant_matrices_cost, gather_matrices },
+    { "qmm_grouped by cooperative matrices", gather_matrices_fit, quant_matrices_cost, plan_matrices },
 };
 
 static void quant_choose(struct encoder *e, const struct quant_job *j)
@@ -12040,7 +12031,7 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     else quant_by(e, j, quant_kernels, COUNT(quant_kernels), forced);
 }
 
-/* A job's arrays, by three axes each: the batch (of x and weights that index arrays choose: all there are), rows, columns. */
+/* A job's arrays, each as a batch of matrices; where index arrays choose, x's and weights' are all there are. */
 enum { JOB_X, JOB_W, JOB_SCALES, JOB_BIASES, JOB_Y, JOB_LHS, JOB_RHS, JOB_ARRAYS };
 
 /* What a job can be cut along, and the axis of each array that is cut then. */
@@ -12221,7 +12212,7 @@ static void one_weight(struct encoder *e, const struct node *n)
     struct array *in[] = { t->w, t->scales, t->biases ? t->biases : t->scales }, a[JOB_ARRAYS] = { 0 };
     a[JOB_X] = stack_of(j.x, 1, 0, (int)j.m, (int32_t)j.x_row, (int)j.k);
     a[JOB_Y] = stack_of(t->y, 1, 0, (int)j.m, t->y_row, (int)t->rows);
-    for (int i = 0; i < 3; i++) a[JOB_W + i] = stack_of(in[i], 1, 0, dim_of(in[i], -2), dim_of(in[i], -1), dim_of(in[i], -1));
+    for (int i = 0; i < 3; i++) a[JOB_W + i] = matrices_in(in[i], 0);
     quant_run(e, &j, a);
     quant_close(&j);
 }
@@ -12257,36 +12248,25 @@ static void lower_quantized_matmul(struct encoder *e, const struct node *n)
 static void lower_gather_qmm(struct encoder *e, const struct node *n)
 {
     struct array *y = n->out[0], *in[4], a[JOB_ARRAYS] = { 0 };
+    int rows = dim_of(y, -2), columns = dim_of(y, -1);
     uint32_t step[4] = { 0 };
     struct gather g = gather_of(n, n->in[4], n->in[5], n->p.gather_qmm.every);
     struct quant_job j = { .format = n->p.gather_qmm.quant, .to = y->dtype, .sets = 1, .gather = &g };
     for (int i = 0; i < 4; i++) in[i] = matrices_of(e, n->in[i], i > 0, &step[i]);
-    if (in[3] && step[3] != step[2])                 /* kernels have one stride for both */
-        for (int i = 2; i < 4; i++) {
-            struct array *rows = rows_of(e, in[i]);
-            array_release(in[i]);
-            matrix_stride(in[i] = rows, &step[i]);
-        }
-    if (!g.every && !e->code && !fits_binding(e->device, in[0])) {
-        struct array *rows = rows_of(e, in[0]);
-        array_release(in[0]);
-        matrix_stride(in[0] = rows, &step[0]);
+    for (int i = 0; i < 4 && !e->code; i++) {        /* kernels have one stride for scales and biases */
+        struct array *old = in[i];
+        if (i ? !in[3] || i == 1 || step[3] == step[2] : g.every || fits_binding(e->device, old)) continue;
+        matrix_stride(in[i] = rows_of(e, old), &step[i]);
+        array_release(old);
     }
     if (!e->code) {
-        for (int i = 0; i < 4; i++) a[i] = matrices_in(in[i] ? in[i] : in[2], step[in[i] ? i : 2]);
-        a[JOB_Y] = stack_of(y, (int)g.entries, (int64_t)dim_of(y, -2) * dim_of(y, -1), dim_of(y, -2), dim_of(y, -1), dim_of(y, -1));
-        a[JOB_RHS] = a[JOB_LHS] = stack_of(g.rhs, (int)g.entries, 1, 1, 1, 1);
-        if (g.lhs) a[JOB_LHS] = stack_of(g.lhs, (int)g.entries, 1, 1, 1, 1);
+        for (int i = 0; i < 4; i++) a[i] = matrices_in(in[in[i] ? i : 2], step[in[i] ? i : 2]);
+        a[JOB_Y] = stack_of(y, (int)g.entries, (int64_t)rows * columns, rows, columns, columns);
+        a[JOB_RHS] = stack_of(g.rhs, (int)g.entries, 1, 1, 1, 1);
+        a[JOB_LHS] = g.lhs ? stack_of(g.lhs, (int)g.entries, 1, 1, 1, 1) : a[JOB_RHS];
         quant_run(e, &j, a);
     }
     for (int i = 0; i < 4; i++) array_release(in[i]);
-}
-
-/* A weight whose batch is one matrix as that matrix. */
-static struct array *without_batch(struct call *c, struct array *a)
-{
-    if (!a || a->ndim <= 2) return a;
-    return view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset);
 }
 
 /* a with zeros behind its last dimension's elements. */
@@ -12306,21 +12286,22 @@ static struct array *with_zeros(struct call *c, struct array *a, int count)
     return out;
 }
 
-/* A product with quantized weights: dtypes of scales and result; columns of the result, and those of them that count. */
+/* A product with quantized weights: dtypes of scales and result; the result's columns, and how many of them count. */
 struct quant_shape { mlxvk_dtype scales, to; int n, columns; };
 
-/* What no cut makes fit into a binding: rows of x; where W is not transposed, its columns (into a grid, too), what adding
- * up its parts takes, or one of several weights. */
+/* What no cut makes fit into a binding: rows of x; where W is not transposed, its columns (into a grid, too), what
+ * adding up its parts takes, or one of several weights. */
 static bool within_reach(struct call *c, const struct array *x, const struct array *w, const struct quant_params *p,
                          const struct quant_shape *f, bool several)
 {
     const size_t room = binding_room(c->device, 4), matrix = (size_t)dim_of(w, -1) * (size_t)dim_of(w, -2) * 4;
     if ((size_t)dim_of(x, -1) * item_size(x) > room)
-        return FAIL(c, MLXVK_ERROR_LIMIT, "x %s has rows longer than a binding reaches (%zu bytes)", TEXT(x), room), false;
+        return FAIL(c, MLXVK_ERROR_LIMIT, "x %s has rows longer than a binding reaches (%zu bytes)", TEXT(x),
+                    room), false;
     if (!p->transpose && ((size_t)f->n > min_size(room / 4, (size_t)64 * c->device->caps.max_groups[0]) ||
                           (matrix > room && (several || (size_t)f->n > room / 8))))
-        return FAIL(c, MLXVK_ERROR_LIMIT, "w %s, not transposed, has matrices larger than a binding or a grid reaches (%zu bytes)",
-                    TEXT(w), room), false;
+        return FAIL(c, MLXVK_ERROR_LIMIT, "w %s, not transposed, has matrices larger than a binding or a grid "
+                    "reaches (%zu bytes)", TEXT(w), room), false;
     return true;
 }
 
@@ -12384,7 +12365,9 @@ static struct array *do_quantized_matmul(struct call *c, struct array *x, struct
     int ndim, shape[MAXD];
     if (!quant_operands(c, 1, in, &p, &f) || !within_reach(c, in[0], in[1], &p, &f, false)) return NULL;
     if (matrix_count(w) == 1 && (x->ndim >= w->ndim || w->ndim == 2)) {
-        for (int i = 1; i < 4; i++) in[i] = without_batch(c, in[i]);
+        for (int i = 1; i < 4 && w->ndim > 2; i++)
+            if (in[i]) in[i] = view_of(c, in[i], in[i]->dtype, 2, in[i]->shape + in[i]->ndim - 2,
+                                       in[i]->strides + in[i]->ndim - 2, in[i]->offset);
         ndim = x->ndim;
         memcpy(shape, x->shape, (size_t)ndim * sizeof *shape);
     } else if (!one_batch(c, in, &ndim, shape)) return NULL;
@@ -12426,7 +12409,7 @@ static struct array *do_gather_qmm(struct call *c, struct array *x, struct array
     }
     if (!g.every && array_bytes(in[0]) > binding_room(c->device, item_size(in[0]))) {
         int all[3] = { (int)matrix_count(x), dim_of(x, -2), dim_of(in[0], -1) };
-        in[0] = do_take(c, do_reshape(c, in[0], 3, all), lhs, 0);      /* a matrix for each entry can be cut with the entries */
+        in[0] = do_take(c, do_reshape(c, in[0], 3, all), lhs, 0);      /* what each entry has of its own can be cut */
         g.every = 1;
     }
     append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = g), ARRAYS(in[0], in[1], in[2], in[3], g.every ? NULL : lhs, rhs),
