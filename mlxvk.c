@@ -224,6 +224,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
       "bytes that one binding reaches, where that is less than the device's (0: those)")                              \
     X(THREADS,       "MLX_VK_MAX_THREADS",               0,                                                            \
       "threads of a workgroup, where that is less than the device's (0: those)")                                       \
+    X(SHARED_MEMORY, "MLX_VK_MAX_SHARED_MEMORY",         0,                                                            \
+      "bytes that a workgroup shares, where that is less than the device's (0: those)")                                \
     X(BUFFERS,       "MLX_VK_MAX_STORAGE_BUFFERS",       0,                                                            \
       "storage buffers of a kernel, where that is less than the device's (0: those)")                                  \
     X(DONATION, "MLX_VK_ENABLE_DONATION", 1, "results take over the memory of operands that nobody wants")            \
@@ -1001,6 +1003,8 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
         if (d->gate[GATE_GRID] > 0) c->max_groups[i] = min_u32(c->max_groups[i], (uint32_t)d->gate[GATE_GRID]);
     }
     c->shared_memory = p->limits.maxComputeSharedMemorySize;
+    if (d->gate[GATE_SHARED_MEMORY] > 0)
+        c->shared_memory = min_u32(c->shared_memory, (uint32_t)d->gate[GATE_SHARED_MEMORY]);
     c->push_size = p->limits.maxPushConstantsSize;
     c->timestamp_ns = p->limits.timestampPeriod;
 }
@@ -3199,12 +3203,17 @@ static int storage_allocate(struct encoder *e, struct storage *st)
 /* Bytes that a binding may have: to SPIR-V an index is a signed number of 32 bits. */
 static size_t binding_range(const struct device *d, size_t item) { return min_size(d->caps.max_range, item << 31); }
 
-/* Does what an array spans fit into one binding, wherever it begins? */
+/* Those that fit wherever they begin. */
+static size_t binding_room(const struct device *d, size_t item)
+{
+    return binding_range(d, item) - d->caps.offset_align - 16;
+}
+
 static bool fits_binding(const struct device *d, const struct array *a)
 {
     int64_t low, high;
     array_span(a, &low, &high);
-    return (size_t)(high - low) + d->caps.offset_align + 16 <= binding_range(d, item_size(a));
+    return (size_t)(high - low) <= binding_room(d, item_size(a));
 }
 
 /* ==== >>plan: dispatches set up as values ========================================================================= */
@@ -3886,7 +3895,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32 };
     X(JACOBI,           jacobi,           jacobi,      0)                                    \
     X(NORM_VJP,         norm_vjp,         norm_vjp,    0)                                    \
     X(ROPE,             rope,             rope,        offsetof(struct rope_params, offset)) \
-    X(ATTENTION,        attention,        attention,   0)                                    \
+    X(ATTENTION,        attention,        attention,   offsetof(struct attention_params, keys)) \
     X(RANDOM,           random,           random,      0)                                    \
     X(CATEGORICAL,      categorical,      random,      0)                                    \
     X(SORT,             sort,             sort,        0)                                    \
@@ -3925,7 +3934,7 @@ struct factor_params { uint8_t op, flags; uint16_t count; uint32_t first; };
 struct jacobi_params { uint8_t op; };
 struct norm_vjp_params { uint32_t flags, each; float eps; };
 struct rope_params { double rate; uint16_t dims, traditional; int32_t offset; float scale, none; };
-struct attention_params { uint32_t flags; float scale; };
+struct attention_params { uint32_t flags; float scale; uint32_t keys; };
 struct random_params { uint32_t kind; float low, high; };
 struct sort_params { bool index; };
 struct search_params { bool right; };
@@ -6072,7 +6081,7 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
 static int axis_part(struct encoder *e, const struct array *a, int axis)
 {
     struct array one = *a;
-    int64_t room = (int64_t)binding_range(e->device, item_size(a)) - (int64_t)e->device->caps.offset_align - 16;
+    int64_t room = (int64_t)binding_room(e->device, item_size(a));
     int64_t low, high, step = llabs(a->strides[axis]) * (int64_t)item_size(a);
     array_span(a, &low, &high);
     if (high - low <= room || !step) return a->shape[axis];
@@ -7996,8 +8005,9 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
 enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
 
 /* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes matrix
- * lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. */
-struct gather { struct array *lhs, *rhs; uint32_t every, entries, first, matrices, weights; };
+ * lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. Where b is cut,
+ * `part` of its `weights` are bound, from number `from` on. */
+struct gather { struct array *lhs, *rhs; uint32_t every, entries, first, matrices, weights, from, part; };
 
 struct product {
     struct array *array[MATRICES];                   /* c may be NULL */
@@ -8827,6 +8837,13 @@ static size_t matrix_count(const struct array *a)
     return count;
 }
 
+static struct gather gather_of(const struct node *n, struct array *lhs, struct array *rhs, uint32_t every)
+{
+    uint32_t weights = (uint32_t)matrix_count(n->in[1]);
+    return (struct gather){ .lhs = lhs, .rhs = rhs, .every = every, .entries = (uint32_t)matrix_count(n->out[0]),
+                            .matrices = (uint32_t)matrix_count(n->in[0]), .weights = weights, .part = weights };
+}
+
 enum { GROUP_WEIGHTS = 4096, GROUP_ROWS = 4 }; /* weights that can be counted; rows a weight from which grouping pays */
 
 /* Entries sorted by weight and the tiles of `size` rows that they make, for kernels GROUPED. */
@@ -8835,20 +8852,23 @@ struct row_groups { struct array *tiles, *order; uint32_t count; };
 static struct row_groups group_rows(struct encoder *e, const struct gather *g, uint32_t m, uint32_t size)
 {
     uint64_t rows = (uint64_t)g->entries * m;
-    bool grouped = g->weights <= GROUP_WEIGHTS && m < size;
-    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->weights, g->entries)
+    uint32_t threads = min_u32(1024, e->device->caps.max_threads), most = GROUP_WEIGHTS;
+    while (4 * most + 8 * threads > e->device->caps.shared_memory) most /= 2;
+    bool grouped = g->part <= most && m < size;
+    uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->part, g->entries)
                              : (uint64_t)g->entries * ceil_div(m, size);
+    count = round_up(count, ceil_div(count, e->device->caps.max_groups[1]));        /* whole layers of a grid, if several */
     struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32),
                             (uint32_t)count };
-    struct group_rows_push push = { .entries = g->entries, .weights = g->weights, .each = m, .tile_rows = size,
-                                    .tile_count = r.count };
+    struct group_rows_push push = { .entries = g->entries, .weights = g->weights, .first = g->from, .part = g->part,
+                                    .each = m, .tile_rows = size, .tile_count = r.count };
     if (e->code) return r;
     push.tiles_at = set_output(e, SLOT_group_rows_tiles, r.tiles) / 4;
     push.order_at = set_output(e, SLOT_group_rows_order, r.order);
     push.rhs_at = set_input(e, SLOT_group_rows_rhs, g->rhs);
-    USE(e, group_rows, &push, .threads = grouped ? min_u32(1024, e->device->caps.max_threads) : 256,
-        .grouped = grouped);
-    dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), 256));
+    if (!grouped) threads = min_u32(threads, 256);
+    USE(e, group_rows, &push, .threads = threads, .grouped = grouped, .most = grouped ? most : 1);
+    dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), threads));
     return r;
 }
 
@@ -8992,9 +9012,7 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     struct array *y = n->out[0], *in[2];
     uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
     int wanted = e->device->gate[GATE_MATMUL_KERNEL];
-    struct gather g = { .lhs = n->in[2], .rhs = n->in[3], .every = n->p.gather_mm.every,
-        .entries = (uint32_t)(y->size / rows / columns), .matrices = (uint32_t)matrix_count(n->in[0]),
-        .weights = (uint32_t)matrix_count(n->in[1]) };
+    struct gather g = gather_of(n, n->in[2], n->in[3], n->p.gather_mm.every);
     struct product p;
     for (int i = 0; i < 2; i++) {
         bool fits = matrix_stride(n->in[i], &stride[i]) && unit_stride(n->in[i]);
@@ -10657,8 +10675,9 @@ int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weig
 
 /* ==== >>attention ================================================================================================= */
 
-/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. */
-struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags; float scale; };
+/* One attention: o (B, L, H, Dv) seen as (B, H, L, Dv); mask and sinks may be NULL. Of the keys that k and v have, the
+ * first `keys` count. */
+struct attention { struct array *o, *q, *k, *v, *mask, *sinks; uint32_t flags, keys; float scale; };
 
 static const char *attention_text(const struct array *q, const struct array *k, const struct array *v, uint32_t flags,
                                   char text[NOTE_TEXT])
@@ -10691,14 +10710,16 @@ static void copy_strides(uint32_t *to, const struct array *a, int count)
     for (int i = 0; i < count; i++) to[i] = (uint32_t)a->strides[i];
 }
 
-/* Binds the operands. folded: all heads that share keys go together. */
+/* Binds the operands. folded: all heads that share keys go together. How many keys there are is a late parameter: steps
+ * depend on it as decode_cut says, others not. */
 static struct attention_push bind_attention(struct encoder *e, const struct attention *a, bool folded)
 {
     struct attention_push p = { .batches = (uint32_t)a->q->shape[0], .query_heads = (uint32_t)a->q->shape[1],
-        .query_count = (uint32_t)a->q->shape[2], .key_count = (uint32_t)a->k->shape[2], .splits = 1,
+        .query_count = (uint32_t)a->q->shape[2], .key_count = a->keys, .splits = 1,
         .key_width = (uint32_t)a->q->shape[3], .value_width = (uint32_t)a->v->shape[3], .group_size = head_group(a),
         .flags = a->flags | (folded ? ATTEND_FOLDED : 0), .scale = a->scale * 1.44269504088896341f,
         .o_stride = { (uint32_t)a->o->strides[0], (uint32_t)a->o->strides[2] } };
+    set_late(e, offsetof(struct attention_push, key_count));
     p.o_at = set_output(e, SLOT_attention_o, a->o);
     p.q_at = set_input(e, SLOT_attention_q, a->q);
     p.k_at = set_input(e, SLOT_attention_k, a->k);
@@ -10721,6 +10742,9 @@ static void dispatch_rows(struct encoder *e, const struct attention_push *p, uin
 
 enum { ATTEND_WIDTH = 256 };                         /* features at most */
 
+/* Shared memory of attention.comp: a tile of 32 keys, and for each row its query, weights and partial sums. */
+static uint32_t attention_memory(uint32_t rows, uint32_t wide) { return 4 * (32 * 65 + rows * (wide + 42)); }
+
 static void attention_general(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
@@ -10729,6 +10753,7 @@ static void attention_general(struct encoder *e, const void *job)
     uint32_t wide = p.key_width > p.value_width ? p.key_width : p.value_width, rows;
     wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
     rows = p.query_count * (folded ? p.group_size : 1) <= 8 ? 8 : wide > 128 ? 16 : 32;
+    while (attention_memory(rows, wide) > e->device->caps.shared_memory) rows /= 2;
     USE(e, attention, &p, .threads = 4 * rows, .dtype = (uint32_t)a->q->dtype, .rows = rows, .width = wide,
         .aligned = reads_wide(e, a));
     dispatch_rows(e, &p, rows);
@@ -10747,7 +10772,7 @@ static uint32_t decode_rows(const struct encoder *e)
     return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
 }
 
-enum { SPLIT_MOST = 128 };
+enum { SPLIT_MOST = 128, DECODE_MEMORY = 17 << 10 };
 
 /* A gate of three: for one query, for several, or else for both. 0 where none is set. */
 static uint32_t by_queries(const struct device *d, enum gate both, int queries)
@@ -10756,33 +10781,46 @@ static uint32_t by_queries(const struct device *d, enum gate both, int queries)
     return value > 0 ? (uint32_t)value : 0;
 }
 
-/* The keys of one part: all of them where one or two workgroups can have them, for a second step does not pay then. */
-static uint32_t part_keys(const struct encoder *e, uint32_t groups, uint32_t keys, int queries)
+/* How the kernel for few queries cuts the work: rows of a workgroup, keys of a part, parts. The plan depends on the
+ * count of keys by this alone, but for pushing it: it holds until keys make another part. */
+struct decode_cut { uint32_t rows, each, splits; };
+
+/* All keys are one part where one or two workgroups can have them, for a second step does not pay then. */
+static struct decode_cut cut_decode(const struct encoder *e, const struct attention *a)
 {
     const struct decode_row *t = decode_tuning(e);
     const struct device *d = e->device;
-    uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries), n;
-    uint32_t chunk = by_queries(d, GATE_SPLIT_CHUNK, queries), aim = t->groups;
-    if (queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0) aim = (uint32_t)d->gate[GATE_SPLIT_GROUPS];
-    if (groups > COUNTERS || keys < by_queries(d, GATE_SPLIT_MIN, queries)) return keys;
-    if (forced) return ceil_div(keys, min_u32(forced, SPLIT_MOST));
+    int queries = a->q->shape[2];
+    uint32_t all = head_group(a) * (uint32_t)queries, blocks = ceil_div(all, decode_rows(e)), n, aim = t->groups;
+    uint32_t groups = blocks * (uint32_t)(a->k->shape[0] * a->k->shape[1]), chunk;
+    uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries);
+    struct decode_cut cut = { ceil_div(all, blocks), UINT32_MAX, 1 };
+    chunk = by_queries(d, GATE_SPLIT_CHUNK, queries);
     if (!chunk) chunk = t->keys;
-    n = min_u32(ceil_div(aim, groups), ceil_div(keys, chunk));
+    if (queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0) aim = (uint32_t)d->gate[GATE_SPLIT_GROUPS];
+    if (!a->keys || groups > COUNTERS || a->keys < by_queries(d, GATE_SPLIT_MIN, queries)) return cut;
+    n = min_u32(ceil_div(aim, groups), ceil_div(a->keys, chunk));
     n = min_u32(n, most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
-    return n < 3 && !(n == 2 && most == 2) ? keys : (uint32_t)round_up(ceil_div(keys, n), chunk);
+    if (forced) cut.each = ceil_div(a->keys, min_u32(forced, SPLIT_MOST));
+    else if (n > 2 || (n == 2 && most == 2)) cut.each = (uint32_t)round_up(ceil_div(a->keys, n), chunk);
+    cut.splits = ceil_div(a->keys, cut.each);
+    if (cut.splits == 1) cut.each = UINT32_MAX;
+    return cut;
 }
 
 /* Why the kernel for few queries of each head of keys does not take these; NULL where it does. */
 static const char *decode_fits(const struct encoder *e, const void *job)
 {
     const struct attention *a = job;
-    const int *gate = e->device->gate, keys = a->k->shape[2];
+    const int *gate = e->device->gate;
     if ((int64_t)a->q->shape[2] * head_group(a) > decode_tuning(e)->most) return "more queries";
     if (!has_kernel(e->device, K_ATTENTION_DECODE)) return "the device lacks subgroup operations";
+    if (e->device->caps.shared_memory < DECODE_MEMORY) return "the device has too little shared memory";
     if (!reads_wide(e, a)) return "rows are not aligned";
     if (!gate[GATE_SDPA_DECODE]) return "a gate";
     if (a->q->shape[3] != 128 || a->v->shape[3] != 128) return NULL;
-    if (keys <= 128 && !gate[keys <= 32 ? GATE_SDPA_K32 : keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128]) return "a gate";
+    if (a->keys <= 128 && !gate[a->keys <= 32 ? GATE_SDPA_K32 : a->keys <= 64 ? GATE_SDPA_K64 : GATE_SDPA_K128])
+        return "a gate";
     return gate[GATE_SDPA_D128] ? NULL : "a gate";
 }
 
@@ -10791,28 +10829,25 @@ static void attention_decode(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     const struct decode_row *t = decode_tuning(e);
-    uint32_t all = head_group(a) * (uint32_t)a->q->shape[2], blocks = ceil_div(all, decode_rows(e));
-    uint32_t rows = ceil_div(all, blocks), keys = (uint32_t)a->k->shape[2];
-    uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3];
-    uint32_t each = part_keys(e, blocks * (uint32_t)(a->k->shape[0] * a->k->shape[1]), keys, a->q->shape[2]);
-    uint32_t splits = each ? ceil_div(keys, each) : 1, size = e->device->caps.subgroup;
-    uint32_t lanes = min_u32(pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[rows > 2])), size);
+    struct decode_cut cut = cut_decode(e, a);
+    uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3], size = e->device->caps.subgroup;
+    uint32_t lanes = min_u32(pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[cut.rows > 2])), size);
     struct attention_push p;
     struct array *parts = NULL;
-    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), splits,
-         size_class(each));
-    if (splits > 1 && !(parts = scratch(e, a->q->size / d * splits * (dv + 2), MLXVK_FLOAT32))) return;
+    NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), cut.splits,
+         size_class(min_u32(cut.each, a->keys)));
+    if (cut.splits > 1 && !(parts = scratch(e, a->q->size / d * cut.splits * (dv + 2), MLXVK_FLOAT32))) return;
     p = bind_attention(e, a, true);
-    p.splits = splits;
-    p.split_keys = each;
+    p.splits = cut.splits;
+    p.split_keys = cut.each;
     if (parts) {
         set_output(e, SLOT_attention_decode_part, parts);
         set_counters(e, SLOT_attention_decode_finished);
     }
-    USE(e, attention_decode, &p, .threads = min_u32(8 * size, 256), .dtype = (uint32_t)a->q->dtype, .rows = rows,
-        .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(dv, 8 * lanes),
-        .ahead = t->ahead[rows > 2], .parts = parts != NULL);
-    dispatch_rows(e, &p, rows);
+    USE(e, attention_decode, &p, .threads = min_u32(8, min_u32(256, e->device->caps.max_threads) / size) * size,
+        .dtype = (uint32_t)a->q->dtype, .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
+        .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL);
+    dispatch_rows(e, &p, cut.rows);
     array_release(parts);
 }
 
@@ -10862,18 +10897,27 @@ static const struct candidate attention_kernels[] = {
     { "attention", NULL, NULL, attention_general },
 };
 
-static void attention_whole(struct encoder *e, const struct attention *a)
+/* The job as a device can bind it: what reaches further than its elements need is copied. */
+static void attention_whole(struct encoder *e, struct attention *a)
 {
+    struct array **operand[] = { &a->q, &a->k, &a->v, &a->mask }, *copies[COUNT(operand)] = { NULL };
     const char *text = NOTED(e->device, NOTE_SDPA, ATTENTION(a));
-    const struct candidate *c = choose(e, attention_kernels, COUNT(attention_kernels), 0, NOTE_SDPA, a, text);
-    NOTE(e->device, NOTE_SDPA, c->name, NULL, "%s", text);
-    c->plan(e, a);
+    const struct candidate *c;
+    for (size_t i = 0; i < COUNT(operand); i++)
+        if (*operand[i] && !fits_binding(e->device, *operand[i])) *operand[i] = copies[i] = rows_of(e, *operand[i]);
+    if (!e->code) {
+        c = choose(e, attention_kernels, COUNT(attention_kernels), 0, NOTE_SDPA, a, text);
+        NOTE(e->device, NOTE_SDPA, c->name, NULL, "%s", text);
+        c->plan(e, a);
+    }
+    for (size_t i = 0; i < COUNT(operand); i++) array_release(copies[i]);
 }
 
-/* For lowering: an operand whose rows have no gaps between elements, with a reference for the caller. */
-static struct array *dense_rows(struct encoder *e, struct array *a)
+/* For lowering: the operand itself where its matrices, or only its rows, are dense, else a copy; with a reference. */
+static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
 {
-    if (dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
+    if (!a) return NULL;
+    if (matrix ? !dense_matrix(a) : dim_of(a, -1) > 1 && a->strides[a->ndim - 1] != 1) return rows_of(e, a);
     a->refs++;
     return a;
 }
@@ -10882,29 +10926,28 @@ static struct array *dense_rows(struct encoder *e, struct array *a)
  * (of which, with a causal mask, the first ones do not see the last keys). */
 static void attention_split(struct encoder *e, const struct attention *a)
 {
-    struct array part[6], *const arrays[6] = { a->o, a->q, a->k, a->v, a->mask, a->sinks }, **to[6];
-    int keys = a->k->shape[2], queries = a->q->shape[2], axis = axis_to_split(e, arrays + 2, 2, 4 | 8);
-    bool causal = a->flags & ATTEND_CAUSAL, late = causal && keys <= queries - queries / 2;
+    static const int8_t axes[3][6] = { { 0, 0, 0, 0, 0, -1 }, { 1, 1, 1, 1, 1, 0 }, { 2, 2, -1, -1, 2, -1 } };
+    struct array part[6], *const arrays[6] = { a->o, a->q, a->k, a->v, a->mask, a->sinks };
     struct attention one = *a;
-    if (axis < 0) axis = axis_to_split(e, (struct array *[]){ a->o, a->q, a->mask }, 3, (late ? 4 : 0) | 8);
+    struct array **const to[6] = { &one.o, &one.q, &one.k, &one.v, &one.mask, &one.sinks };
+    int heads = a->k->shape[1], queries = a->q->shape[2], axis = axis_to_split(e, arrays + 2, 2, 4 | 8), first;
+    if (axis < 0) axis = axis_to_split(e, (struct array *[]){ a->o, a->q, a->mask }, 3, 8);
     if (axis < 0) { attention_whole(e, &one); return; }
-    to[0] = &one.o; to[1] = &one.q; to[2] = &one.k; to[3] = &one.v; to[4] = &one.mask; to[5] = &one.sinks;
+    first = axis == 1 && heads > 1 ? heads / 2 * (int)head_group(a) : a->q->shape[axis] / 2;
     for (int half = 0; half < 2 && !e->code; half++) {
+        one = *a;
+        if (axis == 2 && a->flags & ATTEND_CAUSAL && !half)
+            one.keys = a->keys - min_u32((uint32_t)(queries - first), a->keys);
         for (int i = 0; i < 6; i++) {
             bool of_keys = i == 2 || i == 3;
-            int along = i == 5 ? axis - 1 : axis, heads = a->k->shape[1], first;
+            int along = axes[axis][i], at = of_keys && axis == 1 ? heads / 2 : first;
             if (!arrays[i]) continue;
+            *to[i] = &part[i];
             part[i] = *arrays[i];
             part[i].refs = 1;
-            *to[i] = &part[i];
-            if (i == 5 ? axis != 1 : axis == 2 && of_keys) {
-                if (of_keys && causal && !half) part[i] = part_of(arrays[i], 2, 0, keys - (queries - queries / 2));
-                continue;
-            }
-            if (axis == 1 && heads == 1 && of_keys) continue;
-            first = arrays[i]->shape[along] / 2;
-            if (axis == 1 && heads > 1) first = heads / 2 * (of_keys ? 1 : a->q->shape[1] / heads);
-            part[i] = part_of(arrays[i], along, half ? first : 0, half ? arrays[i]->shape[along] - first : first);
+            if (of_keys && one.keys != a->keys) part[i] = part_of(arrays[i], 2, 0, one.keys ? one.keys : 1);
+            else if (along >= 0 && at)
+                part[i] = part_of(arrays[i], along, half ? at : 0, half ? arrays[i]->shape[along] - at : at);
         }
         attention_split(e, &one);
     }
@@ -10912,10 +10955,11 @@ static void attention_split(struct encoder *e, const struct attention *a)
 
 static void lower_attention(struct encoder *e, const struct node *n)
 {
-    struct array *q = dense_rows(e, n->in[0]), *k = dense_rows(e, n->in[1]), *v = dense_rows(e, n->in[2]);
-    struct array o = *n->out[0];                                     /* seen as (B, H, L, Dv) */
+    struct array *q = dense_of(e, n->in[0], false), *k = dense_of(e, n->in[1], false);
+    struct array *v = dense_of(e, n->in[2], false), o = *n->out[0];  /* o: seen as (B, H, L, Dv) */
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
-    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.scale };
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.keys,
+                           n->p.attention.scale };
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
@@ -10987,13 +11031,15 @@ static struct array *compose_attention(struct call *c, struct array *q, struct a
 
 /* Why attention is composed of other operations; NULL where it is not. */
 static const char *fused_refusal(const struct device *d, const struct array *q, const struct array *k,
-                                 const struct array *v)
+                                 const struct array *v, size_t item)
 {
     uint32_t most = by_queries(d, GATE_SDPA_KEYS, q->shape[2]);
     if (!k->size) return NULL;
     if (!d->gate[GATE_SDPA_NATIVE]) return "a gate";
     if (q->shape[3] > ATTEND_WIDTH || v->shape[3] > ATTEND_WIDTH) return "features beyond 256";
     if (q->shape[1] / k->shape[1] > UINT16_MAX) return "more heads of queries for one of keys than 65535";
+    if ((size_t)k->shape[2] * item * max_size((size_t)q->shape[3], (size_t)v->shape[3]) > binding_room(d, item))
+        return "a head's keys are more than a binding reaches";
     return most && (uint32_t)k->shape[2] > most ? "more keys than a gate allows" : NULL;
 }
 
@@ -11017,14 +11063,14 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     if (sinks) flags |= ATTEND_SINKS;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
     if (mask) mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, mask, t) : mask, 4, shape);
-    refusal = fused_refusal(c->device, q, k, v);
+    refusal = fused_refusal(c->device, q, k, v, dtypes[t].size);
     if (refusal)
         NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s",
              attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
     if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
     out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);   /* (B, L, H * Dv) is a view */
-    append(c, OP_ATTENTION, PARAMS(.attention = { (uint8_t)flags, scale }),
+    append(c, OP_ATTENTION, PARAMS(.attention = { (uint32_t)flags, scale, (uint32_t)k->shape[2] }),
            ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
     return do_swap(c, out, 1, 2);
 }
@@ -11041,7 +11087,7 @@ int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array querie
 
 /* ==== >>random: MLX's threefry generator ========================================================================== */
 
-enum { RANDOM_PART = 1 << 30, CATEGORICAL_THREADS = 256, CATEGORICAL_TILE = CATEGORICAL_EACH * CATEGORICAL_THREADS };
+enum { RANDOM_PART = 1 << 30 };
 
 /* Threefry on the host, for keys that need no device. */
 static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
@@ -11139,20 +11185,19 @@ static void lower_random(struct encoder *e, const struct node *n)
 {
     const struct random_params *p = &n->p.random;
     struct array *out = n->out[0], part = *out;
-    size_t each, words, room = min_size(e->device->caps.max_range - e->device->caps.offset_align - 16, RANDOM_PART);
-    random_push push = { .low = p->low, .high = p->high, .one = 1 };
+    uint32_t threads = min_u32(256, e->device->caps.max_threads), fours;
+    size_t each, words, room = min_size(binding_room(e->device, 4), RANDOM_PART);
+    random_push push = { .low = p->low, .high = p->high, .one = 1, .count = (uint32_t)(room / 4) };
     int gate = e->device->gate[GATE_PRODUCTS];
     bool products = gate ? gate == 1 : (e->device->caps.quirks & QUIRK_MULTIPLY_TO_ADD) != 0;
-    uint32_t fours;
     if (is_complex(out->dtype)) { part.dtype = MLXVK_FLOAT32; part.size *= 2; }
     each = p->kind == RANDOM_BITS ? 4 / item_size(out) : 1;          /* elements a word */
     words = (part.size + each - 1) / each;
     if (words > UINT32_MAX)
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "random", "%s takes %zu words", TEXT(out), words);
+    push.words = (uint32_t)words;
     part.ndim = 1;
     part.strides[0] = 1;
-    push.words = (uint32_t)words;
-    push.count = (uint32_t)(room / 4);
     for (size_t first = 0; first < words && !e->code; first += push.count) {
         push.first = (uint32_t)first;
         push.elements = (uint32_t)min_size(part.size - first * each, push.count * each);
@@ -11162,28 +11207,40 @@ static void lower_random(struct encoder *e, const struct node *n)
         set_key(e, SLOT_random_key, n->in[0], push.key);
         fours = p->kind != RANDOM_BITS ? 1 : item_size(out) == 4 ? 2 : 0;
         if (is_complex(out->dtype) || words > push.count || (words & 7) || (push.offset & 3)) fours = 0;
-        USE(e, random, &push, .threads = 256, .op = p->kind, .to = out->dtype, .fours = fours, .products = products);
-        dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 256 * 4 * fours : 256));
+        USE(e, random, &push, .threads = threads, .op = p->kind, .to = out->dtype, .fours = fours,
+            .products = products);
+        dispatch_groups(e, ceil_div((words + 1) / 2, fours ? 4 * fours * threads : threads));
     }
 }
 
-/* One distribution: largest and sum of each tile, then a workgroup a sample. */
+/* One distribution: largest and sum of each tile, then a workgroup a sample, as many tiles at a time as are bound. */
 static void lower_categorical(struct encoder *e, const struct node *n)
 {
-    struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1];
-    uint32_t tiles = ceil_div(logits->size, CATEGORICAL_TILE);
+    struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1], flat = *logits;
+    uint32_t threads = min_u32(256, e->device->caps.max_threads), tile = CATEGORICAL_EACH * threads;
+    uint32_t tiles = ceil_div(logits->size, tile), most;
     struct array *stats = scratch(e, tiles, MLXVK_COMPLEX64);
     categorical_push push = { .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
     if (!stats) return;
-    for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) push.stride = (uint32_t)logits->strides[i];
-    for (uint32_t step = 0; step < 2; step++) {
-        push.dst_at = set_output(e, SLOT_categorical_dst, step ? out : stats);
-        push.src_at = set_input(e, SLOT_categorical_src, logits);
-        if (step) set_key(e, SLOT_categorical_key, key, push.key);
-        if (step) push.tile_at = set_input(e, SLOT_categorical_tile, stats);
-        USE(e, categorical, &push, .threads = CATEGORICAL_THREADS, .step = step, .from = logits->dtype);
-        dispatch_groups(e, step ? out->size : tiles);
-    }
+    for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) flat.strides[0] = logits->strides[i];
+    flat.refs = flat.ndim = 1;
+    flat.shape[0] = (int)logits->size;
+    push.stride = (uint32_t)flat.strides[0];
+    most = (uint32_t)min_size(binding_room(e->device, item_size(logits)) / item_size(logits) / tile /
+                              max_size((size_t)llabs(flat.strides[0]), 1), tiles);
+    if (!most) most = 1;
+    for (uint32_t step = 0; step < 2; step++)
+        for (push.first_tile = 0; push.first_tile < tiles; push.first_tile += most) {
+            size_t first = (size_t)push.first_tile * tile, count = min_size((size_t)most * tile, logits->size - first);
+            struct array part = part_of(&flat, 0, (int64_t)first, (int64_t)count);
+            push.bound = min_u32(most, tiles - push.first_tile);
+            push.dst_at = set_output(e, SLOT_categorical_dst, step ? out : stats);
+            push.src_at = set_input(e, SLOT_categorical_src, &part);
+            if (step) set_key(e, SLOT_categorical_key, key, push.key);
+            if (step) push.tile_at = set_input(e, SLOT_categorical_tile, stats);
+            USE(e, categorical, &push, .threads = threads, .step = step, .from = logits->dtype);
+            dispatch_groups(e, step ? out->size : push.bound);
+        }
     array_release(stats);
 }
 
@@ -11368,20 +11425,20 @@ int mlxvk_random_categorical_shape(mlxvk_array *res, mlxvk_array logits, int axi
     return finish(&c, out, res);
 }
 
-/* num_samples < 0: one, without a dimension for them. */
-static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
+/* num_samples: NULL: one, without a dimension for them. */
+static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, int axis, const int *num_samples,
                        mlxvk_array key, mlxvk_stream s)
 {
     struct call c = begin(name, s);
     struct array *x = input(&c, "logits", logits), *k, *out = NULL;
     int shape[MAXD + 1], ndim = 0;
+    if (num_samples && *num_samples < 0) FAIL(&c, MLXVK_ERROR_SHAPE, "%d samples", *num_samples);
     axis = normal_axis(&c, x, axis);
     k = key_input(&c, key);
     for (int i = 0; axis >= 0 && i < x->ndim; i++) if (i != axis) shape[ndim++] = x->shape[i];
-    if (axis >= 0 && num_samples >= 0) {
-        int last = x->ndim;
-        shape[ndim++] = num_samples;
-        x = do_expand(&c, x, &last, 1);
+    if (axis >= 0 && num_samples) {
+        shape[ndim++] = *num_samples;
+        x = do_expand(&c, x, (int[]){ x->ndim }, 1);
     }
     if (axis >= 0 && x) out = do_categorical(&c, x, axis, ndim, shape, k);
     return finish(&c, out, res);
@@ -11389,18 +11446,13 @@ static int categorical(const char *name, mlxvk_array *res, mlxvk_array logits, i
 
 int mlxvk_random_categorical(mlxvk_array *res, mlxvk_array logits, int axis, mlxvk_array key, mlxvk_stream s)
 {
-    return categorical("random_categorical", res, logits, axis, -1, key, s);
+    return categorical("random_categorical", res, logits, axis, NULL, key, s);
 }
 
 int mlxvk_random_categorical_num_samples(mlxvk_array *res, mlxvk_array logits, int axis, int num_samples,
                                          mlxvk_array key, mlxvk_stream s)
 {
-    if (num_samples < 0) {
-        struct call c = begin("random_categorical_num_samples", s);
-        FAIL(&c, MLXVK_ERROR_SHAPE, "%d samples", num_samples);
-        return end(&c);
-    }
-    return categorical("random_categorical_num_samples", res, logits, axis, num_samples, key, s);
+    return categorical("random_categorical_num_samples", res, logits, axis, &num_samples, key, s);
 }
 
 /* ==== >>quantized: quantize, dequantize, quantized_matmul ========================================================= */
@@ -11562,14 +11614,15 @@ static void unpack_dispatch(struct encoder *e, const struct quant_params *f, str
                             struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first)
 {
     struct dequantize_push p = { .count = ceil_div(out->size, 8), .group_shift = group_shift(f) };
+    uint32_t threads = min_u32(256, e->device->caps.max_threads);
     p.w_at = set_input(e, SLOT_dequantize_w, w);
     p.s_at = set_input(e, SLOT_dequantize_s, scales);
     if (biases) p.b_at = set_input(e, SLOT_dequantize_b, biases);
     p.y_at = set_output(e, SLOT_dequantize_y, out);
     if (scale) p.g_at = set_input(e, SLOT_dequantize_g, scale);
-    USE(e, dequantize, &p, .threads = 256, .bits = f->bits, .tx = (uint32_t)first, .ts = scales_kind(f, scales),
+    USE(e, dequantize, &p, .threads = threads, .bits = f->bits, .tx = (uint32_t)first, .ts = scales_kind(f, scales),
         .ty = (uint32_t)out->dtype, .vector = p.y_at % 8 == 0, .scaled = scale != NULL);
-    dispatch_groups(e, ceil_div(p.count, 256));
+    dispatch_groups(e, ceil_div(p.count, threads));
 }
 
 static void dequantize_part(struct encoder *e, struct array *const *a, const void *job)
@@ -11766,7 +11819,7 @@ static const struct tile_row qmm_rows[] = {
     {  64, 128, 32, 32, 32, 8, 0.30f },
     {  32, 128, 32, 32, 16, 8, 0.18f },
 };
-enum { QMM_SHALLOW = 3, QMM_DEEP_MEMORY = 47 << 10 };
+enum { QMM_SHALLOW = 3, QMM_DEEP_MEMORY = 47 << 10, QMM_TILE_MEMORY = 17 << 10, QMM_LEAST_ROWS = 16 };
 
 enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
@@ -11808,30 +11861,30 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
     return p;
 }
 
-/* The same for kernels that follow index arrays. */
-static struct quant_gather_push gather_bind(struct encoder *e, const struct quant_job *j, const struct quant_push *p,
-                                            uint32_t lhs_slot)
+/* The step's kernel and push constants, with index arrays where the job has them. groups: what kernels GROUPED follow,
+ * let go here. */
+static void use_quant(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
+                      const struct row_groups *groups, const void *constants, size_t size)
 {
     const struct gather *g = j->gather;
-    struct quant_gather_push q = { .m = p->m, .k = p->k, .group_shift = p->group_shift, .rounds = p->rounds,
-        .x_at = p->x_at, .x_row = p->x_row, .x_batch = p->x_batch, .w_batch = p->w_batch, .s_batch = p->s_batch,
-        .y_batch = p->y_batch,
-        .r_at = p->r_at, .rows = { p->rows[0] }, .w_at = { p->w_at[0] }, .s_at = { p->s_at[0] }, .b_at = { p->b_at[0] },
-        .y_at = { p->y_at[0] }, .y_row = { p->y_row[0] }, .first_entry = g->first, .every = g->every,
-        .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1 };
-    if (!g->every) q.lhs_at = set_input(e, lhs_slot, g->lhs);
-    return q;
-}
-
-/* USE for kernels of few rows of x. */
-static void use_few(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
-                    const void *constants, size_t size)
-{
     struct quant_gather_push q;
-    if (!j->gather) { use_kernel(e, kernel, p, sizeof *p, constants, size); return; }
-    q = gather_bind(e, j, p, SLOT_qmv_gather_lhs);
-    q.rhs_at = set_input(e, SLOT_qmv_gather_rhs, j->gather->rhs);
+    if (!g) { use_kernel(e, kernel, p, sizeof *p, constants, size); return; }
+    q = (struct quant_gather_push){ .m = p->m, .k = p->k, .group_shift = p->group_shift, .rounds = p->rounds,
+        .x_at = p->x_at, .x_row = p->x_row, .x_batch = p->x_batch, .w_batch = p->w_batch, .s_batch = p->s_batch,
+        .y_batch = p->y_batch, .r_at = p->r_at, .rows = { p->rows[0] }, .w_at = { p->w_at[0] }, .s_at = { p->s_at[0] },
+        .b_at = { p->b_at[0] }, .y_at = { p->y_at[0] }, .y_row = { p->y_row[0] }, .first_entry = g->first,
+        .every = g->every, .lhs_last = g->matrices - 1, .rhs_last = g->weights - 1, .first_weight = g->from,
+        .weights = g->part };
+    if (!e->code && !g->every) q.lhs_at = set_input(e, groups ? SLOT_qmm_grouped_lhs : SLOT_qmv_gather_lhs, g->lhs);
+    if (!e->code && !groups) q.rhs_at = set_input(e, SLOT_qmv_gather_rhs, g->rhs);
+    if (!e->code && groups) {
+        q.tiles_at = set_input(e, SLOT_qmm_grouped_tiles, groups->tiles);
+        q.order_at = set_input(e, SLOT_qmm_grouped_order, groups->order);
+    }
     use_kernel(e, kernel, &q, sizeof q, constants, size);
+    if (!groups) return;
+    array_release(groups->tiles);
+    array_release(groups->order);
 }
 
 /* The constants that all kernels of products have. */
@@ -11866,7 +11919,6 @@ static void plan_few(struct encoder *e, const void *job)
     struct quant_push p = quant_bind(e, j);
     enum kernel_id kernel = j->gather ? (subgroup ? K_QMV_GATHER : K_QMV_GATHER_PLAIN)
                           : j->sets > 1 ? K_QMV_SETS : subgroup ? K_QMV : K_QMV_PLAIN;
-    NOTE(e->device, NOTE_QMM, kernel_table[kernel].name, NULL, "%s", JOB(j));
     if (t.rows < step) t.rows = step;
     while (m < j->m && m < QMV_MAX_M) m *= 2;
     for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
@@ -11876,7 +11928,7 @@ static void plan_few(struct encoder *e, const void *job)
                          ceil_div(rows, t.rows) * split < t.teams)) split *= 2;
     per = teams / split * t.rows / step;
     for (int i = 0; i < j->sets; i += (int)step) groups += ceil_div(j->set[i].rows, per);
-    use_few(e, kernel, j, &p, &(struct qmv_constants){ .threads = teams * lanes, FORMAT(j), .m = m, .r = t.rows,
+    use_quant(e, kernel, j, &p, NULL, &(struct qmv_constants){ .threads = teams * lanes, FORMAT(j), .m = m, .r = t.rows,
             .split = split, .lanes = lanes, .aligned = quant_alignment(e, j), .epilogue = j->epilogue },
             sizeof(struct qmv_constants));
     dispatch(e, groups, ceil_div(j->m, m), j->batch);
@@ -11953,12 +12005,11 @@ static void plan_held(struct encoder *e, const void *job)
     struct held_cut h = cut_held(e, j);
     uint32_t lanes = e->device->caps.subgroup;
     struct quant_push p = quant_bind(e, j);
-    NOTE(e->device, NOTE_QMM, kernel_table[held_kernel(j)].name, NULL, "%s", JOB(j));
     p.rounds = h.rounds;
-    use_few(e, held_kernel(j), j, &p, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes, FORMAT(j),
-            .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held, .blocks = j->k / QUANT_BLOCK,
-            .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0, .epilogue = j->epilogue,
-            .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
+    use_quant(e, held_kernel(j), j, &p, NULL, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes,
+            FORMAT(j), .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held,
+            .blocks = j->k / QUANT_BLOCK, .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0,
+            .epilogue = j->epilogue, .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
     dispatch(e, ceil_div(h.all, h.rounds), ceil_div(j->m, h.m), j->batch);
 }
 
@@ -11990,39 +12041,51 @@ static int forced_kernel(const struct device *d)
     return wanted < 1 || wanted > 5 ? 0 : wanted == 5 ? QMM_HELD : wanted + 1;
 }
 
-/* Products with a few rows of x: any epilogue, several sets where there is one batch. False: x has a norm, and that
- * kernel is not the one. */
-static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
+/* By the best of a table. False: x has a norm, which one kernel alone does, and that is not the best. */
+static bool quant_by(struct encoder *e, const struct quant_job *j, const struct candidate *table, size_t count,
+                     int forced)
 {
-    const struct candidate *table = few_kernels[j->gather ? 2 : j->sets > 1], *c;
     const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
-    int forced = forced_kernel(e->device);
-    c = choose(e, table, COUNT(few_kernels[0]), forced > QMM_FEW ? QMM_FEW : forced, NOTE_QMM, j, text);
+    const struct candidate *c = choose(e, table, count, forced, NOTE_QMM, j, text);
     if (j->norm && c->plan != plan_held) return false;
+    NOTE(e->device, NOTE_QMM, c->name, NULL, "%s", text);
     c->plan(e, j);
     return true;
 }
 
-/* ---- many rows of x ---- */
-
-static struct qmm_constants tile_constants(const struct quant_job *j, bool small)
+/* Products with a few rows of x: any epilogue, several sets where there is one batch. */
+static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    return (struct qmm_constants){ .threads = small ? 128 : 256, FORMAT(j), .transposed = j->format.transpose,
-                                   .bm = small ? 16 : 64, .bn = 64, .tm = small ? 2 : 4, .tn = 4 };
+    int forced = forced_kernel(e->device);
+    if (forced > QMM_FEW) forced = QMM_FEW;
+    return quant_by(e, j, few_kernels[j->gather ? 2 : j->sets > 1], COUNT(few_kernels[0]), forced);
 }
 
-/* Products of any shape, by qmm.comp: one set, no epilogue. */
+/* ---- many rows of x ---- */
+
+/* Rows of x that meet one weight, about. */
+static uint64_t rows_a_weight(const struct quant_job *j)
+{
+    return j->gather ? (uint64_t)j->gather->entries * j->m / j->gather->weights : j->m;
+}
+
+/* Products of any shape, by qmm.comp: one set, no epilogue; rows grouped by weight where index arrays choose it. */
 static void plan_tiles(struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
-    struct quant_push p = quant_bind(e, j);
-    struct qmm_constants c = tile_constants(j, j->m <= 16);
-    NOTE(e->device, NOTE_QMM, "qmm", NULL, "%s", JOB(j));
-    use_kernel(e, K_QMM, &p, sizeof p, &c, sizeof c);
-    dispatch(e, ceil_div(j->set[0].rows, c.bn), ceil_div(j->m, c.bm), j->batch);
+    bool large = e->device->caps.max_threads >= 256 && e->device->caps.shared_memory >= QMM_TILE_MEMORY;
+    bool small = j->m <= 16 && rows_a_weight(j) <= 16;
+    uint32_t bm = small ? QMM_LEAST_ROWS : large ? 64 : 32, bn = 64, z;
+    struct row_groups r = { .count = ceil_div(j->m, bm) };
+    struct quant_push p;
+    if (j->gather) r = group_rows(e, j->gather, j->m, bm);
+    p = quant_bind(e, j);
+    z = ceil_div(r.count, e->device->caps.max_groups[1]);
+    use_quant(e, j->gather ? K_QMM_GROUPED : K_QMM, j, &p, &r, &(struct qmm_constants){ .threads = small ? 128 : 4 * bm,
+              FORMAT(j), .transposed = j->format.transpose, .bm = bm, .bn = bn, .tm = small ? 2 : 4, .tn = 4 },
+              sizeof(struct qmm_constants));
+    dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), j->gather ? z : j->batch);
 }
-
-static double tiles_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 5; }
 
 static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
 {
@@ -12052,6 +12115,7 @@ static const char *quant_matrices_fit(const struct encoder *e, const void *job)
     return quant_alignment(e, j) & QUANT_EVEN_X ? NULL : "not aligned";
 }
 
+static double tiles_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 5; }
 static double quant_matrices_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 3; }
 
 /* p: of the operands as they were bound. */
@@ -12064,17 +12128,23 @@ static struct qmm_coopmat_constants matrices_constants(const struct encoder *e, 
         .depth = t->bk / QUANT_BLOCK, .aligned = even | quant_alignment(e, j), .parts = parts };
 }
 
+/* By cooperative matrices, K maybe in parts; or rows grouped by weight. */
 static void plan_matrices(struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
-    int first = e->device->caps.shared_memory < QMM_DEEP_MEMORY ? QMM_SHALLOW : 0;
+    bool deep = e->device->caps.shared_memory >= QMM_DEEP_MEMORY + (j->gather ? 1024 : 0);
+    const struct tile_row *tiles = qmm_rows + (deep ? 0 : QMM_SHALLOW), *t;
     uint32_t parts = 1, blocks = j->k / QUANT_BLOCK, step;
+    uint64_t each = max_size(rows_a_weight(j), j->m);
     struct product product = product_of_job(j, NULL, NULL);
-    const struct tile_row *t = choose_tile(e, &product, qmm_rows + first, (int)COUNT(qmm_rows) - first, &parts);
+    struct row_groups r = { 0 };
     struct quant_job part = *j;
     struct qmm_coopmat_constants c;
     struct quant_push p;
-    NOTE(e->device, NOTE_QMM, "qmm by cooperative matrices", NULL, "%s", JOB(j));
+    if (j->gather) t = tiles + (each > 96 ? 0 : each > 40 ? 1 : 2);
+    else t = choose_tile(e, &product, tiles, (int)(qmm_rows + COUNT(qmm_rows) - tiles), &parts);
+    if (j->gather) r = group_rows(e, j->gather, j->m, t->bm);
+    else r.count = ceil_div(j->m, t->bm);
     if (j->batch > 1) parts = 1;
     if (parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * parts, MLXVK_FLOAT32);
     if (!part.set[0].y) return;
@@ -12082,9 +12152,8 @@ static void plan_matrices(struct encoder *e, const void *job)
     step = t->bk / QUANT_BLOCK;
     p.rounds = ceil_div(blocks, parts * step) * step;
     c = matrices_constants(e, j, &p, t, parts > 1);
-    use_kernel(e, matrices_kernel(j), &p, sizeof p, &c, sizeof c);
-    dispatch(e, ceil_div(j->m, t->bm), ceil_div(j->set[0].rows, t->bn),
-             parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
+    use_quant(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
+    dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
     if (parts > 1) {
         product_sum(e, &product, part.set[0].y, ceil_div(blocks, p.rounds));
         array_release(part.set[0].y);
@@ -12115,7 +12184,6 @@ static void plan_unpacked(struct encoder *e, const void *job)
     const struct quant_job *j = job;
     const struct quant_set *t = &j->set[0];
     struct array *w = scratch(e, (size_t)j->k * t->rows, j->to);
-    NOTE(e->device, NOTE_QMM, "unpacked, matmul", NULL, "%s", JOB(j));
     if (w) {
         struct product p = product_of_job(j, j->x, w);
         unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
@@ -12124,240 +12192,16 @@ static void plan_unpacked(struct encoder *e, const void *job)
     array_release(w);
 }
 
-/* ---- quantized_matmul: from arrays to jobs ---- */
+/* ---- gather_qmm: what meets which weight, index arrays say ---- */
 
-/* For a job of one set without an epilogue, in the order of QMM_HELD, ... */
-static const struct candidate quant_kernels[] = {
-    { "qmv_held", held_fits, held_cost, plan_held },
-    { "qmv", few_fits, few_cost, plan_few },
-    { "qmm", NULL, tiles_cost, plan_tiles },
-    { "qmm by cooperative matrices", quant_matrices_fit, quant_matrices_cost, plan_matrices },
-    { "unpacked, matmul", unpacked_fits, unpacked_cost, plan_unpacked },
-};
+/* As many tiles as rows can make, grouped or not. */
+static uint64_t most_tiles(uint64_t entries, uint64_t m) { return 2 * entries * ceil_div(m, QMM_LEAST_ROWS); }
 
-static void quant_choose(struct encoder *e, const struct quant_job *j)
-{
-    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
-    bool special = specialised(e->device, j->m);
-    int forced = special ? forced_kernel(e->device) : QMM_TILES;
-    if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", text);
-    choose(e, quant_kernels, COUNT(quant_kernels), forced, NOTE_QMM, j, text)->plan(e, j);
-}
-
-/* One operand or result of a job as (batch, rows, columns); steps of rows that run backwards are kernels' 32 bits,
- * which wrap. */
-static struct array job_rows(const struct quant_job *j, const struct array *a, uint32_t batch_step, uint32_t row_step,
-                             uint32_t columns)
-{
-    struct array v = *a;
-    v.refs = 1;
-    v.ndim = 3;
-    memcpy(v.shape, ((int[]){ (int)j->batch, (int)j->m, (int)columns }), 3 * sizeof *v.shape);
-    v.strides[0] = j->batch > 1 ? (int32_t)batch_step : 0;
-    v.strides[1] = (int32_t)row_step;
-    v.strides[2] = 1;
-    v.size = (size_t)j->batch * j->m * columns;
-    v.row = row_contiguous(&v);
-    return v;
-}
-
-/* Runs such a job, in parts where the device cannot bind the whole weight or x, or the grid would be too large. */
-static void quant_run(struct encoder *e, const struct quant_job *j)
-{
-    const struct quant_set *t = &j->set[0];
-    const struct capabilities *caps = &e->device->caps;
-    if (j->m > 1 && (j->m > 8 * (uint64_t)caps->max_groups[1] || !fits_binding(e->device, j->x) ||
-                     !fits_binding(e->device, t->y))) {
-        struct array x = job_rows(j, j->x, j->x_batch, j->x_row, j->k);
-        struct array y = job_rows(j, t->y, j->y_batch, t->y_row, t->rows);
-        for (int half = 0; half < 2 && !e->code; half++) {
-            struct array from = half_of(&x, 1, half), to = half_of(&y, 1, half);
-            struct quant_job part = *j;
-            part.x = &from;
-            part.set[0].y = &to;
-            part.m = (uint32_t)from.shape[1];
-            quant_run(e, &part);
-        }
-        return;
-    }
-    size_t row_bytes = max_size((size_t)j->k / QUANT_BLOCK * j->format.bits * 4, 1);
-    size_t room = (caps->max_range - caps->offset_align - 16) / row_bytes;
-    uint32_t most = (uint32_t)min_size(room, min_size(caps->max_groups[0], (size_t)64 * caps->max_groups[1])) & ~31u;
-    if (t->rows <= most || !j->format.transpose || j->batch > 1 || most == 0) { quant_choose(e, j); return; }
-    for (uint32_t first = 0; first < t->rows; first += most) {
-        struct quant_job part = *j;
-        uint32_t count = min_u32(most, t->rows - first);
-        int w = t->w->ndim - 2, y = t->y->ndim - 1;
-        struct array cut[4] = { part_of(t->w, w, first, count), part_of(t->scales, w, first, count),
-                                part_of(t->biases ? t->biases : t->scales, w, first, count),
-                                part_of(t->y, y, first, count) };
-        part.set[0] = (struct quant_set){ &cut[0], &cut[1], t->biases ? &cut[2] : NULL, &cut[3], count, t->y_row };
-        quant_choose(e, &part);
-    }
-}
-
-/* The operand itself where its matrices are dense (its rows, for x), else a copy. */
-static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
-{
-    if (!a) return NULL;
-    if (matrix ? dense_matrix(a) : a->shape[a->ndim - 1] == 1 || a->strides[a->ndim - 1] == 1) { a->refs++; return a; }
-    return rows_of(e, a);
-}
-
-/* The innermost dimension of a batch, `axis` of x, w, scales, biases and y: in parts where it is over the device's
- * grid, or cannot be bound whole. */
-static void quant_batches(struct encoder *e, const struct quant_job *j, struct array a[5], int axis, bool biases)
-{
-    struct quant_job part = *j;
-    uint32_t count = (uint32_t)a[4].shape[axis];
-    bool fits = count <= e->device->caps.max_groups[2];
-    for (int i = 0; i < 5; i++) fits = fits && fits_binding(e->device, &a[i]);
-    if (count > 1 && !fits) {
-        for (int half = 0; half < 2 && !e->code; half++) {
-            struct array cut[5];
-            for (int i = 0; i < 5; i++) cut[i] = half_of(&a[i], axis, half);
-            quant_batches(e, j, cut, axis, biases);
-        }
-        return;
-    }
-    part.batch = count;
-    part.x = &a[0];
-    part.set[0] = (struct quant_set){ &a[1], &a[2], biases ? &a[3] : NULL, &a[4], j->set[0].rows, j->set[0].y_row };
-    quant_run(e, &part);
-}
-
-/* One matrix product each for the outer dimensions of a batch, one dispatch for the innermost. The arrays have the same
- * number of dimensions, the batch's broadcast. */
-static void quant_batch(struct encoder *e, struct quant_job *j, struct array *x, struct array *w, struct array *s,
-                        struct array *b, struct array *y)
-{
-    int outer = y->ndim - 3, index[MAXD] = { 0 };
-    size_t count = 1;
-    for (int i = 0; i < outer; i++) count *= (size_t)y->shape[i];
-    j->x_batch = (uint32_t)x->strides[outer];
-    j->w_batch = (uint32_t)w->strides[outer];
-    j->s_batch = (uint32_t)s->strides[outer];
-    j->y_batch = (uint32_t)y->strides[outer];
-    for (size_t at = 0; at < count && !e->code; at++) {
-        struct array part[5] = { *x, *w, *s, b ? *b : *s, *y };
-        for (int a = 0; a < 5; a++)
-            for (int i = 0; i < outer; i++) part[a] = part_of(&part[a], i, (uint32_t)index[i], 1);
-        quant_batches(e, j, part, outer, b != NULL);
-        for (int i = outer - 1; i >= 0 && ++index[i] == y->shape[i]; i--) index[i] = 0;
-    }
-}
-
-/* The one stride between the rows of all leading dimensions; false where there is none. */
-static bool one_row_stride(const struct array *x, uint32_t *stride)
-{
-    int64_t step = 0, reach = 0;
-    for (int i = x->ndim - 2; i >= 0; i--) {
-        if (x->shape[i] == 1) continue;
-        if (!reach) step = x->strides[i];
-        else if (x->strides[i] != reach) return false;
-        reach = (reach ? reach : step) * x->shape[i];
-        if (step <= 0) return false;
-    }
-    *stride = (uint32_t)step;
-    return x->shape[x->ndim - 1] == 1 || x->strides[x->ndim - 1] == 1;
-}
-
-/* The job of a quantized_matmul whose weight has no batch; its operands are held until quant_close. */
-static void quant_open(struct encoder *e, const struct node *n, struct quant_job *j)
-{
-    struct array *x = n->in[0], *w = n->in[1], *y = n->out[0];
-    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
-    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)dim_of(x, -1), .batch = 1, .to = y->dtype,
-                             .sets = 1 };
-    if (one_row_stride(x, &stride)) x->refs++;
-    else { x = rows_of(e, x); stride = j->k; }
-    j->x = x;
-    j->x_row = stride;
-    j->m = (uint32_t)(y->size / rows);
-    j->set[0] = (struct quant_set){ dense_of(e, w, true), dense_of(e, n->in[2], true), dense_of(e, n->in[3], true), y,
-                                    rows, rows };
-}
-
-static void quant_close(struct quant_job *j)
-{
-    array_release(j->x);
-    for (int i = 0; i < j->sets; i++) {
-        array_release(j->set[i].w);
-        array_release(j->set[i].scales);
-        array_release(j->set[i].biases);
-    }
-}
-
-static void lower_quantized_matmul(struct encoder *e, const struct node *n)
-{
-    struct quant_job j;
-    if (n->in[1]->ndim == 2) {
-        quant_open(e, n, &j);
-        quant_run(e, &j);
-        quant_close(&j);
-    } else {
-        struct array *y = n->out[0], *in[4];
-        int d = y->ndim;
-        for (int i = 0; i < 4; i++) in[i] = dense_of(e, n->in[i], i > 0);
-        j = (struct quant_job){ .format = n->p.quant, .m = (uint32_t)y->shape[d - 2], .k = (uint32_t)dim_of(in[0], -1),
-                                .x_row = (uint32_t)in[0]->strides[d - 2], .to = y->dtype, .sets = 1 };
-        j.set[0].rows = j.set[0].y_row = (uint32_t)y->shape[d - 1];
-        quant_batch(e, &j, in[0], in[1], in[2], in[3], y);
-        for (int i = 0; i < 4; i++) array_release(in[i]);
-    }
-}
-
-/* ---- gather_qmm ---- */
-
-/* Kernel and operands of kernels GROUPED. */
-static void use_grouped(struct encoder *e, enum kernel_id kernel, const struct quant_job *j, const struct quant_push *p,
-                        const struct row_groups *r, const void *constants, size_t size)
-{
-    struct quant_gather_push q = gather_bind(e, j, p, SLOT_qmm_grouped_lhs);
-    q.tiles_at = set_input(e, SLOT_qmm_grouped_tiles, r->tiles);
-    q.order_at = set_input(e, SLOT_qmm_grouped_order, r->order);
-    use_kernel(e, kernel, &q, sizeof q, constants, size);
-}
-
-/* Rows of x that meet one weight, about. */
-static uint64_t rows_a_weight(const struct quant_job *j)
-{
-    return (uint64_t)j->gather->entries * j->m / j->gather->weights;
-}
-
-/* Rows grouped by weight, by cooperative matrices. */
-static void gather_matrices(struct encoder *e, const void *job)
+static const char *gather_matrices_fit(const struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
-    uint64_t rows = max_size(rows_a_weight(j), j->m);
-    const struct tile_row *t = qmm_rows + (e->device->caps.shared_memory < QMM_DEEP_MEMORY + 1024 ? QMM_SHALLOW : 0) +
-                               (rows > 96 ? 0 : rows > 40 ? 1 : 2);
-    struct row_groups r = group_rows(e, j->gather, j->m, t->bm);
-    NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
-    if (!e->code) {
-        struct quant_push p = quant_bind(e, j);
-        struct qmm_coopmat_constants c = matrices_constants(e, j, &p, t, false);
-        use_grouped(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
-        dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), 1);
-    }
-    array_release(r.tiles);
-    array_release(r.order);
-}
-
-static void gather_tiles(struct encoder *e, const void *job)
-{
-    const struct quant_job *j = job;
-    struct qmm_constants c = tile_constants(j, rows_a_weight(j) <= 16 && j->m <= 16);
-    struct row_groups r = group_rows(e, j->gather, j->m, c.bm);
-    NOTE(e->device, NOTE_QMM, "qmm_grouped", NULL, "%s", JOB(j));
-    if (!e->code) {
-        struct quant_push p = quant_bind(e, j);
-        uint32_t z = ceil_div(r.count, e->device->caps.max_groups[1]);
-        use_grouped(e, K_QMM_GROUPED, j, &p, &r, &c, sizeof c);
-        dispatch(e, ceil_div(j->set[0].rows, c.bn), ceil_div(r.count, z), z);
-    }
-    array_release(r.tiles);
-    array_release(r.order);
+    if (most_tiles(j->gather->entries, j->m) > e->device->caps.max_groups[0]) return "more tiles than a grid";
+    return quant_matrices_fit(e, job);
 }
 
 /* Entry by entry, which pays where few rows meet each weight. */
@@ -12380,53 +12224,270 @@ static void plan_entries(struct encoder *e, const void *job)
     }
 }
 
-static const struct candidate gather_kernels[] = {
-    { "entry by entry", few_fits, quant_entries_cost, plan_entries },
-    { "qmm_grouped", NULL, tiles_cost, gather_tiles },
-    { "qmm_grouped by cooperative matrices", quant_matrices_fit, quant_matrices_cost, gather_matrices },
+/* ---- one way to choose, one to cut ---- */
+
+/* For a job of one set without an epilogue, in the order of QMM_HELD, ... */
+static const struct candidate quant_kernels[] = {
+    { "qmv_held", held_fits, held_cost, plan_held },
+    { "qmv", few_fits, few_cost, plan_few },
+    { "qmm", NULL, tiles_cost, plan_tiles },
+    { "qmm by cooperative matrices", quant_matrices_fit, quant_matrices_cost, plan_matrices },
+    { "unpacked, matmul", unpacked_fits, unpacked_cost, plan_unpacked },
 };
 
-static void gather_choose(struct encoder *e, const struct quant_job *j)
+static const struct candidate gather_kernels[] = {
+    { "entry by entry", few_fits, quant_entries_cost, plan_entries },
+    { "qmm_grouped", NULL, tiles_cost, plan_tiles },
+    { "qmm_grouped by cooperative matrices", gather_matrices_fit, quant_matrices_cost, plan_matrices },
+};
+
+static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
-    static const int row[] = { [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_TILES] = 2, [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3 };
-    const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
-    choose(e, gather_kernels, COUNT(gather_kernels), row[forced_kernel(e->device)], NOTE_QMM, j, text)->plan(e, j);
+    static const int gathered[] = { 0, [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_TILES] = 2, [QMM_COOPMAT] = 3,
+                                    [QMM_UNPACKED] = 3 };
+    bool special = j->gather || specialised(e->device, j->m);
+    int forced = special ? forced_kernel(e->device) : QMM_TILES;
+    if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
+    if (j->gather) quant_by(e, j, gather_kernels, COUNT(gather_kernels), gathered[forced]);
+    else quant_by(e, j, quant_kernels, COUNT(quant_kernels), forced);
+}
+
+/* A job's arrays, each as a batch of matrices; where index arrays choose, x's and weights' are all there are. */
+enum { JOB_X, JOB_W, JOB_SCALES, JOB_BIASES, JOB_Y, JOB_LHS, JOB_RHS, JOB_ARRAYS };
+
+/* What a job can be cut along, and the axis of each array that is cut then. */
+enum { CUT_BATCH, CUT_ENTRIES, CUT_WEIGHTS, CUT_ROWS, CUT_COLUMNS, CUT_K, CUT_NOTHING };
+static const int8_t cut_axes[][JOB_ARRAYS] = {
+    [CUT_BATCH]   = {  0,  0,  0,  0,  0, -1, -1 },
+    [CUT_ENTRIES] = {  0, -1, -1, -1,  0,  0,  0 },  /* x where entries follow its matrices */
+    [CUT_WEIGHTS] = { -1,  0,  0,  0, -1, -1, -1 },  /* entries of those that are not bound are left alone */
+    [CUT_ROWS]    = {  1, -1, -1, -1,  1, -1, -1 },
+    [CUT_COLUMNS] = { -1,  1,  1,  1,  2, -1, -1 },  /* of W transposed */
+    [CUT_K]       = {  2,  1,  1,  1, -1, -1, -1 },  /* of W not transposed: sums in float32 are added up */
+};
+
+static struct array stack_of(const struct array *a, int batch, int64_t step, int rows, int64_t row_step, int columns)
+{
+    struct array v = *a;
+    v.refs = 1;
+    v.ndim = 3;
+    memcpy(v.shape, ((int[]){ batch, rows, columns }), 3 * sizeof *v.shape);
+    memcpy(v.strides, ((int64_t[]){ batch > 1 ? step : 0, row_step, 1 }), 3 * sizeof *v.strides);
+    v.size = (size_t)batch * (size_t)rows * (size_t)columns;
+    v.row = row_contiguous(&v);
+    return v;
+}
+
+/* The matrices of an array, which are one stride apart. */
+static struct array matrices_in(const struct array *a, int64_t step)
+{
+    return stack_of(a, (int)matrix_count(a), step, dim_of(a, -2), a->strides[a->ndim - 2], dim_of(a, -1));
+}
+
+/* Columns of W transposed that fit into a binding, the result's too, and into the grids of all kernels. */
+static uint32_t columns_at_once(const struct device *d, const struct quant_job *j, const struct array *a)
+{
+    const uint32_t *grid = d->caps.max_groups;
+    size_t row = max_size((size_t)a[JOB_X].shape[2] / QUANT_BLOCK * j->format.bits * 4, item_size(&a[JOB_Y]));
+    uint32_t most = (uint32_t)min_size(binding_room(d, 4) / row, min_size(grid[0], (size_t)64 * grid[1]));
+    return most > 32 ? most & ~31u : most > 0 ? most : 1;
+}
+
+/* Along what to cut a job, and where. */
+static int where_to_cut(const struct device *d, const struct quant_job *j, const struct array *a, int64_t *first)
+{
+    const uint32_t *grid = d->caps.max_groups;
+    const struct array *y = &a[JOB_Y];
+    int64_t batch = y->shape[0], rows = y->shape[1], columns = y->shape[2], every = j->gather ? j->gather->every : 0;
+    bool x_fits = fits_binding(d, &a[JOB_X]), y_fits = fits_binding(d, y), w_fits = true, sums;
+    for (int i = JOB_W; i <= JOB_BIASES; i++) w_fits = w_fits && fits_binding(d, &a[i]);
+    sums = !w_fits && !j->format.transpose && !j->gather;
+    *first = batch / 2;
+    if (!j->gather && batch > 1 && (batch > grid[2] || !x_fits || !y_fits || !w_fits)) return CUT_BATCH;
+    if (j->gather && batch > 1 && (!y_fits || (every && !x_fits) ||
+                                   most_tiles((uint64_t)batch, (uint64_t)rows) > (uint64_t)grid[1] * grid[2])) {
+        if (batch > every && every) *first = max_size((size_t)(*first / every), 1) * every;
+        return CUT_ENTRIES;
+    }
+    *first = a[JOB_W].shape[0] / 2;
+    if (j->gather && *first && !w_fits) return CUT_WEIGHTS;
+    *first = rows / 2;
+    if (*first && (rows > QMV_MAX_M * (int64_t)grid[1] || !x_fits || !y_fits ||
+                   (sums && 8 * (size_t)(rows * columns) > binding_room(d, 4)))) return CUT_ROWS;
+    *first = columns_at_once(d, j, a);
+    if (j->format.transpose && columns > *first) return CUT_COLUMNS;
+    *first = a[JOB_X].shape[2] / 2;
+    return sums && *first ? CUT_K : CUT_NOTHING;
+}
+
+/* Sets what a job says of its arrays. */
+static void set_arrays(struct quant_job *j, struct gather *g, struct array *a)
+{
+    const struct array *y = &a[JOB_Y];
+    j->x = &a[JOB_X];
+    j->m = (uint32_t)y->shape[1];
+    j->k = (uint32_t)a[JOB_X].shape[2];
+    j->x_row = (uint32_t)a[JOB_X].strides[1];
+    j->x_batch = (uint32_t)a[JOB_X].strides[0];
+    j->w_batch = (uint32_t)a[JOB_W].strides[0];
+    j->s_batch = (uint32_t)a[JOB_SCALES].strides[0];
+    j->y_batch = (uint32_t)y->strides[0];
+    j->set[0] = (struct quant_set){ &a[JOB_W], &a[JOB_SCALES], is_affine(&j->format) ? &a[JOB_BIASES] : NULL,
+                                    &a[JOB_Y], (uint32_t)y->shape[2], (uint32_t)y->strides[1] };
+    j->batch = j->gather ? 1 : (uint32_t)y->shape[0];
+    if (!j->gather) return;
+    *g = *j->gather;
+    g->lhs = &a[JOB_LHS];
+    g->rhs = &a[JOB_RHS];
+    g->entries = (uint32_t)y->shape[0];
+    g->part = (uint32_t)a[JOB_W].shape[0];
+    if (g->every) g->matrices = (uint32_t)a[JOB_X].shape[0];
+    j->gather = g;
+}
+
+/* Runs a job of one set, in parts where the device cannot bind an operand whole, or the grid would be too large. */
+static void quant_run(struct encoder *e, const struct quant_job *job, struct array *a)
+{
+    int64_t first, every = job->gather ? job->gather->every : 0;
+    int way = where_to_cut(e->device, job, a, &first);
+    struct array *sums = NULL;
+    struct quant_job j = *job;
+    struct product whole;
+    struct gather g;
+    set_arrays(&j, &g, a);
+    if (way == CUT_NOTHING) { quant_choose(e, &j); return; }
+    whole = product_of_job(&j, NULL, NULL);
+    if (way == CUT_K && !(sums = scratch(e, 2 * (size_t)j.m * j.set[0].rows, MLXVK_FLOAT32))) return;
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct array cut[JOB_ARRAYS];
+        struct quant_job part = j;
+        struct gather some = g;
+        for (int i = 0; i < JOB_ARRAYS; i++) {
+            int axis = cut_axes[way][i];
+            int64_t at = way == CUT_ENTRIES && i == JOB_X ? (every ? first / every : 0) : first;
+            cut[i] = a[i];
+            if (axis >= 0 && at) cut[i] = part_of(&a[i], axis, half ? at : 0, half ? a[i].shape[axis] - at : at);
+        }
+        if (way == CUT_WEIGHTS && half) some.from += (uint32_t)first;
+        if (part.gather) part.gather = &some;
+        if (sums) {
+            cut[JOB_Y] = stack_of(sums, 1, 0, (int)j.m, j.set[0].rows, (int)j.set[0].rows);
+            cut[JOB_Y].offset += half * 4 * (int64_t)cut[JOB_Y].size;
+            part.to = MLXVK_FLOAT32;
+        }
+        quant_run(e, &part, cut);
+    }
+    if (sums) product_sum(e, &whole, sums, 2);
+    array_release(sums);
+}
+
+/* ---- quantized_matmul: from arrays to jobs ---- */
+
+/* The one stride between the rows of all leading dimensions; false where there is none. */
+static bool one_row_stride(const struct array *x, uint32_t *stride)
+{
+    int64_t step = 0, reach = 0;
+    for (int i = x->ndim - 2; i >= 0; i--) {
+        if (x->shape[i] == 1) continue;
+        if (!reach) step = x->strides[i];
+        else if (x->strides[i] != reach) return false;
+        reach = (reach ? reach : step) * x->shape[i];
+        if (step <= 0) return false;
+    }
+    *stride = (uint32_t)step;
+    return x->shape[x->ndim - 1] == 1 || x->strides[x->ndim - 1] == 1;
+}
+
+/* The job of a quantized_matmul whose weight has no batch; its operands are held until quant_close. */
+static void quant_open(struct encoder *e, const struct node *n, struct quant_job *j)
+{
+    struct array *x = n->in[0], *y = n->out[0];
+    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
+    *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)dim_of(x, -1), .batch = 1, .to = y->dtype,
+                             .sets = 1 };
+    if (one_row_stride(x, &stride)) x->refs++;
+    else { x = rows_of(e, x); stride = j->k; }
+    j->x = x;
+    j->x_row = stride;
+    j->m = (uint32_t)(y->size / rows);
+    j->set[0] = (struct quant_set){ dense_of(e, n->in[1], true), dense_of(e, n->in[2], true),
+                                    dense_of(e, n->in[3], true), y, rows, rows };
+}
+
+static void quant_close(struct quant_job *j)
+{
+    array_release(j->x);
+    for (int i = 0; i < j->sets; i++) {
+        array_release(j->set[i].w);
+        array_release(j->set[i].scales);
+        array_release(j->set[i].biases);
+    }
+}
+
+/* One weight: all rows of x are one matrix. */
+static void one_weight(struct encoder *e, const struct node *n)
+{
+    struct quant_job j;
+    quant_open(e, n, &j);
+    struct quant_set *t = &j.set[0];
+    struct array *in[] = { t->w, t->scales, t->biases ? t->biases : t->scales }, a[JOB_ARRAYS] = { 0 };
+    a[JOB_X] = stack_of(j.x, 1, 0, (int)j.m, (int32_t)j.x_row, (int)j.k);
+    a[JOB_Y] = stack_of(t->y, 1, 0, (int)j.m, t->y_row, (int)t->rows);
+    for (int i = 0; i < 3; i++) a[JOB_W + i] = matrices_in(in[i], 0);
+    quant_run(e, &j, a);
+    quant_close(&j);
+}
+
+/* A batch of weights: a job each for its outer dimensions. The arrays have the same number of dimensions, the batch's
+ * broadcast. */
+static void many_weights(struct encoder *e, const struct node *n)
+{
+    struct array *y = n->out[0], *in[5] = { NULL }, a[JOB_ARRAYS] = { 0 };
+    struct quant_job j = { .format = n->p.quant, .to = y->dtype, .sets = 1 };
+    int outer = y->ndim - 3;
+    size_t count = 1;
+    for (int i = 0; i < outer; i++) count *= (size_t)y->shape[i];
+    for (int i = 0; i < 4; i++) in[i] = dense_of(e, n->in[i], i > 0);
+    for (size_t at = 0; at < count && !e->code; at++)
+        for (int k = 0; k < 5; k++) {
+            struct array v = *(k == JOB_Y ? y : in[k] ? in[k] : in[JOB_SCALES]);
+            size_t left = at;
+            for (int i = outer - 1; i >= 0; left /= (size_t)y->shape[i--])
+                v.offset += (int64_t)(left % (size_t)y->shape[i]) * v.strides[i] * (int64_t)item_size(&v);
+            a[k] = stack_of(&v, v.shape[outer], v.strides[outer], dim_of(&v, -2), v.strides[outer + 1], dim_of(&v, -1));
+            if (k == JOB_Y) quant_run(e, &j, a);
+        }
+    for (int i = 0; i < 4; i++) array_release(in[i]);
+}
+
+static void lower_quantized_matmul(struct encoder *e, const struct node *n)
+{
+    if (n->in[1]->ndim == 2) one_weight(e, n);
+    else many_weights(e, n);
 }
 
 static void lower_gather_qmm(struct encoder *e, const struct node *n)
 {
-    struct array *y = n->out[0], *in[4];
-    uint32_t m = (uint32_t)dim_of(y, -2), rows = (uint32_t)dim_of(y, -1), b_batch;
-    struct gather g = { .rhs = n->in[5], .lhs = n->in[4], .every = n->p.gather_qmm.every,
-                        .entries = (uint32_t)(y->size / m / rows), .matrices = (uint32_t)matrix_count(n->in[0]),
-                        .weights = (uint32_t)matrix_count(n->in[1]) };
-    struct quant_job j = { .format = n->p.gather_qmm.quant, .m = m, .to = y->dtype, .batch = 1, .sets = 1,
-                           .y_batch = m * rows, .gather = &g };
-    in[0] = matrices_of(e, n->in[0], false, &j.x_batch);
-    in[1] = matrices_of(e, n->in[1], true, &j.w_batch);
-    in[2] = matrices_of(e, n->in[2], true, &j.s_batch);
-    in[3] = matrices_of(e, n->in[3], true, &b_batch);
-    if (in[3] && b_batch != j.s_batch) {             /* kernels have one stride for both */
-        struct array *scales = in[2], *biases = in[3];
-        in[2] = rows_of(e, scales);
-        in[3] = rows_of(e, biases);
-        matrix_stride(in[2], &j.s_batch);
-        array_release(scales);
-        array_release(biases);
+    struct array *y = n->out[0], *in[4], a[JOB_ARRAYS] = { 0 };
+    int rows = dim_of(y, -2), columns = dim_of(y, -1);
+    uint32_t step[4] = { 0 };
+    struct gather g = gather_of(n, n->in[4], n->in[5], n->p.gather_qmm.every);
+    struct quant_job j = { .format = n->p.gather_qmm.quant, .to = y->dtype, .sets = 1, .gather = &g };
+    for (int i = 0; i < 4; i++) in[i] = matrices_of(e, n->in[i], i > 0, &step[i]);
+    for (int i = 0; i < 4 && !e->code; i++) {        /* kernels have one stride for scales and biases */
+        struct array *old = in[i];
+        if (i ? !in[3] || i == 1 || step[3] == step[2] : g.every || fits_binding(e->device, old)) continue;
+        matrix_stride(in[i] = rows_of(e, old), &step[i]);
+        array_release(old);
     }
-    j.k = (uint32_t)dim_of(in[0], -1);
-    j.x = in[0];
-    j.x_row = (uint32_t)in[0]->strides[in[0]->ndim - 2];
-    j.set[0] = (struct quant_set){ in[1], in[2], in[3], y, rows, rows };
-    if (!e->code) gather_choose(e, &j);
+    if (!e->code) {
+        for (int i = 0; i < 4; i++) a[i] = matrices_in(in[in[i] ? i : 2], step[in[i] ? i : 2]);
+        a[JOB_Y] = stack_of(y, (int)g.entries, (int64_t)rows * columns, rows, columns, columns);
+        a[JOB_RHS] = stack_of(g.rhs, (int)g.entries, 1, 1, 1, 1);
+        a[JOB_LHS] = g.lhs ? stack_of(g.lhs, (int)g.entries, 1, 1, 1, 1) : a[JOB_RHS];
+        quant_run(e, &j, a);
+    }
     for (int i = 0; i < 4; i++) array_release(in[i]);
-}
-
-/* A weight whose batch is one matrix as that matrix. */
-static struct array *without_batch(struct call *c, struct array *a)
-{
-    if (!a || a->ndim <= 2) return a;
-    return view_of(c, a, a->dtype, 2, a->shape + a->ndim - 2, a->strides + a->ndim - 2, a->offset);
 }
 
 /* a with zeros behind its last dimension's elements. */
@@ -12446,77 +12507,95 @@ static struct array *with_zeros(struct call *c, struct array *a, int count)
     return out;
 }
 
-/* Kernels take rows of whole blocks: what groups of 16 leave over is filled with zeros. Rows of x with them. */
-static void whole_blocks(struct call *c, struct array **x, struct array **w, struct array **s,
-                         const struct quant_params *p)
+/* A product with quantized weights: dtypes of scales and result; the result's columns, and how many of them count. */
+struct quant_shape { mlxvk_dtype scales, to; int n, columns; };
+
+/* What no cut makes fit into a binding: rows of x; where W is not transposed, its columns (into a grid, too), what
+ * adding up its parts takes, or one of several weights. */
+static bool within_reach(struct call *c, const struct array *x, const struct array *w, const struct quant_params *p,
+                         const struct quant_shape *f, bool several)
 {
-    if (c->code || !*x || !*w || !*s || quant_width(*w, p) % QUANT_BLOCK == 0) return;
-    *w = with_zeros(c, *w, p->bits / 2);
-    *s = with_zeros(c, *s, 1);
-    if (p->transpose) *x = with_zeros(c, *x, QUANT_BLOCK / 2);
+    const size_t room = binding_room(c->device, 4), matrix = (size_t)dim_of(w, -1) * (size_t)dim_of(w, -2) * 4;
+    if ((size_t)dim_of(x, -1) * item_size(x) > room)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "x %s has rows longer than a binding reaches (%zu bytes)", TEXT(x),
+                    room), false;
+    if (!p->transpose && ((size_t)f->n > min_size(room / 4, (size_t)64 * c->device->caps.max_groups[0]) ||
+                          (matrix > room && (several || (size_t)f->n > room / 8))))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "w %s, not transposed, has matrices larger than a binding or a grid "
+                    "reaches (%zu bytes)", TEXT(w), room), false;
+    return true;
 }
 
-/* The arrays of quantized_matmul, checked and promoted: in[] = x, w, scales, biases. */
+/* Checks and promotes the operands of a product, of which x has `least` dimensions. Kernels take rows of whole blocks:
+ * what groups of 16 leave over is filled with zeros, rows of x with them. */
+static bool quant_operands(struct call *c, int least, struct array *in[4], const struct quant_params *p,
+                           struct quant_shape *f)
+{
+    struct array *x = in[0], *w = in[1], *s = in[2], *b = in[3];
+    int n, k;
+    if (c->code || !x || !check_quantized(c, w, s, b, p)) return false;
+    f->scales = b ? promote(s->dtype, b->dtype) : s->dtype;
+    f->to = b ? promote(x->dtype, f->scales) : x->dtype;
+    n = p->transpose ? dim_of(w, -2) : (int)quant_width(w, p);
+    k = p->transpose ? (int)quant_width(w, p) : dim_of(w, -2);
+    if (!is_float(f->to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)), false;
+    if (x->ndim < least || dim_of(x, -1) != k)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied",
+                    TEXT(x), p->transpose ? n : k, p->transpose ? k : n, TEXT(w), p->transpose ? "" : "not"), false;
+    f->columns = n;
+    if (quant_width(w, p) % QUANT_BLOCK) {
+        in[1] = with_zeros(c, w, p->bits / 2);
+        in[2] = with_zeros(c, s, 1);
+        if (p->transpose) in[0] = with_zeros(c, x, QUANT_BLOCK / 2);
+    }
+    if (c->code) return false;
+    f->n = p->transpose ? n : (int)quant_width(in[1], p);
+    if (!is_float(x->dtype)) in[0] = as_type(c, in[0], f->to);
+    in[2] = as_type(c, in[2], f->scales);
+    in[3] = as_type(c, b, f->scales);
+    return !c->code;
+}
+
+/* Operands and the result's shape with one batch for all. */
+static bool one_batch(struct call *c, struct array *in[4], int *ndim, int *shape)
+{
+    struct array rows = *in[0], cols = *in[1];
+    if (rows.ndim < 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(in[0]), TEXT(in[1])), false;
+    rows.ndim -= 2;
+    cols.ndim -= 2;
+    if (!broadcast_shape(c, &rows, &cols, ndim, shape)) return false;
+    *ndim += 2;
+    for (int i = 3; i >= 0; i--) {                   /* x last: the result has its rows */
+        if (!in[i]) continue;
+        shape[*ndim - 2] = dim_of(in[i], -2);
+        shape[*ndim - 1] = dim_of(in[i], -1);
+        in[i] = broadcast(c, in[i], *ndim, shape);
+    }
+    if (in[2] && in[3] && memcmp(in[2]->strides, in[3]->strides, (size_t)in[2]->ndim * sizeof *in[2]->strides))
+        for (int i = 2; i < 4; i++) in[i] = copy_of(c, in[i]);
+    return !c->code;
+}
+
+/* in[] = x, w, scales, biases. */
 static struct array *do_quantized_matmul(struct call *c, struct array *x, struct array *w, struct array *s,
                                          struct array *b, struct quant_params p)
 {
-    int ndim, shape[MAXD], n, k, columns;
-    size_t matrices = 1;
-    struct array *out;
-    mlxvk_dtype t, to;
-    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
-    t = b ? promote(s->dtype, b->dtype) : s->dtype;
-    to = b ? promote(x->dtype, t) : x->dtype;
-    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
-    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
-    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
-    if (!x->ndim || x->shape[x->ndim - 1] != k)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and a weight of %d x %d values (w %s, %s transposed) cannot be "
-                    "multiplied", TEXT(x), p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
-    for (int i = 0; i < w->ndim - 2; i++) matrices *= (size_t)w->shape[i];
-    whole_blocks(c, &x, &w, &s, &p);
-    if (c->code) return NULL;
-    columns = n;
-    n = p.transpose ? n : (int)quant_width(w, &p);
-    k = x->shape[x->ndim - 1];
-    x = is_float(x->dtype) ? x : as_type(c, x, to);
-    s = as_type(c, s, t);
-    b = as_type(c, b, t);
-    if (c->code) return NULL;
-    if (matrices == 1 && (x->ndim >= w->ndim || w->ndim == 2)) {
-        w = without_batch(c, w);
-        s = without_batch(c, s);
-        b = without_batch(c, b);
-        memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
-        shape[x->ndim - 1] = n;
-        out = output(c, x->ndim, shape, to);
-    } else {
-        struct array rows, cols;
-        if (x->ndim < 2)
-            return FAIL(c, MLXVK_ERROR_SHAPE, "%s has no rows for a batch of weights %s", TEXT(x), TEXT(w));
-        rows = *x;
-        cols = *w;
-        rows.ndim -= 2;
-        cols.ndim -= 2;
-        if (!broadcast_shape(c, &rows, &cols, &ndim, shape)) return NULL;
-        shape[ndim] = x->shape[x->ndim - 2];
-        shape[ndim + 1] = n;
-        out = output(c, ndim + 2, shape, to);
-        shape[ndim + 1] = k;
-        x = broadcast(c, x, ndim + 2, shape);
-        shape[ndim] = w->shape[w->ndim - 2];
-        shape[ndim + 1] = w->shape[w->ndim - 1];
-        w = broadcast(c, w, ndim + 2, shape);
-        shape[ndim + 1] = s->shape[s->ndim - 1];
-        s = broadcast(c, s, ndim + 2, shape);
-        if (b) b = broadcast(c, b, ndim + 2, shape);
-        if (s && b && memcmp(s->strides, b->strides, (size_t)s->ndim * sizeof *s->strides)) {
-            s = copy_of(c, s);
-            b = copy_of(c, b);
-        }
-    }
-    append(c, OP_QUANTIZED_MATMUL, PARAMS(.quant = p), ARRAYS(x, w, s, b), ARRAYS(out));
-    return columns == n ? out : slice_one(c, out, out ? out->ndim - 1 : 0, 0, columns);
+    struct array *in[4] = { x, w, s, b }, *out;
+    struct quant_shape f;
+    int ndim, shape[MAXD];
+    if (!quant_operands(c, 1, in, &p, &f) || !within_reach(c, in[0], in[1], &p, &f, false)) return NULL;
+    if (matrix_count(w) == 1 && (x->ndim >= w->ndim || w->ndim == 2)) {
+        for (int i = 1; i < 4 && w->ndim > 2; i++)
+            if (in[i]) in[i] = view_of(c, in[i], in[i]->dtype, 2, in[i]->shape + in[i]->ndim - 2,
+                                       in[i]->strides + in[i]->ndim - 2, in[i]->offset);
+        ndim = x->ndim;
+        memcpy(shape, x->shape, (size_t)ndim * sizeof *shape);
+    } else if (!one_batch(c, in, &ndim, shape)) return NULL;
+    shape[ndim - 1] = f.n;
+    out = output(c, ndim, shape, f.to);
+    append(c, OP_QUANTIZED_MATMUL, PARAMS(.quant = p), in, 4, ARRAYS(out));
+    return f.columns == f.n ? out : slice_one(c, out, ndim - 1, 0, f.columns);
 }
 
 int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
@@ -12533,38 +12612,30 @@ int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk
 static struct array *do_gather_qmm(struct call *c, struct array *x, struct array *w, struct array *s, struct array *b,
                                    struct array *lhs, struct array *rhs, struct quant_params p)
 {
-    struct gather_qmm_params f = { .quant = p };
-    struct array *out;
-    int ndim, shape[MAXD], n, k, columns;
-    mlxvk_dtype t, to;
+    struct gather_qmm_params g = { .quant = p };
+    struct array *in[4] = { x, w, s, b }, *out;
+    struct quant_shape f;
+    int ndim, shape[MAXD];
     if (!lhs && !rhs) return do_quantized_matmul(c, x, w, s, b, p);
-    if (c->code || !x || !check_quantized(c, w, s, b, &p)) return NULL;
-    t = b ? promote(s->dtype, b->dtype) : s->dtype;
-    to = b ? promote(x->dtype, t) : x->dtype;
-    n = p.transpose ? w->shape[w->ndim - 2] : (int)quant_width(w, &p);
-    k = p.transpose ? (int)quant_width(w, &p) : w->shape[w->ndim - 2];
-    columns = n;
-    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
-    if (x->ndim < 2 || dim_of(x, -1) != k)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "%s and weights of %d x %d values (w %s, %s transposed) cannot be multiplied",
-                    TEXT(x), p.transpose ? n : k, p.transpose ? k : n, TEXT(w), p.transpose ? "" : "not");
-    if (!matrix_indices(c, x, w, &lhs, &rhs, &f.every, &ndim, shape)) return NULL;
+    if (!quant_operands(c, 2, in, &p, &f) || !within_reach(c, in[0], in[1], &p, &f, true)) return NULL;
+    if (!matrix_indices(c, in[0], in[1], &lhs, &rhs, &g.every, &ndim, shape)) return NULL;
     if (ndim + 2 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     shape[ndim] = dim_of(x, -2);
-    whole_blocks(c, &x, &w, &s, &p);
-    if (c->code) return NULL;
-    n = p.transpose ? n : (int)quant_width(w, &p);
-    shape[ndim + 1] = n;
-    out = output(c, ndim + 2, shape, to);
+    shape[ndim + 1] = f.n;
+    out = output(c, ndim + 2, shape, f.to);
     if (!out) return NULL;
     if (out->size && (!x->size || !w->size)) {
-        if (k == 0) return append_copy(c, out, broadcast(c, scalar(c, 0, to), out->ndim, out->shape)), out;
+        if (!dim_of(x, -1)) return append_copy(c, out, broadcast(c, scalar(c, 0, f.to), out->ndim, out->shape)), out;
         return FAIL(c, MLXVK_ERROR_SHAPE, "there are no matrices to choose from in %s and %s", TEXT(x), TEXT(w));
     }
-    x = is_float(x->dtype) ? x : as_type(c, x, to);
-    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = f),
-           ARRAYS(x, w, as_type(c, s, t), as_type(c, b, t), f.every ? NULL : lhs, rhs), ARRAYS(out));
-    return columns == n ? out : slice_one(c, out, out->ndim - 1, 0, columns);
+    if (!g.every && array_bytes(in[0]) > binding_room(c->device, item_size(in[0]))) {
+        int all[3] = { (int)matrix_count(x), dim_of(x, -2), dim_of(in[0], -1) };
+        in[0] = do_take(c, do_reshape(c, in[0], 3, all), lhs, 0);      /* what each entry has of its own can be cut */
+        g.every = 1;
+    }
+    append(c, OP_GATHER_QMM, PARAMS(.gather_qmm = g), ARRAYS(in[0], in[1], in[2], in[3], g.every ? NULL : lhs, rhs),
+           ARRAYS(out));
+    return f.columns == f.n ? out : slice_one(c, out, out->ndim - 1, 0, f.columns);
 }
 
 int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
@@ -12599,6 +12670,7 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
 {
     struct array *parts[3] = { w, k, NULL };
     mlxvk_dtype to, t;
+    bool one;
     if (c->code || !x || !w) return NULL;
     if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
     if (!scale_x != !scale_w)
@@ -12612,14 +12684,10 @@ static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, s
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
     to = x->dtype;
     t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
-    if (x->ndim == 1) {
-        int shape[1] = { parts[0] ? dim_of(parts[0], -2) : 0 };
-        x = requantized(c, do_expand(c, x, (int[]){ 0 }, 1), scale_x, scale_w, p, t);
-        x = do_reshape(c, do_quantized_matmul(c, x, parts[0], parts[1], NULL, p), 1, shape);
-    } else {
-        x = requantized(c, x, scale_x, scale_w, p, t);
-        x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
-    }
+    one = x->ndim == 1;
+    x = requantized(c, one ? do_expand(c, x, (int[]){ 0 }, 1) : x, scale_x, scale_w, p, t);
+    x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
+    if (one && x) x = do_reshape(c, x, 1, &x->shape[1]);
     return as_type(c, x, to);
 }
 
@@ -12638,12 +12706,6 @@ int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_sca
 /* ==== >>sort ====================================================================================================== */
 
 enum { RADIX_FEW_TILES = 96 };
-
-/* Bytes that an array may span to be bound wherever it begins. */
-static size_t binding_room(const struct device *d, size_t item)
-{
-    return binding_range(d, item) - d->caps.offset_align - 16;
-}
 
 /* Elements of an array without gaps, from number `first` on: a view on the caller's stack. */
 static struct array elements_of(const struct array *a, size_t first, size_t count)
@@ -12876,7 +12938,7 @@ static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
 }
 
 /* A public function that is one expression, of parameters up to the stream s. IN: an operand. */
-#define FUNCTION(name, result, ...)                                                                                   \
+#define PUBLIC(name, result, ...)                                                                                     \
     int name(mlxvk_array *res, __VA_ARGS__, mlxvk_stream s)                                                           \
     {                                                                                                                 \
         struct call c = begin(CALLED(name), s);                                                                       \
@@ -12885,16 +12947,16 @@ static struct array *do_topk(struct call *c, struct array *a, int k, int axis)
 #define IN(a) input(&c, #a, a)
 #define FLAT(a) do_flatten(&c, IN(a), 0, -1)
 
-FUNCTION(mlxvk_sort, do_sort(&c, FLAT(a), 0, false), mlxvk_array a)
-FUNCTION(mlxvk_sort_axis, do_sort(&c, IN(a), axis, false), mlxvk_array a, int axis)
-FUNCTION(mlxvk_argsort, do_sort(&c, FLAT(a), 0, true), mlxvk_array a)
-FUNCTION(mlxvk_argsort_axis, do_sort(&c, IN(a), axis, true), mlxvk_array a, int axis)
-FUNCTION(mlxvk_partition, do_partition(&c, FLAT(a), kth, 0, false), mlxvk_array a, int kth)
-FUNCTION(mlxvk_partition_axis, do_partition(&c, IN(a), kth, axis, false), mlxvk_array a, int kth, int axis)
-FUNCTION(mlxvk_argpartition, do_partition(&c, FLAT(a), kth, 0, true), mlxvk_array a, int kth)
-FUNCTION(mlxvk_argpartition_axis, do_partition(&c, IN(a), kth, axis, true), mlxvk_array a, int kth, int axis)
-FUNCTION(mlxvk_topk, do_topk(&c, FLAT(a), k, 0), mlxvk_array a, int k)
-FUNCTION(mlxvk_topk_axis, do_topk(&c, IN(a), k, axis), mlxvk_array a, int k, int axis)
+PUBLIC(mlxvk_sort, do_sort(&c, FLAT(a), 0, false), mlxvk_array a)
+PUBLIC(mlxvk_sort_axis, do_sort(&c, IN(a), axis, false), mlxvk_array a, int axis)
+PUBLIC(mlxvk_argsort, do_sort(&c, FLAT(a), 0, true), mlxvk_array a)
+PUBLIC(mlxvk_argsort_axis, do_sort(&c, IN(a), axis, true), mlxvk_array a, int axis)
+PUBLIC(mlxvk_partition, do_partition(&c, FLAT(a), kth, 0, false), mlxvk_array a, int kth)
+PUBLIC(mlxvk_partition_axis, do_partition(&c, IN(a), kth, axis, false), mlxvk_array a, int kth, int axis)
+PUBLIC(mlxvk_argpartition, do_partition(&c, FLAT(a), kth, 0, true), mlxvk_array a, int kth)
+PUBLIC(mlxvk_argpartition_axis, do_partition(&c, IN(a), kth, axis, true), mlxvk_array a, int kth, int axis)
+PUBLIC(mlxvk_topk, do_topk(&c, FLAT(a), k, 0), mlxvk_array a, int k)
+PUBLIC(mlxvk_topk_axis, do_topk(&c, IN(a), k, axis), mlxvk_array a, int k, int axis)
 
 /* ==== >>scatter: windows written, added, multiplied ... where indices say ========================================= */
 
@@ -13242,7 +13304,7 @@ static struct array *do_slice_update_dynamic(struct call *c, const mlxvk_array *
     return do_scatter(c, res, a, &w, broadcast(c, update, a->ndim, shape), normal, axes_num, SCATTER_NONE);
 }
 
-FUNCTION(mlxvk_slice_update_dynamic,
+PUBLIC(mlxvk_slice_update_dynamic,
          do_slice_update_dynamic(&c, res, IN(src), IN(update), IN(start), axes, axes_num), mlxvk_array src,
          mlxvk_array update, mlxvk_array start, const int *axes, size_t axes_num)
 
@@ -13281,7 +13343,7 @@ static struct array *do_masked_scatter(struct call *c, const mlxvk_array *res, s
     return out;
 }
 
-FUNCTION(mlxvk_masked_scatter, do_masked_scatter(&c, res, IN(a), IN(mask), IN(src)), mlxvk_array a, mlxvk_array mask,
+PUBLIC(mlxvk_masked_scatter, do_masked_scatter(&c, res, IN(a), IN(mask), IN(src)), mlxvk_array a, mlxvk_array mask,
          mlxvk_array src)
 
 /* ---- where values belong in a sorted sequence ---- */
@@ -13360,8 +13422,8 @@ static struct array *do_eye(struct call *c, int n, int m, int k, mlxvk_dtype dty
     return out;
 }
 
-FUNCTION(mlxvk_eye, do_eye(&c, n, m, k, dtype), int n, int m, int k, mlxvk_dtype dtype)
-FUNCTION(mlxvk_identity, do_eye(&c, n, n, 0, dtype), int n, mlxvk_dtype dtype)
+PUBLIC(mlxvk_eye, do_eye(&c, n, m, k, dtype), int n, int m, int k, mlxvk_dtype dtype)
+PUBLIC(mlxvk_identity, do_eye(&c, n, n, 0, dtype), int n, mlxvk_dtype dtype)
 
 /* True at and below diagonal k. */
 static struct array *do_tri(struct call *c, int n, int m, int k)
@@ -13376,7 +13438,7 @@ static struct array *do_tri(struct call *c, int n, int m, int k)
     return do_binary(c, B_greater_equal, rows, columns);
 }
 
-FUNCTION(mlxvk_tri, check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL, int n, int m, int k,
+PUBLIC(mlxvk_tri, check_shape(&c, 0, NULL, type) ? as_type(&c, do_tri(&c, n, m, k), type) : NULL, int n, int m, int k,
          mlxvk_dtype type)
 
 /* Zeros above (upper: below) diagonal k of each matrix. */
@@ -13390,8 +13452,8 @@ static struct array *do_triangle(struct call *c, struct array *x, int k, bool up
     return upper ? do_select(c, mask, zero, x) : do_select(c, mask, x, zero);
 }
 
-FUNCTION(mlxvk_tril, do_triangle(&c, IN(x), k, false), mlxvk_array x, int k)
-FUNCTION(mlxvk_triu, do_triangle(&c, IN(x), k, true), mlxvk_array x, int k)
+PUBLIC(mlxvk_tril, do_triangle(&c, IN(x), k, false), mlxvk_array x, int k)
+PUBLIC(mlxvk_triu, do_triangle(&c, IN(x), k, true), mlxvk_array x, int k)
 
 static struct array *do_linspace(struct call *c, double start, double stop, int num, mlxvk_dtype dtype)
 {
@@ -13404,7 +13466,7 @@ static struct array *do_linspace(struct call *c, double start, double stop, int 
     return as_type(c, do_binary(c, B_add, rest, by_number(c, B_multiply, t, stop)), dtype);
 }
 
-FUNCTION(mlxvk_linspace, do_linspace(&c, start, stop, num, dtype), double start, double stop, int num,
+PUBLIC(mlxvk_linspace, do_linspace(&c, start, stop, num, dtype), double start, double stop, int num,
          mlxvk_dtype dtype)
 
 /* terms[0] + terms[1] cos x + terms[2] cos 2x, where x goes from 0 to 2 pi; without terms 1 - |x / pi - 1|. */
@@ -13425,10 +13487,10 @@ static struct array *do_window(struct call *c, int m, const double *terms)
     return out;
 }
 
-FUNCTION(mlxvk_bartlett, do_window(&c, M, NULL), int M)
-FUNCTION(mlxvk_hanning, do_window(&c, M, ((double[]){ 0.5, -0.5, 0 })), int M)
-FUNCTION(mlxvk_hamming, do_window(&c, M, ((double[]){ 0.54, -0.46, 0 })), int M)
-FUNCTION(mlxvk_blackman, do_window(&c, M, ((double[]){ 0.42, -0.5, 0.08 })), int M)
+PUBLIC(mlxvk_bartlett, do_window(&c, M, NULL), int M)
+PUBLIC(mlxvk_hanning, do_window(&c, M, ((double[]){ 0.5, -0.5, 0 })), int M)
+PUBLIC(mlxvk_hamming, do_window(&c, M, ((double[]){ 0.54, -0.46, 0 })), int M)
+PUBLIC(mlxvk_blackman, do_window(&c, M, ((double[]){ 0.42, -0.5, 0.08 })), int M)
 
 /* ---- lists of arrays ---- */
 
@@ -13525,9 +13587,9 @@ static struct array *do_at_least(struct call *c, struct array *a, int ndim)
     return do_reshape(c, a, ndim, shape);
 }
 
-FUNCTION(mlxvk_atleast_1d, do_at_least(&c, IN(a), 1), mlxvk_array a)
-FUNCTION(mlxvk_atleast_2d, do_at_least(&c, IN(a), 2), mlxvk_array a)
-FUNCTION(mlxvk_atleast_3d, do_at_least(&c, IN(a), 3), mlxvk_array a)
+PUBLIC(mlxvk_atleast_1d, do_at_least(&c, IN(a), 1), mlxvk_array a)
+PUBLIC(mlxvk_atleast_2d, do_at_least(&c, IN(a), 2), mlxvk_array a)
+PUBLIC(mlxvk_atleast_3d, do_at_least(&c, IN(a), 3), mlxvk_array a)
 
 int mlxvk_number_of_elements(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool inverted,
                              mlxvk_dtype dtype, mlxvk_stream s)
@@ -13562,8 +13624,8 @@ static struct array *do_repeat(struct call *c, struct array *a, int repeats, int
     return do_flatten(c, broadcast(c, a, a->ndim, shape), axis, next);
 }
 
-FUNCTION(mlxvk_repeat_axis, do_repeat(&c, IN(arr), repeats, axis), mlxvk_array arr, int repeats, int axis)
-FUNCTION(mlxvk_repeat, do_repeat(&c, FLAT(arr), repeats, 0), mlxvk_array arr, int repeats)
+PUBLIC(mlxvk_repeat_axis, do_repeat(&c, IN(arr), repeats, axis), mlxvk_array arr, int repeats, int axis)
+PUBLIC(mlxvk_repeat, do_repeat(&c, FLAT(arr), repeats, 0), mlxvk_array arr, int repeats)
 
 int mlxvk_tile(mlxvk_array *res, mlxvk_array arr, const int *reps, size_t reps_num, mlxvk_stream s)
 {
@@ -13623,9 +13685,9 @@ static struct array *roll_flat(struct call *c, struct array *a, int64_t shift)
     return flat ? do_reshape(c, flat, a->ndim, a->shape) : NULL;
 }
 
-FUNCTION(mlxvk_roll, roll_flat(&c, IN(a), total_shift(&c, shift, shift_num)), mlxvk_array a, const int *shift,
+PUBLIC(mlxvk_roll, roll_flat(&c, IN(a), total_shift(&c, shift, shift_num)), mlxvk_array a, const int *shift,
          size_t shift_num)
-FUNCTION(mlxvk_roll_axis, do_roll(&c, IN(a), total_shift(&c, shift, shift_num), axis), mlxvk_array a, const int *shift,
+PUBLIC(mlxvk_roll_axis, do_roll(&c, IN(a), total_shift(&c, shift, shift_num), axis), mlxvk_array a, const int *shift,
          size_t shift_num, int axis)
 
 int mlxvk_roll_axes(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, const int *axes,
@@ -13719,7 +13781,7 @@ static struct array *pad_evenly(struct call *c, struct array *a, int width, stru
     return do_pad(c, a, each, each, value, mode);
 }
 
-FUNCTION(mlxvk_pad_symmetric, pad_evenly(&c, IN(a), pad_width, optional_input(&c, "pad_value", pad_value), mode),
+PUBLIC(mlxvk_pad_symmetric, pad_evenly(&c, IN(a), pad_width, optional_input(&c, "pad_value", pad_value), mode),
          mlxvk_array a, int pad_width, mlxvk_array pad_value, const char *mode)
 
 /* ---- comparisons ---- */
@@ -13751,11 +13813,11 @@ static struct array *do_array_equal(struct call *c, struct array *a, struct arra
     return all_of(c, do_binary(c, equal_nan ? B_nan_equal : B_equal, a, b));
 }
 
-FUNCTION(mlxvk_isclose, do_isclose(&c, IN(a), IN(b), rtol, atol, equal_nan), mlxvk_array a, mlxvk_array b, double rtol,
+PUBLIC(mlxvk_isclose, do_isclose(&c, IN(a), IN(b), rtol, atol, equal_nan), mlxvk_array a, mlxvk_array b, double rtol,
          double atol, bool equal_nan)
-FUNCTION(mlxvk_allclose, all_of(&c, do_isclose(&c, IN(a), IN(b), rtol, atol, equal_nan)), mlxvk_array a, mlxvk_array b,
+PUBLIC(mlxvk_allclose, all_of(&c, do_isclose(&c, IN(a), IN(b), rtol, atol, equal_nan)), mlxvk_array a, mlxvk_array b,
          double rtol, double atol, bool equal_nan)
-FUNCTION(mlxvk_array_equal, do_array_equal(&c, IN(a), IN(b), equal_nan), mlxvk_array a, mlxvk_array b, bool equal_nan)
+PUBLIC(mlxvk_array_equal, do_array_equal(&c, IN(a), IN(b), equal_nan), mlxvk_array a, mlxvk_array b, bool equal_nan)
 
 int mlxvk_nan_to_num(mlxvk_array *res, mlxvk_array a, float nan, mlxvk_optional_float posinf,
                      mlxvk_optional_float neginf, mlxvk_stream s)
@@ -13804,10 +13866,10 @@ static struct array *spread(struct call *c, struct array *a, bool all, const int
 }
 
 #define VARIANCE(all, one, some, root)                                                                                \
-    FUNCTION(all, spread(&c, IN(a), true, NULL, 0, keepdims, ddof, root), mlxvk_array a, bool keepdims, int ddof)     \
-    FUNCTION(one, spread(&c, IN(a), false, &axis, 1, keepdims, ddof, root), mlxvk_array a, int axis, bool keepdims,   \
+    PUBLIC(all, spread(&c, IN(a), true, NULL, 0, keepdims, ddof, root), mlxvk_array a, bool keepdims, int ddof)     \
+    PUBLIC(one, spread(&c, IN(a), false, &axis, 1, keepdims, ddof, root), mlxvk_array a, int axis, bool keepdims,   \
              int ddof)                                                                                                \
-    FUNCTION(some, spread(&c, IN(a), false, axes, axes_num, keepdims, ddof, root), mlxvk_array a, const int *axes,    \
+    PUBLIC(some, spread(&c, IN(a), false, axes, axes_num, keepdims, ddof, root), mlxvk_array a, const int *axes,    \
              size_t axes_num, bool keepdims, int ddof)
 VARIANCE(mlxvk_var, mlxvk_var_axis, mlxvk_var_axes, false)
 VARIANCE(mlxvk_std, mlxvk_std_axis, mlxvk_std_axes, true)
@@ -13952,7 +14014,7 @@ static struct array *permuted_numbers(struct call *c, int n, struct array *key)
     return do_sort(c, do_random(c, RANDOM_BITS, 1, &n, MLXVK_UINT32, 0, 0, key), 0, true);
 }
 
-FUNCTION(mlxvk_random_permutation_arange, permuted_numbers(&c, x, key_input(&c, key)), int x, mlxvk_array key)
+PUBLIC(mlxvk_random_permutation_arange, permuted_numbers(&c, x, key_input(&c, key)), int x, mlxvk_array key)
 
 int mlxvk_random_permutation(mlxvk_array *res, mlxvk_array x, int axis, mlxvk_array key, mlxvk_stream s)
 {
@@ -14457,8 +14519,8 @@ static struct array *do_solve(struct call *c, struct array *a, struct array *b, 
     return x && vector ? do_squeeze(c, x, 1u << (x->ndim - 1)) : x;
 }
 
-FUNCTION(mlxvk_linalg_solve, do_solve(&c, IN(a), IN(b), false, false), mlxvk_array a, mlxvk_array b)
-FUNCTION(mlxvk_linalg_solve_triangular, do_solve(&c, IN(a), IN(b), true, upper), mlxvk_array a, mlxvk_array b,
+PUBLIC(mlxvk_linalg_solve, do_solve(&c, IN(a), IN(b), false, false), mlxvk_array a, mlxvk_array b)
+PUBLIC(mlxvk_linalg_solve_triangular, do_solve(&c, IN(a), IN(b), true, upper), mlxvk_array a, mlxvk_array b,
          bool upper)
 
 int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s)
@@ -14468,7 +14530,7 @@ int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, con
     return finish_two(&c, f.values, f.vectors, res_0, res_1);
 }
 
-FUNCTION(mlxvk_linalg_eigvalsh, do_eigh(&c, IN(a), UPLO).values, mlxvk_array a, const char *UPLO)
+PUBLIC(mlxvk_linalg_eigvalsh, do_eigh(&c, IN(a), UPLO).values, mlxvk_array a, const char *UPLO)
 
 int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s)
 {
@@ -14506,7 +14568,7 @@ static struct array *no_eigenvalues(struct call *c, struct array *a)
     return a ? FAIL(c, MLXVK_ERROR_UNSUPPORTED, "eigenvalues of matrices that are not symmetric: %s", TEXT(a)) : NULL;
 }
 
-FUNCTION(mlxvk_linalg_eigvals, no_eigenvalues(&c, IN(a)), mlxvk_array a)
+PUBLIC(mlxvk_linalg_eigvals, no_eigenvalues(&c, IN(a)), mlxvk_array a)
 int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s)
 {
     struct call c = begin("linalg_eig", s);
@@ -14620,11 +14682,11 @@ static struct array *named_norm(struct call *c, struct array *a, const char *ord
     return as_type(c, x, is_complex(a->dtype) ? MLXVK_FLOAT32 : at_least_float(a->dtype));
 }
 
-FUNCTION(mlxvk_linalg_norm, order_norm(&c, IN(a), ord, axis, axis_num, keepdims), mlxvk_array a, double ord,
+PUBLIC(mlxvk_linalg_norm, order_norm(&c, IN(a), ord, axis, axis_num, keepdims), mlxvk_array a, double ord,
          const int *axis, size_t axis_num, bool keepdims)
-FUNCTION(mlxvk_linalg_norm_matrix, named_norm(&c, IN(a), ord ? ord : "NULL", axis, axis_num, keepdims), mlxvk_array a,
+PUBLIC(mlxvk_linalg_norm_matrix, named_norm(&c, IN(a), ord ? ord : "NULL", axis, axis_num, keepdims), mlxvk_array a,
          const char *ord, const int *axis, size_t axis_num, bool keepdims)
-FUNCTION(mlxvk_linalg_norm_l2, named_norm(&c, IN(a), NULL, axis, axis_num, keepdims), mlxvk_array a, const int *axis,
+PUBLIC(mlxvk_linalg_norm_l2, named_norm(&c, IN(a), NULL, axis, axis_num, keepdims), mlxvk_array a, const int *axis,
          size_t axis_num, bool keepdims)
 
 /* Vectors of two elements get a third one, 0. */
@@ -15208,11 +15270,11 @@ static struct array *do_fft(struct call *c, struct array *a, struct ints n, stru
 
 /* The functions of one axis, two, several; what they transform; inverse? */
 #define SEVERAL(name, kind, inverse)                                                                                  \
-    FUNCTION(name, do_fft(&c, IN(a), (struct ints){ n, count }, (struct ints){ axes, axis_count }, kind, inverse,     \
+    PUBLIC(name, do_fft(&c, IN(a), (struct ints){ n, count }, (struct ints){ axes, axis_count }, kind, inverse,     \
                           (int)norm),                                                                                 \
              mlxvk_array a, const int *n, size_t count, const int *axes, size_t axis_count, mlxvk_fft_norm norm)
 #define TRANSFORMS(one, two, several, kind, inverse)                                                                  \
-    FUNCTION(one, do_fft(&c, IN(a), (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm),     \
+    PUBLIC(one, do_fft(&c, IN(a), (struct ints){ &n, 1 }, (struct ints){ &axis, 1 }, kind, inverse, (int)norm),     \
              mlxvk_array a, int n, int axis, mlxvk_fft_norm norm)                                                     \
     SEVERAL(two, kind, inverse)                                                                                       \
     SEVERAL(several, kind, inverse)
@@ -15232,9 +15294,9 @@ static struct array *fft_shift(struct call *c, struct array *a, const int *axes,
     return a;
 }
 
-FUNCTION(mlxvk_fft_fftshift, fft_shift(&c, IN(a), axes, axes_num, false), mlxvk_array a, const int *axes,
+PUBLIC(mlxvk_fft_fftshift, fft_shift(&c, IN(a), axes, axes_num, false), mlxvk_array a, const int *axes,
          size_t axes_num)
-FUNCTION(mlxvk_fft_ifftshift, fft_shift(&c, IN(a), axes, axes_num, true), mlxvk_array a, const int *axes,
+PUBLIC(mlxvk_fft_ifftshift, fft_shift(&c, IN(a), axes, axes_num, true), mlxvk_array a, const int *axes,
          size_t axes_num)
 
 /* Whole numbers from `first` on, divided by n * d. */
@@ -15255,8 +15317,8 @@ static struct array *both_signs(struct call *c, int n, double d)
     return a ? do_roll(c, a, n - n / 2, 0) : NULL;
 }
 
-FUNCTION(mlxvk_fft_fftfreq, both_signs(&c, n, d), int n, double d)
-FUNCTION(mlxvk_fft_rfftfreq, frequencies(&c, n, d, 0, n / 2 + 1), int n, double d)
+PUBLIC(mlxvk_fft_fftfreq, both_signs(&c, n, d), int n, double d)
+PUBLIC(mlxvk_fft_rfftfreq, frequencies(&c, n, d, 0, n / 2 + 1), int n, double d)
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 
@@ -16741,9 +16803,8 @@ static uint64_t window_hash(const struct stream *s, uint32_t count)
 
 static uint64_t storage_state(const struct storage *st)
 {
-    return (uint64_t)(uint32_t)st->readers << 32 | (uint64_t)(uint32_t)st->writers << 8 | (st->owned > 0) |
-           (st->buffer != NULL) << 1 | st->literal << 2 | (st->failed != 0) << 3 |
-           (uint64_t)(storage_shift(st) & 15) << 4;
+    return (uint64_t)(uint32_t)st->readers << 32 | (uint64_t)(uint32_t)st->writers << 16 | (st->owned > 0) |
+           (st->buffer != NULL) << 1 | st->literal << 2 | (st->failed != 0) << 3 | (uint64_t)storage_shift(st) << 4;
 }
 
 static void note_storage(struct kept_storage *k, struct storage *st)

@@ -137,9 +137,9 @@ struct elementwise_push {
 static_assert(sizeof(struct elementwise_push) == 120, "elementwise_push");
 
 struct categorical_push {
-    uint32_t n, tiles, samples, dst_at, src_at, stride, key[5], tile_at;
+    uint32_t n, tiles, samples, first_tile, bound, dst_at, src_at, stride, key[5], tile_at;
 };
-static_assert(sizeof(struct categorical_push) == 48, "categorical_push");
+static_assert(sizeof(struct categorical_push) == 56, "categorical_push");
 
 struct conv_push {
     uint32_t M, N, C, offset_a, offset_b, offset_out, channels, b_row, part, steps[3], out_size[3];
@@ -174,9 +174,9 @@ struct fft_chirp_push {
 static_assert(sizeof(struct fft_chirp_push) == 16, "fft_chirp_push");
 
 struct group_rows_push {
-    uint32_t entries, weights, each, tile_rows, tile_count, tiles_at, order_at, rhs_at;
+    uint32_t entries, weights, first, part, each, tile_rows, tile_count, tiles_at, order_at, rhs_at;
 };
-static_assert(sizeof(struct group_rows_push) == 32, "group_rows_push");
+static_assert(sizeof(struct group_rows_push) == 40, "group_rows_push");
 
 struct hadamard_push {
     uint32_t count, dst_at, src_at;
@@ -260,9 +260,9 @@ static_assert(sizeof(struct quant_push) == 124, "quant_push");
 struct quant_gather_push {
     uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows[1];
     uint32_t w_at[1], s_at[1], b_at[1], y_at[1], y_row[1], first_entry, every, lhs_at, lhs_last, rhs_at;
-    uint32_t rhs_last, tiles_at, order_at;
+    uint32_t rhs_last, tiles_at, order_at, first_weight, weights;
 };
-static_assert(sizeof(struct quant_gather_push) == 100, "quant_gather_push");
+static_assert(sizeof(struct quant_gather_push) == 108, "quant_gather_push");
 
 struct quantize_push {
     uint32_t blocks, group_shift, x_at, w_at, s_at, b_at;
@@ -447,7 +447,7 @@ enum { SLOT_fft_more_d = 0, SLOT_fft_more_a = 1, SLOT_fft_more_first = 2, SLOT_f
 typedef struct elementwise_constants fp8_constants; typedef struct elementwise_push fp8_push;
 enum { SLOT_fp8_dst = 0, SLOT_fp8_src = 1, SLOT_fp8_table = 2 };
 
-struct group_rows_constants { uint32_t threads, grouped; };
+struct group_rows_constants { uint32_t threads, grouped, most; };
 typedef struct group_rows_constants group_rows_constants; typedef struct group_rows_push group_rows_push;
 enum { SLOT_group_rows_tiles = 0, SLOT_group_rows_order = 1, SLOT_group_rows_rhs = 2 };
 
@@ -724,7 +724,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(binary_wide, BINARY_WIDE, 4, 0x1, 120, 6, CAP_SMALL) \
-    X(categorical, CATEGORICAL, 4, 0x1, 48, 3, CAP_SMALL) \
+    X(categorical, CATEGORICAL, 4, 0x1, 56, 3, CAP_SMALL) \
     X(conv_coopmat_bf16, CONV_COOPMAT_BF16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(conv_coopmat_f16, CONV_COOPMAT_F16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(conv_depthwise, CONV_DEPTHWISE, 3, 0x1, 124, 5, CAP_SMALL) \
@@ -741,7 +741,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_fixed, FFT_FIXED, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
-    X(group_rows, GROUP_ROWS, 3, 0x3, 32, 2, CAP_NONE) \
+    X(group_rows, GROUP_ROWS, 3, 0x3, 40, 3, CAP_NONE) \
     X(hadamard, HADAMARD, 2, 0x1, 16, 7, CAP_SMALL) \
     X(hadamard_step, HADAMARD_STEP, 2, 0x1, 20, 5, CAP_SMALL) \
     X(jacobi, JACOBI, 4, 0x7, 36, 3, CAP_NONE) \
@@ -766,14 +766,14 @@ enum { SLOT_quant_gather_x = 0 };
     X(qmm, QMM, 5, 0x10, 124, 10, CAP_SMALL) \
     X(qmm_bf16, QMM_BF16, 5, 0x10, 124, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_f16, QMM_F16, 5, 0x10, 124, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmm_grouped, QMM_GROUPED, 8, 0x10, 100, 10, CAP_SMALL) \
-    X(qmm_grouped_bf16, QMM_GROUPED_BF16, 8, 0x10, 100, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmm_grouped_f16, QMM_GROUPED_F16, 8, 0x10, 100, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmm_grouped, QMM_GROUPED, 8, 0x10, 108, 10, CAP_SMALL) \
+    X(qmm_grouped_bf16, QMM_GROUPED_BF16, 8, 0x10, 108, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmm_grouped_f16, QMM_GROUPED_F16, 8, 0x10, 108, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmv, QMV, 6, 0x10, 124, 11, CAP_SUBGROUP | CAP_SMALL) \
-    X(qmv_gather, QMV_GATHER, 8, 0x10, 100, 11, CAP_SUBGROUP | CAP_SMALL) \
-    X(qmv_gather_plain, QMV_GATHER_PLAIN, 8, 0x10, 100, 11, CAP_SMALL) \
+    X(qmv_gather, QMV_GATHER, 8, 0x10, 108, 11, CAP_SUBGROUP | CAP_SMALL) \
+    X(qmv_gather_plain, QMV_GATHER_PLAIN, 8, 0x10, 108, 11, CAP_SMALL) \
     X(qmv_held, QMV_HELD, 7, 0x10, 124, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
-    X(qmv_held_gather, QMV_HELD_GATHER, 8, 0x10, 100, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
+    X(qmv_held_gather, QMV_HELD_GATHER, 8, 0x10, 108, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_sets, QMV_HELD_SETS, 15, 0x1c00, 124, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_plain, QMV_PLAIN, 6, 0x10, 124, 11, CAP_SMALL) \
     X(qmv_sets, QMV_SETS, 14, 0x1c00, 124, 11, CAP_SUBGROUP | CAP_SMALL) \

@@ -1,7 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Samples of one categorical distribution by the inverse of its cumulative sum.
-// STEP 0: a workgroup a tile of logits: its largest, and the sum of exp(x - largest). STEP 1: a workgroup a sample.
+// STEP 0: a workgroup a tile of logits: its largest, and the sum of exp(x - largest). STEP 1: a workgroup a sample, which is
+// drawn where the tile that it falls into is one of those whose logits are bound, `bound` from `first_tile` on.
 #include "common.glsl"
 #include "threefry.glsl"
 #include "math.glsl"
@@ -17,7 +18,7 @@ ACCESS(src)
 const uint EACH = 8;
 
 layout(push_constant) uniform categorical_push {
-    uint n, tiles, samples;
+    uint n, tiles, samples, first_tile, bound;
     uint dst_at, src_at, stride;
     uint key[5];                                       // see KEY_
     uint tile_at;
@@ -74,7 +75,8 @@ uint latest_of(uint x)
     return r;
 }
 
-float logit(uint i) { return as_float(load_src(src_at + i * stride, FROM), FROM); }
+const uint TILE = gl_WorkGroupSize.x * EACH;
+float logit(uint i) { return as_float(load_src(src_at + (i - first_tile * TILE) * stride, FROM), FROM); }
 float weight(float x, float largest) { float e = exp_of(x - largest); return e >= 0.0 ? e : 0.0; }
 
 void measure_tile(uint first)
@@ -93,7 +95,7 @@ void measure_tile(uint first)
         if (gl_LocalInvocationID.x < s) part[gl_LocalInvocationID.x] += part[gl_LocalInvocationID.x + s];
         barrier();
     }
-    if (gl_LocalInvocationID.x == 0u) dst64[dst_at + group_index()] = uvec2(floatBitsToUint(high), floatBitsToUint(part[0]));
+    if (gl_LocalInvocationID.x == 0u) dst64[dst_at + first / TILE] = uvec2(floatBitsToUint(high), floatBitsToUint(part[0]));
 }
 
 vec2 tile_stats(uint i) { return uintBitsToFloat(tile64[tile_at + i]); }
@@ -121,17 +123,18 @@ void draw(uint sample_index)
         part[0] = before + run;
     }
     barrier();
+    if (chosen_tile - first_tile >= bound) return;
     target -= part[0];
     barrier();
     float e[EACH];
     sum = 0.0;
-    uint first = chosen_tile * gl_WorkGroupSize.x * EACH + t * EACH;
+    uint first = chosen_tile * TILE + t * EACH;
     [[unroll]] for (uint i = 0; i < EACH; i++) {
         e[i] = first + i < n ? weight(logit(first + i), high) : 0.0;
         sum += e[i];
     }
     before = sum_before(sum, total);
-    best = chosen_tile * gl_WorkGroupSize.x * EACH;
+    best = chosen_tile * TILE;
     run = 0.0;
     [[unroll]] for (uint i = 0; i < EACH; i++) {       // the last element with a weight that begins there
         if (e[i] > 0.0 && before + run <= target) best = first + i;
@@ -145,6 +148,6 @@ void main()
 {
     uint g = group_index();
     if (STEP == 0u) {
-        if (g < tiles) measure_tile(g * gl_WorkGroupSize.x * EACH);
+        if (g < bound) measure_tile((first_tile + g) * TILE);
     } else if (g < samples) draw(g);
 }

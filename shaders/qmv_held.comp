@@ -306,7 +306,8 @@ void main()
 #ifdef GATHER
     y_matrix = first_entry + gl_WorkGroupID.z;
     x_matrix = X_MATRIX(y_matrix);
-    w_matrix = min(rhs32[rhs_at + y_matrix], rhs_last);
+    w_matrix = W_MATRIX(y_matrix);
+    if (w_matrix >= weights) return;                   // the same for the whole workgroup
 #endif
     const uint apart = gl_WorkGroupSize.x / LANES / SPLIT;                      // rounds at a time
     uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % SPLIT, thread = gl_SubgroupID * LANES + lane, first = team * LANES + lane;

@@ -21,8 +21,10 @@ layout(push_constant) uniform quant_gather_push {                   // of matric
     uint x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at;
     uint rows[1], w_at[1], s_at[1], b_at[1], y_at[1], y_row[1];
     uint first_entry, every, lhs_at, lhs_last, rhs_at, rhs_last, tiles_at, order_at;   // every: entries a matrix of x, 0: lhs
+    uint first_weight, weights;                        // those that are bound; entries of others are left alone
 };
 #define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
+#define W_MATRIX(entry) min(rhs32[rhs_at + (entry)], rhs_last) - first_weight
 #elif defined(PRODUCT)
 layout(push_constant) uniform quant_push {                   // of up to three matrices with the same x
     uint m, k, group_shift, rounds;                    // a group is 16 << group_shift codes

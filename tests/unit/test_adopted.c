@@ -121,7 +121,7 @@ static const int remainders[ROUNDS] = { 4,  4,  4, 8, 8, 4,  20, 20, 36, 36, 4, 
                                         52, 20, 0, 0, 16, 16, 32, 48, 48, 12, 28, 60 };
 
 /* As on devices that align to so many bytes: no binding begins anywhere else. */
-static const uint32_t alignments[] = { 16 };
+static const uint32_t alignments[] = { 16, 64, 256 };
 
 static void all_rounds(const char *gates, uint32_t alignment, void (*round)(struct lender *l, size_t from, int n))
 {

@@ -160,7 +160,7 @@ static void cases(int kernel, const char *more, int count)
     static const mlxvk_dtype dtypes[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
     static const struct format small_floats[] = { { 4, 32, true, MLXVK_BFLOAT16, MLXVK_UINT8, "mxfp4" },
         { 4, 16, true, MLXVK_BFLOAT16, MLXVK_UINT8, "nvfp4" }, { 8, 32, true, MLXVK_BFLOAT16, MLXVK_UINT8, "mxfp8" } };
-    char gates[128];
+    char gates[192];
     struct rng r = { 11 + (uint64_t)kernel };
     mlxvk_device d;
     mlxvk_stream s;
@@ -244,6 +244,45 @@ static void test_backwards_in_parts(void **state)
     }
 }
 
+/* Operands larger than a binding, grids of few workgroups, and kernels for little shared memory and few threads. */
+static void test_small_devices(void **state)
+{
+    (void)state;
+    cases(0, "MLX_VK_MAX_BINDING_RANGE=4096", 32);
+    cases(2, "MLX_VK_MAX_BINDING_RANGE=2048", 24);
+    cases(0, "MLX_VK_MAX_GRID=6", 12);
+    cases(1, "MLX_VK_MAX_GRID=6", 12);
+    cases(2, "MLX_VK_MAX_SHARED_MEMORY=16384", 12);
+    cases(0, "MLX_VK_MAX_THREADS=256 MLX_VK_MAX_SHARED_MEMORY=16384", 12);
+}
+
+/* What no cut makes fit: the call says so, and of which operand. */
+static void test_out_of_reach(void **state)
+{
+    struct setting t = start("MLX_VK_MAX_BINDING_RANGE=4096");
+    const mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    mlxvk_array x = { NULL }, w = { NULL }, rhs = { NULL }, parts[3] = { { NULL } }, res = { NULL };
+    mlxvk_vector_array v = { NULL };
+    (void)state;
+    OK(mlxvk_zeros(&w, (int[]){ 2, 64, 1024 }, 3, MLXVK_FLOAT32, t.stream), t.stream);
+    OK(mlxvk_quantize(&v, w, group, bits, "affine", (mlxvk_array){ NULL }, t.stream), t.stream);
+    for (size_t i = 0; i < 3; i++) OK(mlxvk_vector_array_get(&parts[i], v, i), t.stream);
+    OK(mlxvk_zeros(&x, (int[]){ 1, 1, 1024 }, 3, MLXVK_FLOAT32, t.stream), t.stream);
+    REFUSED(mlxvk_quantized_matmul(&res, x, parts[0], parts[1], parts[2], true, group, bits, "affine", t.stream), MLXVK_ERROR_LIMIT,
+            t.stream, "x float32 (1, 1, 1024)", "longer than a binding");
+    OK(mlxvk_zeros(&x, (int[]){ 1, 1, 64 }, 3, MLXVK_FLOAT32, t.stream), t.stream);
+    OK(mlxvk_zeros(&rhs, (int[]){ 1 }, 1, MLXVK_UINT32, t.stream), t.stream);
+    REFUSED(mlxvk_gather_qmm(&res, x, parts[0], parts[1], parts[2], (mlxvk_array){ NULL }, rhs, false, group, bits, "affine", false,
+                             t.stream), MLXVK_ERROR_LIMIT, t.stream, "w uint32 (2, 64, 128)", "larger than a binding");
+    for (int i = 0; i < 3; i++) mlxvk_array_free(parts[i]);
+    mlxvk_array_free(x);
+    mlxvk_array_free(w);
+    mlxvk_array_free(rhs);
+    mlxvk_array_free(res);
+    mlxvk_vector_array_free(v);
+    finish(&t);
+}
+
 static void test_empty(void **state)
 {
     struct rng r = { 5 };
@@ -264,7 +303,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_few_rows), cmocka_unit_test(test_few_rows_plain),
         cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
         cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
-        cmocka_unit_test(test_unpacked), cmocka_unit_test(test_backwards_in_parts), cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_unpacked), cmocka_unit_test(test_backwards_in_parts), cmocka_unit_test(test_small_devices),
+        cmocka_unit_test(test_out_of_reach), cmocka_unit_test(test_empty),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("quantized", tests, NULL, NULL);

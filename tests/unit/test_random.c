@@ -147,6 +147,36 @@ static void impossible_classes(void **state)
     free(got);
 }
 
+/* One distribution whose logits are larger than a binding, dense and as every other element: the same samples. */
+static void large_distributions(void **state)
+{
+    enum { CLASSES = 20001, SAMPLES = 500 };
+    static uint32_t got[2][2][SAMPLES];
+    float *logits = malloc(2 * CLASSES * sizeof *logits);
+    (void)state;
+    assert_non_null(logits);
+    for (int i = 0; i < 2 * CLASSES; i++) logits[i] = (float)(i * 37 % 101) / 16;
+    for (int small = 0; small < 2; small++) {
+        struct setting t = start(small ? "MLX_VK_MAX_BINDING_RANGE=20000" : NULL);
+        mlxvk_array key = ints(t.device, (int32_t[]){ 3, 4 }, (int[]){ 2 }, 1), x, res = { NULL };
+        OK(mlxvk_astype(&key, key, MLXVK_UINT32, t.stream), t.stream);
+        x = floats(t.device, logits, (int[]){ 1, 2 * CLASSES }, 2);
+        for (int odd = 0; odd < 2; odd++) {
+            if (odd) OK(mlxvk_slice(&x, x, (int[]){ 0, 1 }, 2, (int[]){ 1, 2 * CLASSES }, 2, (int[]){ 1, 2 }, 2, t.stream), t.stream);
+            OK(mlxvk_random_categorical_num_samples(&res, x, -1, SAMPLES, key, t.stream), t.stream);
+            OK(mlxvk_array_read(res, got[small][odd], sizeof got[0][0], t.stream), t.stream);
+        }
+        mlxvk_array_free(key);
+        mlxvk_array_free(x);
+        mlxvk_array_free(res);
+        finish(&t);
+    }
+    assert_memory_equal(got[0], got[1], sizeof got[0]);
+    for (int i = 0; i < SAMPLES; i++) assert_in_range(got[0][0][i], 0, 2 * CLASSES - 1);
+    assert_int_not_equal(got[0][0][0], got[0][0][1]);
+    free(logits);
+}
+
 static void threefry(const uint32_t key[2], uint32_t x, uint32_t y, uint32_t out[2])
 {
     static const int turns[8] = { 13, 15, 26, 6, 17, 29, 16, 24 };
@@ -219,7 +249,7 @@ int main(void)
         cmocka_unit_test(known_answers),
         cmocka_unit_test(keys),
         cmocka_unit_test(large_streams),
-        cmocka_unit_test(impossible_classes),
+        cmocka_unit_test(impossible_classes), cmocka_unit_test(large_distributions),
         cmocka_unit_test(additions),
         cmocka_unit_test(refused),
     };
