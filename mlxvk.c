@@ -8070,6 +8070,14 @@ static void use_product(struct encoder *e, const struct launch *l, enum kernel_i
                gather ? sizeof l->push.gather : sizeof l->push.strided, constants, size);
 }
 
+/* Threads of workgroups whose kernels take any power of two: every device has 128. */
+static uint32_t flat_threads(const struct device *d) { return d->caps.max_threads < 256 ? 128 : 256; }
+
+static void dispatch_elements(struct encoder *e, uint64_t count)
+{
+    dispatch_groups(e, ceil_div(count, flat_threads(e->device)));
+}
+
 /* Adds up the parts of a product: [part][row][column] in float32. */
 static void product_sum(struct encoder *e, const struct product *p, struct array *sums, uint32_t parts)
 {
@@ -8086,8 +8094,8 @@ static void product_sum(struct encoder *e, const struct product *p, struct array
     }
     put_batch(p, MAT_OUT, push.batch_out);
     put_batch(p, MAT_C, push.batch_c);
-    USE(e, matmul_sum, &push, .threads = 256, .type = out.dtype, .has_c = p->array[MAT_C] != NULL);
-    dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.matrices, 256));
+    USE(e, matmul_sum, &push, .threads = flat_threads(e->device), .type = out.dtype, .has_c = p->array[MAT_C] != NULL);
+    dispatch_elements(e, (uint64_t)(p->m * p->n) * push.matrices);
 }
 
 /* Dispatches over x by y tiles; then adds up the parts, if there are any. */
@@ -8128,7 +8136,7 @@ static void product_plain(struct encoder *e, const void *job)
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     struct launch l;
     prepare(e, &l, p, 1, 1);
-    USE_AS(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, matmul_plain, &l.push.strided, .threads = 256, .type = t,
+    USE_AS(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, matmul_plain, &l.push.strided, .threads = flat_threads(e->device), .type = t,
            .epilogue = l.epilogue);
     launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
@@ -8144,7 +8152,7 @@ static void product_matvec(struct encoder *e, const struct product *p)
     while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
     groups = ceil_div((uint64_t)p->n, wide);
     prepare(e, &l, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
-    while (threads < (subgroup ? 256 : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
+    while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
     vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) && evenly(&l, MAT_B, p->b_k, p->b_col, chunk);
     USE_PRODUCT(e, &l, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC,
                 subgroup ? K_GATHER_MATVEC_SUBGROUP : K_GATHER_MATVEC, matvec, .threads = threads, .type = type,
@@ -8161,7 +8169,7 @@ static void product_vecmat(struct encoder *e, const struct product *p)
     int64_t enough = 4 * (int64_t)e->device->tuning->processors;
     struct launch l;
     prepare(e, &l, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);
-    USE_PRODUCT(e, &l, K_VECMAT, K_GATHER_VECMAT, vecmat, .threads = 256, .type = type, .epilogue = l.epilogue,
+    USE_PRODUCT(e, &l, K_VECMAT, K_GATHER_VECMAT, vecmat, .threads = flat_threads(e->device), .type = type, .epilogue = l.epilogue,
                 .few = few, .lanes = lanes, .vector = evenly(&l, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
@@ -8223,6 +8231,13 @@ static double tile_cost(const struct encoder *e, const struct product *p, const 
     return r->tm * r->tn == SLOW_EPILOGUE && has_epilogue(p) ? EPILOGUE_TIMES * cost : cost;
 }
 
+/* Cooperative matrices of subgroups count these, of which there are a few, in place of threads. */
+static bool tile_fits(const struct encoder *e, const struct tile_row *r)
+{
+    uint32_t most = e->device->caps.max_threads;
+    return (r->threads > 8 ? r->threads : r->threads * e->device->caps.subgroup) <= most;
+}
+
 static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows,
                                           int count, uint32_t *parts)
 {
@@ -8230,8 +8245,9 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     int64_t most = most_parts(e, p);
     const struct tile_row *best = NULL;
     double least = 0;
-    if (forced > 0 && forced <= count) { first = forced - 1; count = forced; }
-    for (int i = first; i < count; i++)
+    if (forced > 0 && forced <= count && tile_fits(e, &rows[forced - 1])) { first = forced - 1; count = forced; }
+    for (int i = first; i < count; i++) {
+        if (!tile_fits(e, &rows[i])) continue;
         for (int64_t n = has_epilogue(p) && most > 0 ? 0 : 1; n <= 16; n++) {
             double cost = tile_cost(e, p, &rows[i], n);
             if (n > 1 && (n > most || p->k < n * 4 * rows[i].bk)) break;
@@ -8240,6 +8256,7 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
             least = cost;
             *parts = (uint32_t)n;
         }
+    }
     return best;
 }
 
@@ -8252,8 +8269,8 @@ static const struct tile_row *choose_tiled(const struct encoder *e, const struct
     uint32_t first = largest ? t->tile_first : t->tile_half;
     uint32_t count = t->tile_count ? t->tile_count : (uint32_t)COUNT(tiled_rows) - first;
     const struct tile_row *r = choose_tile(e, p, tiled_rows + first, (int)count, parts);
-    if (t->tile_count) *parts = 1;
-    return r;
+    if (t->tile_count || !r) *parts = 1;
+    return r ? r : &tiled_rows[COUNT(tiled_rows) - 1];
 }
 
 /* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
@@ -8473,7 +8490,7 @@ static const char *half_fits(const struct encoder *e, const struct product *p, e
 {
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     if (t != MLXVK_BFLOAT16 && t != MLXVK_FLOAT16) return "no half type";
-    return has_kernel(e->device, t == MLXVK_BFLOAT16 ? bf16 : f16) ? units_fit(e, p)
+    return has_kernel(e->device, t == MLXVK_BFLOAT16 ? bf16 : f16) && tile_fits(e, &coopmat_rows[0]) ? units_fit(e, p)
         : "the device lacks cooperative matrices";
 }
 
@@ -8781,9 +8798,9 @@ static struct row_groups group_rows(struct encoder *e, const struct gather *g, u
     push.tiles_at = set_output(e, SLOT_group_rows_tiles, r.tiles) / 4;
     push.order_at = set_output(e, SLOT_group_rows_order, r.order);
     push.rhs_at = set_input(e, SLOT_group_rows_rhs, g->rhs);
-    USE(e, group_rows, &push, .threads = grouped ? min_u32(1024, e->device->caps.max_threads) : 256,
-        .grouped = grouped);
-    dispatch_groups(e, grouped ? 1 : ceil_div(max_size(g->entries, r.count), 256));
+    USE(e, group_rows, &push, .grouped = grouped,
+        .threads = grouped ? min_u32(1024, e->device->caps.max_threads) : flat_threads(e->device));
+    dispatch_elements(e, grouped ? 1 : max_size(g->entries, r.count));
     return r;
 }
 
@@ -8794,6 +8811,7 @@ static const struct tile_row *gather_tile(const struct encoder *e, const struct 
     bool largest;
     if (coopmat) return &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3];
     largest = !e->device->tuning->tile_count && e->device->caps.shared_memory >= 32768;
+    if (!tile_fits(e, &tiled_rows[0])) return &tiled_rows[COUNT(tiled_rows) - 1];
     return &tiled_rows[each > 96 && largest ? 0 : each > 40 ? 2 : 3];
 }
 
@@ -8871,7 +8889,7 @@ static const char *grouped_coopmat_fits(const struct encoder *e, const void *job
     const struct product *p = job;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     if (!bf16 && p->array[MAT_A]->dtype != MLXVK_FLOAT16) return "no half type";
-    if (!e->device->caps.coopmat_size[bf16] ||
+    if (!e->device->caps.coopmat_size[bf16] || !tile_fits(e, &coopmat_rows[0]) ||
         !has_kernel(e->device, bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16))
         return "the device lacks cooperative matrices";
     return p->b_k == 1 || p->b_col == 1 ? grouped_fits(e, p) : "an operand has no unit stride";
@@ -9748,7 +9766,7 @@ static void hadamard_rows(struct encoder *e, struct array *x, struct array *y, u
     p.dst_at = set_output(e, SLOT_hadamard_dst, y);
     p.src_at = set_input(e, SLOT_hadamard_src, x);
     vector = !((p.dst_at | p.src_at | length) & 3);
-    while (threads < 256 && threads * 16 < length) threads *= 2;
+    while (threads < flat_threads(e->device) && threads * 16 < length) threads *= 2;
     USE(e, hadamard, &p, .threads = threads, .from = x->dtype, .to = y->dtype, .m = m, .k = bits, .length = length,
         .vector = vector);
     dispatch_groups(e, ceil_div(x->size, length));
@@ -9762,8 +9780,8 @@ static void hadamard_step(struct encoder *e, struct array *x, struct array *y, u
     p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
     p.dst_at = set_output(e, SLOT_hadamard_step_dst, y);
     p.src_at = set_input(e, SLOT_hadamard_step_src, x);
-    USE(e, hadamard_step, &p, .threads = 256, .from = x->dtype, .to = y->dtype, .m = m, .k = m > 1 ? 0 : bits);
-    dispatch_groups(e, ceil_div(p.count, 256));
+    USE(e, hadamard_step, &p, .threads = flat_threads(e->device), .from = x->dtype, .to = y->dtype, .m = m, .k = m > 1 ? 0 : bits);
+    dispatch_elements(e, p.count);
 }
 
 static void hadamard_part(struct encoder *e, struct array *const *a, const void *job)
@@ -9861,7 +9879,7 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
         .M = (uint32_t)conv_rows(v), .N = (uint32_t)v->n, .C = (uint32_t)v->c, .channels = (uint32_t)v->channels,
         .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
     q.offset_a = set_input(e, SLOT_conv_a, v->in) + (uint32_t)v->in_first;
-    q.offset_b = set_input(e, SLOT_conv_b, v->kernel) + (uint32_t)v->b_first;
+    if (v->kernel) q.offset_b = set_input(e, SLOT_conv_b, v->kernel) + (uint32_t)v->b_first;
     q.offset_out = set_output(e, SLOT_conv_d, out) + (out == v->out ? (uint32_t)v->out_first : 0);
     for (int i = 0; i < SPACE; i++) {
         if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
@@ -9891,8 +9909,8 @@ static void conv_plain(struct encoder *e, const void *job)
 {
     const struct conv *v = job;
     struct conv_push q = bind_conv(e, v, v->out);
-    USE(e, conv_plain, &q, .threads = 256, .type = v->out->dtype, .vector = conv_even(v, &q, false, 4) & 3);
-    dispatch_groups(e, ceil_div((uint64_t)q.M * q.N * q.part, 256));
+    USE(e, conv_plain, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .vector = conv_even(v, &q, false, 4) & 3);
+    dispatch_elements(e, (uint64_t)q.M * q.N * q.part);
 }
 
 static void conv_depthwise(struct encoder *e, const void *job)
@@ -9906,9 +9924,9 @@ static void conv_depthwise(struct encoder *e, const void *job)
     q = bind_conv(e, &all, v->out);
     even = conv_even(&all, &q, false, 4);
     q.C = 1;
-    USE(e, conv_depthwise, &q, .threads = 256, .type = v->out->dtype, .run = run,
+    USE(e, conv_depthwise, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .run = run,
         .vector = (even & 1) | (even >> 1 & 2));
-    dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
+    dispatch_elements(e, runs * ceil_div((uint64_t)v->channels, 4));
 }
 
 /* By tiles, in float32 or (matrices) by cooperative matrices; K may be cut into parts. */
@@ -9972,6 +9990,7 @@ static bool conv_unfolds(const struct encoder *e, const struct conv *v)
 static void conv_unfolded(struct encoder *e, const void *job)
 {
     const struct conv *v = job;
+    struct conv input = *v;
     struct product p = conv_product(v);
     int64_t most = unfolded_rows(e, v), rows = p.m;
     uint32_t chunks = (uint32_t)(v->c * (int64_t)item_size(v->in) / 16);
@@ -9981,14 +10000,15 @@ static void conv_unfolded(struct encoder *e, const void *job)
     p.array[MAT_A] = matrix;
     p.a_row = p.k;
     p.offset[MAT_A] = 0;
+    input.kernel = NULL;                             /* that is not read yet */
     for (int64_t at = 0; at < conv_rows(v) && !e->code; at += rows) {
-        struct conv_push q = bind_conv(e, v, matrix);
+        struct conv_push q = bind_conv(e, &input, matrix);
         p.m = conv_rows(v) - at < rows ? conv_rows(v) - at : rows;
         p.offset[MAT_OUT] = v->out_first + at * p.out_row;
         q.part = (uint32_t)at;
         q.N = (uint32_t)p.m;
-        USE(e, conv_unfold, &q, .threads = 256, .type = v->in->dtype);
-        dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
+        USE(e, conv_unfold, &q, .threads = flat_threads(e->device), .type = v->in->dtype);
+        dispatch_elements(e, (uint64_t)p.m * chunks);
         product_batch(e, &p);
     }
     array_release(matrix);
@@ -10028,11 +10048,12 @@ static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step
     struct conv_push q;
     one.in = from;
     one.in_first = first;
+    one.kernel = NULL;
     q = bind_conv(e, &one, to);
     q.part = (uint32_t)tile;
     q.M = (uint32_t)rows;
-    USE(e, winograd, &q, .threads = 256, .type = v->out->dtype, .step = step);
-    dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
+    USE(e, winograd, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .step = step);
+    dispatch_elements(e, (uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)));
 }
 
 /* In float32 between the steps, whatever the dtype. */
@@ -10099,7 +10120,8 @@ static const char *conv_plain_fits(const struct encoder *e, const void *job)
 static const char *conv_depthwise_fits(const struct encoder *e, const void *job)
 {
     const struct conv *v = job;
-    return v->c == 1 && v->n == 1 && v->groups > 1 ? conv_refused(e, v) : "not one channel a group";
+    return v->c == 1 && v->n == 1 && v->groups > 1 && v->groups == v->channels ? conv_refused(e, v)
+        : "not one channel a group, of all";
 }
 
 static const char *conv_tiled_fits(const struct encoder *e, const void *job)
@@ -10114,7 +10136,8 @@ static const char *conv_coopmat_fits(const struct encoder *e, const void *job)
     const struct conv *v = job;
     bool bf16 = v->out->dtype == MLXVK_BFLOAT16;
     if (!bf16 && v->out->dtype != MLXVK_FLOAT16) return "no half type";
-    if (!e->device->caps.coopmat_size[bf16] || !has_kernel(e->device, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16))
+    if (!e->device->caps.coopmat_size[bf16] || !tile_fits(e, &coopmat_rows[0]) ||
+        !has_kernel(e->device, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16))
         return "the device lacks cooperative matrices";
     if (((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) || v->in->offset % 16 ||
         v->kernel->offset % 16)
@@ -10208,7 +10231,13 @@ static const struct candidate conv_ways[] = {
     { "winograd",                    conv_winograd_fits,  conv_winograd_cost,  conv_winograd },
 };
 
-static void conv_dispatch(struct encoder *e, const struct conv *v);
+static void conv_choose(struct encoder *e, const struct conv *v)
+{
+    const struct candidate *way = choose(e, conv_ways, COUNT(conv_ways), e->device->gate[GATE_CONV_KERNEL], NOTE_CONV,
+                                         v, NOTED(e->device, NOTE_CONV, TEXT(v->in)));
+    if (way) way->plan(e, v);
+    else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "too many groups and products for this driver");
+}
 
 /* With the result in memory of its own, where its positions follow each other, and copied from there. */
 static void conv_aside(struct encoder *e, const struct conv *v)
@@ -10221,7 +10250,7 @@ static void conv_aside(struct encoder *e, const struct conv *v)
     one.out_first = 0;
     one.out_batch = v->n * v->groups;
     for (int i = SPACE - 1; i >= 0; one.out_batch *= v->out_size[i], i--) one.out_step[i] = one.out_batch;
-    conv_dispatch(e, &one);
+    conv_choose(e, &one);
     to.refs = 1;
     to.ndim = SPACE + 2;
     to.size = sums->size;
@@ -10241,40 +10270,98 @@ static void conv_aside(struct encoder *e, const struct conv *v)
     array_release(sums);
 }
 
-static void conv_dispatch(struct encoder *e, const struct conv *v)
-{
-    const struct candidate *way;
-    if (conv_too_deep(e->device, v) && !conv_linear(v)) { conv_aside(e, v); return; }
-    way = choose(e, conv_ways, COUNT(conv_ways), e->device->gate[GATE_CONV_KERNEL], NOTE_CONV, v,
-                 e->device->noted >> NOTE_CONV & 1 ? TEXT(v->in) : "");
-    if (way) way->plan(e, v);
-    else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "too many groups and products for this driver");
-}
-
 /* ---- from MLX's parameters to kernels' ---- */
 
-/* Halves what the device's grid does not take in rows of the smallest tiles. */
-static void conv_rows_split(struct encoder *e, const struct conv *v)
+/* `size` elements from `first` on: a view for the caller's stack, which begins there. */
+static struct array *narrowed(struct array *view, const struct array *a, int64_t *first, int64_t size)
+{
+    *view = *a;
+    view->refs = 1;
+    view->ndim = 1;
+    view->shape[0] = (int)(size < INT_MAX ? size : INT_MAX);
+    view->strides[0] = 1;
+    view->size = (size_t)size;
+    view->offset += *first * (int64_t)item_size(a);
+    *first = 0;
+    return view;
+}
+
+/* Leaves out what the result's positions do not meet of the input's outermost axis, where that is one image. */
+static void conv_crop(struct conv *v)
+{
+    int64_t low, high, step = v->channels;
+    int axis = 0;
+    while (axis < SPACE - 1 && v->in_size[axis] == 1) axis++;
+    if (v->batch > 1) return;
+    low = v->base[axis] > 0 ? v->base[axis] : 0;
+    high = v->base[axis] + (v->out_size[axis] - 1) * v->step[axis] + (v->taps[axis] - 1) * v->tap_step[axis] + 1;
+    if (high > v->in_size[axis]) high = v->in_size[axis];
+    if (high <= low) { low = 0; high = 1; }          /* nothing: then this does not matter */
+    for (int i = SPACE - 1; i > axis; i--) step *= v->in_size[i];
+    v->in_first += low * step;
+    v->base[axis] -= low;
+    v->in_size[axis] = high - low;
+}
+
+/* Half of the images, of the positions along an axis, of the groups, or of the output channels, whichever are several;
+ * false where nothing is. */
+static bool conv_half(struct conv *v, bool second)
+{
+    int64_t *what = v->batch > 1 ? &v->batch : v->groups > 1 ? &v->groups : &v->n, first;
+    int64_t in = 0, b = v->b_row, out = 1;
+    int axis = 0;
+    while (axis < SPACE && v->out_size[axis] == 1) axis++;
+    if (v->batch > 1) { in = v->in_batch; out = v->out_batch; b = 0; }
+    else if (axis < SPACE) { what = &v->out_size[axis]; out = v->out_step[axis]; b = 0; }
+    else if (v->groups > 1) { in = v->c; out = v->n; b = v->n * v->b_row; }
+    first = *what / 2;
+    if (!first) return false;
+    *what = second ? *what - first : first;
+    if (!second) return true;
+    if (what == &v->out_size[axis]) v->base[axis] += first * v->step[axis];
+    v->in_first += first * in;
+    v->out_first += first * out;
+    v->b_first += first * b;
+    return true;
+}
+
+static bool conv_fits(const struct encoder *e, const struct conv *v)
+{
+    return fits_binding(e->device, v->in) && fits_binding(e->device, v->out) && fits_binding(e->device, v->kernel);
+}
+
+/* The same with arrays, which are the caller's, of what it reads and writes. */
+static struct conv conv_narrow(const struct conv *v, struct array view[3])
 {
     struct conv part = *v;
-    int axis = 0;
-    if (e->code) return;
-    if (conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1]) { conv_dispatch(e, v); return; }
-    if (v->batch > 1) {
-        part.batch /= 2;
-        conv_rows_split(e, &part);
-        part.in_first += part.batch * v->in_batch;
-        part.out_first += part.batch * v->out_batch;
-        part.batch = v->batch - part.batch;
-    } else {
-        while (v->out_size[axis] == 1) axis++;
-        part.out_size[axis] /= 2;
-        conv_rows_split(e, &part);
-        part.base[axis] += part.out_size[axis] * v->step[axis];
-        part.out_first += part.out_size[axis] * v->out_step[axis];
-        part.out_size[axis] = v->out_size[axis] - part.out_size[axis];
+    int64_t points = v->batch * v->in_size[0] * v->in_size[1] * v->in_size[2], within = v->b_row ? v->b_first % v->b_row : 0;
+    int64_t spread = v->n * v->groups + (v->batch - 1) * v->out_batch;
+    for (int i = 0; i < SPACE; i++) spread += (v->out_size[i] - 1) * v->out_step[i];
+    part.b_first -= within;
+    part.in = narrowed(&view[0], v->in, &part.in_first, points ? (points - 1) * v->channels + v->groups * v->c : 0);
+    part.out = narrowed(&view[1], v->out, &part.out_first, spread);
+    part.kernel = narrowed(&view[2], v->kernel, &part.b_first, v->n * v->groups * v->b_row);
+    part.b_first = within;
+    return part;
+}
+
+/* In halves where the grid, in rows of the smallest tiles, or bindings do not take all of it. */
+static void conv_parts(struct encoder *e, const struct conv *v)
+{
+    struct array view[3];
+    struct conv part = conv_fits(e, v) ? *v : conv_narrow(v, view), half = *v;
+    if ((conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1] && conv_fits(e, &part)) ||
+        !conv_half(&half, false)) {
+        if (conv_too_deep(e->device, v) && !conv_linear(v)) conv_aside(e, &part);
+        else conv_choose(e, &part);
+        return;
     }
-    conv_rows_split(e, &part);
+    for (int second = 0; second < 2 && !e->code; second++) {
+        half = *v;
+        conv_half(&half, second);
+        if (!fits_binding(e->device, part.in)) conv_crop(&half);
+        conv_parts(e, &half);
+    }
 }
 
 /* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input
@@ -10300,9 +10387,9 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
     return count;
 }
 
-/* Lowers a convolution that can be bound whole: a dispatch for each remainder that a dilated input has. */
-static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
-                       struct array *out)
+/* A dispatch for each remainder that a dilated input has. */
+static void conv_remainders(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
+                            struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
     int64_t counts[SPACE] = { 1, 1, 1 };
@@ -10338,31 +10425,14 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
                 conv_axis(&one, 1, sizes[1], taps[1], p, y);
                 conv_axis(&one, 2, sizes[2], taps[2], p, z);
                 if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
-                conv_rows_split(e, &one);
+                conv_parts(e, &one);
             }
-}
-
-/* Halves batches that the device cannot bind whole. */
-static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
-                         struct array *out)
-{
-    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
-    int half = out->shape[0] / 2;
-    if (half == 0 || axis_to_split(e, pair, 2, 0) < 0) { conv_whole(e, p, in, kernel, out); return; }
-    for (int second = 0; second < 2 && !e->code; second++) {
-        for (int k = 0; k < 2; k++) {
-            part[k].shape[0] = second ? out->shape[0] - half : half;
-            part[k].size = pair[k]->size / (size_t)out->shape[0] * (size_t)part[k].shape[0];
-            if (second) part[k].offset += half * pair[k]->strides[0] * (int64_t)item_size(pair[k]);
-        }
-        conv_batches(e, p, &part[0], kernel, &part[1]);
-    }
 }
 
 static void lower_convolution(struct encoder *e, const struct node *n)
 {
     struct array *in = rows_of(e, n->in[0]), *kernel = rows_of(e, n->in[1]);
-    conv_batches(e, &n->p.conv, in, kernel, n->out[0]);
+    conv_remainders(e, &n->p.conv, in, kernel, n->out[0]);
     array_release(in);
     array_release(kernel);
 }
