@@ -430,7 +430,7 @@ static void check_shared(struct lab *l, const struct step *t)
 static const uint32_t too_many[] = {
     K_ARANGE, K_BINARY, K_BINARY_COMPLEX, K_BINARY_WIDE, K_COPY, K_COPY_WIDE, K_DEQUANTIZE, K_FFT_CHIRP, K_QMM,
     K_QMM_GROUPED, K_RANDOM, K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR, K_SCAN, K_SCAN_PAIR, K_SEARCH, K_SELECT,
-    K_SOFTMAX, K_TAKE, K_UNARY, K_UNARY_COMPLEX, K_UNARY_WIDE,
+    K_SOFTMAX, K_TAKE, K_UNARY, K_UNARY_COMPLEX, K_UNARY_WIDE, K_POSITIONS, K_SCATTER,
 };
 
 /* matvec_subgroup counts its subgroups itself, and takes part of one; others are told how wide one is. */
