@@ -8003,6 +8003,7 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
 
 /* One product as kernels see it: out = alpha * a @ b + beta * c for each matrix of a batch. Strides in elements. */
 enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
+enum { AXIS_NONE = -4, AXIS_M, AXIS_N, AXIS_K };     /* of a product; from 0: of its batch */
 
 /* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes matrix
  * lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. Where b is cut,
@@ -8014,10 +8015,12 @@ struct product {
     int64_t m, n, k;
     int64_t a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col;
     int ndim;                                        /* of the batch, outermost first */
-    int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];   /* offset: of matrices walked one by one */
+    int64_t shape[MAXD], stride[MATRICES][MAXD], offset[MATRICES];
     float alpha, beta;
-    const struct gather *gather;          /* then the batch is its entries: one dimension, with the matrices' strides */
+    const struct gather *gather;          /* then the batch is entries: one dimension, with the matrices' strides */
+    uint32_t low[2], count[2];                       /* of a's and b's matrices that are bound; other entries wait */
     struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
+    int64_t first, k_first;                          /* entry, and element of K, from which on this is */
 };
 
 /* Joins a batch dimension to the one outside it where every operand allows it. */
@@ -8096,34 +8099,123 @@ static void put_batch(const struct product *p, int operand, uint32_t to[BATCH_DI
 static uint32_t inner_size(const struct product *p) { return p->ndim > 0 ? (uint32_t)p->shape[p->ndim - 1] : 1; }
 static uint32_t middle_size(const struct product *p) { return p->ndim > 1 ? (uint32_t)p->shape[p->ndim - 2] : 1; }
 
-/* Binds the operands and sets the push constants of one dispatch. */
-static struct matmul_push bind_product(struct encoder *e, const struct product *p)
+static int64_t axis_length(const struct product *p, int axis)
 {
-    static const uint32_t slot[MATRICES] = { SLOT_matmul_a, SLOT_matmul_b, SLOT_matmul_plain_c, SLOT_matmul_d };
-    struct matmul_push q = { .M = (uint32_t)p->m, .N = (uint32_t)p->n, .K = (uint32_t)p->k, .a_row = (uint32_t)p->a_row,
-        .a_k = (uint32_t)p->a_k, .b_k = (uint32_t)p->b_k, .b_col = (uint32_t)p->b_col, .c_row = (uint32_t)p->c_row,
-        .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row, .out_col = (uint32_t)p->out_col,
-        .inner = inner_size(p), .middle = middle_size(p), .alpha = p->alpha, .beta = p->beta };
-    uint32_t *offset[MATRICES] = { &q.offset_a, &q.offset_b, &q.offset_c, &q.offset_out };
-    uint32_t *batch[MATRICES] = { q.batch_a, q.batch_b, q.batch_c, q.batch_out };
-    const struct gather *g = p->gather;
+    return axis == AXIS_M ? p->m : axis == AXIS_N ? p->n : axis == AXIS_K ? p->k : p->shape[axis];
+}
+
+static int64_t axis_step(const struct product *p, int operand, int axis)
+{
+    const int64_t steps[MATRICES][3] = { { p->a_row, 0, p->a_k }, { 0, p->b_col, p->b_k }, { p->c_row, p->c_col, 0 },
+                                         { p->out_row, p->out_col, 0 } };
+    return axis < 0 ? steps[operand][axis - AXIS_M] : p->stride[operand][axis];
+}
+
+/* Do index arrays say which of the operand's matrices an entry takes? */
+static bool is_chosen(const struct product *p, int operand) { return p->gather && operand <= MAT_B; }
+
+static int64_t operand_length(const struct product *p, int operand, int axis)
+{
+    return axis >= 0 && is_chosen(p, operand) ? p->count[operand] : axis_length(p, axis);
+}
+
+/* What a product reads or writes of an operand: its batch, rows and columns. */
+static struct array operand_view(const struct product *p, int operand)
+{
+    static const int8_t matrix[MATRICES][2] = { { AXIS_M, AXIS_K }, { AXIS_K, AXIS_N }, { AXIS_M, AXIS_N },
+                                                { AXIS_M, AXIS_N } };
+    struct array v = *p->array[operand];
+    v.refs = 1;
+    v.ndim = p->ndim + 2;
+    v.offset += p->offset[operand] * (int64_t)item_size(&v);
+    v.size = 1;
+    for (int i = 0; i < v.ndim; i++) {
+        int axis = i < p->ndim ? i : matrix[operand][i - p->ndim];
+        v.shape[i] = (int)operand_length(p, operand, axis);
+        v.strides[i] = axis_step(p, operand, axis);
+        v.size *= (size_t)v.shape[i];
+    }
+    v.row = row_contiguous(&v);
+    return v;
+}
+
+/* One dispatch to come: K may be cut into parts whose float32 results go to a temporary. */
+struct launch {
+    struct product p;
+    struct array view[MATRICES + 2];                 /* operands and index arrays as they are bound */
+    uint32_t at[MATRICES];                           /* where operands begin */
+    uint32_t parts, part, batches, epilogue;
+    bool split;
+    union { struct matmul_push strided; struct matmul_gather_push gather; } push;
+};
+
+static void bind_operands(struct encoder *e, struct launch *l)
+{
+    static const uint32_t slot[MATRICES] = { SLOT_matmul_a, SLOT_matmul_b, SLOT_matmul_c, SLOT_matmul_d };
     for (int k = 0; k < MATRICES; k++) {
-        if (!p->array[k]) continue;
-        *offset[k] = bind_array(e, slot[k], p->array[k], k == MAT_OUT) + (uint32_t)p->offset[k];
-        put_batch(p, k, batch[k]);
+        if (!l->p.array[k]) continue;
+        l->view[k] = k == MAT_OUT && l->split ? *l->p.array[k] : operand_view(&l->p, k);
+        l->at[k] = bind_array(e, slot[k], &l->view[k], k == MAT_OUT);
     }
-    if (g) {                                         /* matmul.glsl says what is where */
-        q.inner = 0;
-        q.middle = g->every;
-        if (!g->every) q.batch_a[1] = set_input(e, SLOT_matmul_plain_lhs, g->lhs) + g->first;
-        q.batch_a[2] = g->matrices - 1;
-        q.batch_b[1] = set_input(e, SLOT_matmul_plain_rhs, g->rhs) + g->first;
-        q.batch_b[2] = g->weights - 1;
-    }
+}
+
+/* Members that push constants of all products have; those for c. */
+#define PUSHED(p, at) \
+    .M = (uint32_t)(p)->m, .N = (uint32_t)(p)->n, .K = (uint32_t)(p)->k, .offset_a = (at)[MAT_A], \
+    .offset_b = (at)[MAT_B], .offset_out = (at)[MAT_OUT], .a_row = (uint32_t)(p)->a_row, .a_k = (uint32_t)(p)->a_k, \
+    .b_k = (uint32_t)(p)->b_k, .b_col = (uint32_t)(p)->b_col, .out_row = (uint32_t)(p)->out_row, \
+    .out_col = (uint32_t)(p)->out_col
+#define PUSHED_C(p, at) .offset_c = (at)[MAT_C], .c_row = (uint32_t)(p)->c_row, .c_col = (uint32_t)(p)->c_col
+
+static struct matmul_push strided_push(const struct launch *l)
+{
+    const struct product *p = &l->p;
+    struct matmul_push q = { PUSHED(p, l->at), PUSHED_C(p, l->at), .inner = inner_size(p), .middle = middle_size(p),
+                             .alpha = p->alpha, .beta = p->beta, .part = l->part };
+    put_batch(p, MAT_A, q.batch_a);
+    put_batch(p, MAT_B, q.batch_b);
+    put_batch(p, MAT_C, q.batch_c);
+    put_batch(p, MAT_OUT, q.batch_out);
+    return q;
+}
+
+/* Binds `each` numbers an entry of a row-major array. */
+static uint32_t bind_entries(struct encoder *e, struct launch *l, int view, uint32_t slot, const struct array *of,
+                             int each)
+{
+    struct array *v = &l->view[MATRICES + view];
+    *v = *of;
+    v->ndim = 1;
+    v->shape[0] = each * (int)l->p.shape[0];
+    v->strides[0] = 1;
+    v->size = (size_t)v->shape[0];
+    v->offset += 4 * each * l->p.first;
+    return set_input(e, slot, v);
+}
+
+static struct matmul_gather_push gather_push(struct encoder *e, struct launch *l)
+{
+    const struct product *p = &l->p;
+    const struct gather *g = p->gather;
+    struct matmul_gather_push q = { PUSHED(p, l->at), PUSHED_C(p, l->at), .c_matrix = (uint32_t)p->stride[MAT_C][0],
+        .out_matrix = (uint32_t)p->stride[MAT_OUT][0], .a_count = 1, .b_count = 1, .part = l->part };
     if (p->segments) {
-        q.inner = MATMUL_SEGMENTS;
-        q.batch_b[1] = set_input(e, SLOT_matmul_plain_rhs, p->segments);
+        q.ranges = 1;
+        q.ranges_at = bind_entries(e, l, 0, SLOT_matmul_gather_ranges, p->segments, 2);
+        q.k_first = (uint32_t)p->k_first;
     }
+    if (!g) return q;
+    q.a_matrix = (uint32_t)p->stride[MAT_A][0];
+    q.b_matrix = (uint32_t)p->stride[MAT_B][0];
+    q.every = g->every;
+    if (!g->every) q.lhs_at = bind_entries(e, l, 0, SLOT_matmul_gather_lhs, g->lhs, 1);
+    q.rhs_at = bind_entries(e, l, 1, SLOT_matmul_gather_rhs, g->rhs, 1);
+    q.lhs_last = (g->every ? p->count[MAT_A] : g->matrices) - 1;
+    q.rhs_last = g->weights - 1;
+    q.a_first = p->low[MAT_A];
+    q.a_count = p->count[MAT_A];
+    q.b_first = p->low[MAT_B];
+    q.b_count = p->count[MAT_B];
     return q;
 }
 
@@ -8149,23 +8241,14 @@ static struct product transposed(const struct product *p)
 }
 
 /* Can a bound operand be accessed `count` elements at a time, along a dimension of stride 1, the other's being lead? */
-static bool evenly(const struct product *p, const struct matmul_push *q, int operand, int64_t unit, int64_t lead,
-                   uint32_t count)
+static bool evenly(const struct launch *l, int operand, int64_t unit, int64_t lead, uint32_t count)
 {
-    const uint32_t offset[MATRICES] = { q->offset_a, q->offset_b, q->offset_c, q->offset_out };
-    int64_t odd = offset[operand] | lead;
+    const struct product *p = &l->p;
+    int64_t odd = l->at[operand] | lead;
     for (int i = 0; i < p->ndim; i++) odd |= p->stride[operand][i];
     if (p->segments && ((operand == MAT_A && p->a_k == 1) || (operand == MAT_B && p->b_k == 1))) return false;
     return p->array[operand] && unit == 1 && !(odd & (count - 1));       /* but segments begin anywhere */
 }
-
-/* One dispatch to come: K may be cut into parts whose float32 results go to a temporary. */
-struct launch {
-    struct product p;
-    struct matmul_push push;
-    uint32_t parts, batches, epilogue;
-    bool split;
-};
 
 static struct array *parts_array(struct encoder *e, const struct product *p, uint32_t parts)
 {
@@ -8187,46 +8270,63 @@ static int64_t longest_k(const struct device *d)
 static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p->alpha != 1; }
 
 /* Binds a product's operands, K cut into so many parts of a multiple of `step`; 0: one, alpha and c added behind it. */
-static struct launch prepare(struct encoder *e, const struct product *p, uint32_t parts, uint32_t step)
+static void prepare(struct encoder *e, struct launch *l, const struct product *p, uint32_t parts, uint32_t step)
 {
-    struct launch l = { .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts != 1 };
-    parts = parts ? parts : 1;
-    if (p->k / parts > longest_k(e->device))
-        encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "matmul", "K of %lld is too long for this driver",
-                     (long long)p->k);
-    l.epilogue = has_epilogue(p) ? EPILOGUE_SCALE : EPILOGUE_NONE;
-    if (l.split) {
-        l.p.array[MAT_OUT] = parts_array(e, p, parts);
-        l.p.array[MAT_C] = NULL;
-        l.p.offset[MAT_OUT] = 0;
-        l.p.out_row = p->n;
-        l.p.out_col = 1;
-        memset(l.p.stride[MAT_OUT], 0, sizeof *l.p.stride);
-        l.epilogue = EPILOGUE_PART;
+    *l = (struct launch){ .p = *p, .parts = 1, .batches = (uint32_t)product_batches(p), .split = parts != 1,
+                          .epilogue = has_epilogue(p) ? EPILOGUE_SCALE : EPILOGUE_NONE };
+    if (l->split) {
+        parts = parts ? parts : 1;
+        l->p.array[MAT_OUT] = parts_array(e, p, parts);
+        l->p.array[MAT_C] = NULL;
+        l->p.out_row = p->n;
+        l->p.out_col = 1;
+        memset(l->p.stride[MAT_OUT], 0, sizeof *l->p.stride);
+        l->epilogue = EPILOGUE_PART;
+        l->part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
+        l->parts = ceil_div((uint64_t)p->k, l->part);
     }
-    l.push = bind_product(e, &l.p);
-    if (l.split) {
-        l.push.part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
-        l.parts = ceil_div((uint64_t)p->k, l.push.part);
-    }
-    return l;
+    bind_operands(e, l);
+    if (p->gather || p->segments) l->push.gather = gather_push(e, l);
+    else l->push.strided = strided_push(l);
+}
+
+/* The kernel of a product, of its two variants; both have the same constants. */
+#define USE_PRODUCT(e, l, strided, gathered, kernel, ...) \
+    use_product(e, l, strided, gathered, &(kernel##_constants){ __VA_ARGS__ }, sizeof(kernel##_constants))
+static void use_product(struct encoder *e, const struct launch *l, enum kernel_id strided, enum kernel_id gathered,
+                        const void *constants, size_t size)
+{
+    bool gather = l->p.gather || l->p.segments;
+    use_kernel(e, gather ? gathered : strided, &l->push,
+               gather ? sizeof l->push.gather : sizeof l->push.strided, constants, size);
+}
+
+/* Threads of workgroups whose kernels take any power of two: every device has 128. */
+static uint32_t flat_threads(const struct device *d) { return d->caps.max_threads < 256 ? 128 : 256; }
+
+static void dispatch_elements(struct encoder *e, uint64_t count)
+{
+    dispatch_groups(e, ceil_div(count, flat_threads(e->device)));
 }
 
 /* Adds up the parts of a product: [part][row][column] in float32. */
 static void product_sum(struct encoder *e, const struct product *p, struct array *sums, uint32_t parts)
 {
-    struct array *c = p->array[MAT_C], *out = p->array[MAT_OUT];
+    struct array c, out = operand_view(p, MAT_OUT);
     struct matmul_sum_push push = { .M = (uint32_t)p->m, .N = (uint32_t)p->n, .matrices = (uint32_t)product_batches(p),
         .parts = parts, .c_row = (uint32_t)p->c_row, .c_col = (uint32_t)p->c_col, .out_row = (uint32_t)p->out_row,
         .out_col = (uint32_t)p->out_col, .inner = inner_size(p), .middle = middle_size(p), .alpha = p->alpha,
         .beta = p->beta };
     push.sums_at = set_input(e, SLOT_matmul_sum_a, sums);
-    push.offset_out = set_output(e, SLOT_matmul_sum_d, out) + (uint32_t)p->offset[MAT_OUT];
-    if (c) push.offset_c = set_input(e, SLOT_matmul_sum_c, c) + (uint32_t)p->offset[MAT_C];
+    push.offset_out = set_output(e, SLOT_matmul_sum_d, &out);
+    if (p->array[MAT_C]) {
+        c = operand_view(p, MAT_C);
+        push.offset_c = set_input(e, SLOT_matmul_sum_c, &c);
+    }
     put_batch(p, MAT_OUT, push.batch_out);
     put_batch(p, MAT_C, push.batch_c);
-    USE(e, matmul_sum, &push, .threads = 256, .type = out->dtype, .has_c = c != NULL);
-    dispatch_groups(e, ceil_div((uint64_t)(p->m * p->n) * push.matrices, 256));
+    USE(e, matmul_sum, &push, .threads = flat_threads(e->device), .type = out.dtype, .has_c = p->array[MAT_C] != NULL);
+    dispatch_elements(e, (uint64_t)(p->m * p->n) * push.matrices);
 }
 
 /* Dispatches over x by y tiles; then adds up the parts, if there are any. */
@@ -8241,7 +8341,9 @@ static void launch(struct encoder *e, const struct product *p, struct launch *l,
 /* At most so many parts of K fit into a temporary and the grid. */
 static int64_t most_parts(const struct encoder *e, const struct product *p)
 {
-    if (p->segments) return 1;
+    bool some = p->gather && (p->count[MAT_B] < p->gather->weights ||
+                              (!p->gather->every && p->count[MAT_A] < p->gather->matrices));
+    if (p->segments || some) return 0;               /* ranges of their own; results that must stay as they are */
     int64_t room = (int64_t)min_size(e->device->caps.max_range / 4, 1 << 26) / (p->m * p->n * product_batches(p));
     int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
     return room < grid ? room : grid;
@@ -8263,8 +8365,9 @@ static void product_plain(struct encoder *e, const void *job)
 {
     const struct product *p = job;
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
-    struct launch l = prepare(e, p, 1, 1);
-    USE_AS(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, matmul_plain, &l.push, .threads = 256, .type = t,
+    struct launch l;
+    prepare(e, &l, p, 1, 1);
+    USE_AS(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, matmul_plain, &l.push.strided, .threads = flat_threads(e->device), .type = t,
            .epilogue = l.epilogue);
     launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
@@ -8279,10 +8382,11 @@ static void product_matvec(struct encoder *e, const struct product *p)
     struct launch l;
     while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
     groups = ceil_div((uint64_t)p->n, wide);
-    l = prepare(e, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
-    while (threads < (subgroup ? 256 : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
-    vector = evenly(p, &l.push, MAT_A, p->a_k, p->a_row, chunk) && evenly(p, &l.push, MAT_B, p->b_k, p->b_col, chunk);
-    USE_AS(e, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC, matvec, &l.push, .threads = threads, .type = type,
+    prepare(e, &l, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
+    while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
+    vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) && evenly(&l, MAT_B, p->b_k, p->b_col, chunk);
+    USE_PRODUCT(e, &l, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC,
+                subgroup ? K_GATHER_MATVEC_SUBGROUP : K_GATHER_MATVEC, matvec, .threads = threads, .type = type,
            .epilogue = l.epilogue, .few = few, .wide = wide, .vector = vector);
     y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
     launch(e, p, &l, ceil_div(groups, y), y);
@@ -8294,9 +8398,10 @@ static void product_vecmat(struct encoder *e, const struct product *p)
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
     int64_t enough = 4 * (int64_t)e->device->tuning->processors;
-    struct launch l = prepare(e, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);
-    USE(e, vecmat, &l.push, .threads = 256, .type = type, .epilogue = l.epilogue, .few = few, .lanes = lanes,
-        .vector = evenly(p, &l.push, MAT_B, p->b_col, p->b_k, chunk));
+    struct launch l;
+    prepare(e, &l, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);
+    USE_PRODUCT(e, &l, K_VECMAT, K_GATHER_VECMAT, vecmat, .threads = flat_threads(e->device), .type = type, .epilogue = l.epilogue,
+                .few = few, .lanes = lanes, .vector = evenly(&l, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
 }
@@ -8357,6 +8462,13 @@ static double tile_cost(const struct encoder *e, const struct product *p, const 
     return r->tm * r->tn == SLOW_EPILOGUE && has_epilogue(p) ? EPILOGUE_TIMES * cost : cost;
 }
 
+/* Cooperative matrices of subgroups count these, of which there are a few, in place of threads. */
+static bool tile_fits(const struct encoder *e, const struct tile_row *r)
+{
+    uint32_t most = e->device->caps.max_threads;
+    return (r->threads > 8 ? r->threads : r->threads * e->device->caps.subgroup) <= most;
+}
+
 static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows,
                                           int count, uint32_t *parts)
 {
@@ -8364,8 +8476,9 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     int64_t most = most_parts(e, p);
     const struct tile_row *best = NULL;
     double least = 0;
-    if (forced > 0 && forced <= count) { first = forced - 1; count = forced; }
-    for (int i = first; i < count; i++)
+    if (forced > 0 && forced <= count && tile_fits(e, &rows[forced - 1])) { first = forced - 1; count = forced; }
+    for (int i = first; i < count; i++) {
+        if (!tile_fits(e, &rows[i])) continue;
         for (int64_t n = has_epilogue(p) && most > 0 ? 0 : 1; n <= 16; n++) {
             double cost = tile_cost(e, p, &rows[i], n);
             if (n > 1 && (n > most || p->k < n * 4 * rows[i].bk)) break;
@@ -8374,6 +8487,7 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
             least = cost;
             *parts = (uint32_t)n;
         }
+    }
     return best;
 }
 
@@ -8386,8 +8500,8 @@ static const struct tile_row *choose_tiled(const struct encoder *e, const struct
     uint32_t first = largest ? t->tile_first : t->tile_half;
     uint32_t count = t->tile_count ? t->tile_count : (uint32_t)COUNT(tiled_rows) - first;
     const struct tile_row *r = choose_tile(e, p, tiled_rows + first, (int)count, parts);
-    if (t->tile_count) *parts = 1;
-    return r;
+    if (t->tile_count || !r) *parts = 1;
+    return r ? r : &tiled_rows[COUNT(tiled_rows) - 1];
 }
 
 /* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
@@ -8400,9 +8514,9 @@ static uint32_t reading_order(const struct product *p)
 static uint32_t even_operands(const struct launch *l, uint32_t along, uint32_t count)
 {
     const struct product *p = &l->p;
-    bool a = evenly(p, &l->push, MAT_A, along & 1 ? p->a_row : p->a_k, along & 1 ? p->a_k : p->a_row, count);
-    bool b = evenly(p, &l->push, MAT_B, along & 2 ? p->b_k : p->b_col, along & 2 ? p->b_col : p->b_k, count);
-    bool out = evenly(p, &l->push, MAT_OUT, p->out_col, p->out_row, count) && !(l->split && p->m * p->n % count);
+    bool a = evenly(l, MAT_A, along & 1 ? p->a_row : p->a_k, along & 1 ? p->a_k : p->a_row, count);
+    bool b = evenly(l, MAT_B, along & 2 ? p->b_k : p->b_col, along & 2 ? p->b_col : p->b_k, count);
+    bool out = evenly(l, MAT_OUT, p->out_col, p->out_row, count) && !(l->split && p->m * p->n % count);
     return (a ? 1u : 0u) | (b ? 2u : 0u) | (out ? 4u : 0u);
 }
 
@@ -8416,10 +8530,12 @@ static void product_tiled(struct encoder *e, const void *job)
     const struct product *p = job;
     uint32_t parts, along = reading_order(p);
     const struct tile_row *r = choose_tiled(e, p, &parts);
-    struct launch l = prepare(e, p, parts, r->bk);
-    USE(e, matmul_tiled, &l.push, .threads = r->threads, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue,
-        .bm = r->bm, .bn = r->bn, .bk = r->bk, .tm = r->tm, .tn = r->tn, .along = along,
-        .vector = even_operands(&l, along, 4), .unroll = e->device->tuning->deep ? r->bk : 1);
+    struct launch l;
+    prepare(e, &l, p, parts, r->bk);
+    USE_PRODUCT(e, &l, K_MATMUL_TILED, K_GATHER_TILED, matmul_tiled, .threads = r->threads,
+                .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk,
+                .tm = r->tm, .tn = r->tn, .along = along, .vector = even_operands(&l, along, 4),
+                .unroll = e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, p, &l, r);
 }
 
@@ -8429,11 +8545,13 @@ static void product_coopmat(struct encoder *e, const void *job)
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t parts, along = reading_order(p), lanes = e->device->caps.subgroup;
     const struct tile_row *r = choose_tile(e, p, coopmat_rows, COUNT(coopmat_rows), &parts);
-    struct launch l = prepare(e, p, parts, r->bk);
-    USE_AS(e, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16, matmul_coopmat_f16, &l.push,
-           .threads = r->threads * lanes, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm,
-           .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn, .size = e->device->caps.coopmat_size[bf16],
-           .lanes = lanes, .along = along, .aligned = even_operands(&l, along, 8));
+    struct launch l;
+    prepare(e, &l, p, parts, r->bk);
+    USE_PRODUCT(e, &l, bf16 ? K_MATMUL_COOPMAT_BF16 : K_MATMUL_COOPMAT_F16,
+                bf16 ? K_GATHER_COOPMAT_BF16 : K_GATHER_COOPMAT_F16, matmul_coopmat_f16,
+                .threads = r->threads * lanes, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm,
+                .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn, .size = e->device->caps.coopmat_size[bf16],
+                .lanes = lanes, .along = along, .aligned = even_operands(&l, along, 8));
     launch_tiles(e, p, &l, r);
 }
 
@@ -8443,10 +8561,12 @@ static void product_coopmat2(struct encoder *e, const void *job)
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t parts;
     const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
-    struct launch l = prepare(e, p, parts, r->bk);
-    USE_AS(e, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16, matmul_coopmat2_f16, &l.push,
-           .threads = r->threads, .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn,
-           .bk = r->bk, .along = reading_order(p));
+    struct launch l;
+    prepare(e, &l, p, parts, r->bk);
+    USE_PRODUCT(e, &l, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16,
+                bf16 ? K_GATHER_COOPMAT2_BF16 : K_GATHER_COOPMAT2_F16, matmul_coopmat2_f16, .threads = r->threads,
+                .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk,
+                .along = reading_order(p));
     launch_tiles(e, p, &l, r);
 }
 
@@ -8465,8 +8585,6 @@ static bool in_eights(const struct product *p)
     }
     return true;
 }
-
-static void product_dispatch(struct encoder *e, const struct product *p);
 
 /* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
 
@@ -8519,7 +8637,7 @@ static void product_evenly(struct encoder *e, const void *job)
                           .a_k = a_along ? 1 : m, .b_k = b_along ? 1 : n, .b_col = b_along ? k : 1, .out_row = n,
                           .out_col = 1, .alpha = p->alpha };
     if (!e->code) {
-        product_dispatch(e, &q);
+        product_coopmat2(e, &q);
         copy_matrix(e, submatrix(p->array[MAT_OUT], p->offset[MAT_OUT], p->m, p->n, p->out_row, p->out_col),
                     submatrix(y, 0, p->m, p->n, n, 1));
     }
@@ -8572,8 +8690,9 @@ static double even_cost(const struct encoder *e, const void *job)
 
 static const char *plain_fits(const struct encoder *e, const void *job)
 {
+    const struct product *p = job;
     (void)e;
-    return ((const struct product *)job)->segments ? "ranges of K" : NULL;
+    return p->gather || p->segments ? "index arrays or ranges of K" : NULL;
 }
 
 static const char *tiled_fits(const struct encoder *e, const void *job)
@@ -8602,7 +8721,7 @@ static const char *half_fits(const struct encoder *e, const struct product *p, e
 {
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     if (t != MLXVK_BFLOAT16 && t != MLXVK_FLOAT16) return "no half type";
-    return has_kernel(e->device, t == MLXVK_BFLOAT16 ? bf16 : f16) ? units_fit(e, p)
+    return has_kernel(e->device, t == MLXVK_BFLOAT16 ? bf16 : f16) && tile_fits(e, &coopmat_rows[0]) ? units_fit(e, p)
         : "the device lacks cooperative matrices";
 }
 
@@ -8655,65 +8774,115 @@ static const struct candidate *choose_product(const struct encoder *e, const str
                   e->device->noted >> NOTE_MATMUL & 1 ? TEXT(p->array[MAT_OUT]) : "");
 }
 
-/* A product by pieces of K: the first one takes alpha, beta and c, the others are added to the result. */
-static void product_by_pieces(struct encoder *e, const struct product *p, int64_t longest)
+/* ---- one splitter ---- */
+
+/* Where a product is cut: pieces of `size` along an axis; an operand (MATRICES: none) that is too large to be bound asks
+ * for it. copy: its elements lie too far apart, so pieces of it are copied. */
+struct cut { int axis, operand; int64_t size; bool copy; };
+
+/* The operand that reaches further than a binding, the result first; MATRICES where none does. */
+static int wide_operand(const struct encoder *e, const struct product *p)
 {
-    struct product piece = *p;
-    for (int64_t at = 0; at < p->k && !e->code; at += longest) {
-        piece.k = p->k - at < longest ? p->k - at : longest;
-        piece.offset[MAT_A] = p->offset[MAT_A] + at * p->a_k;
-        piece.offset[MAT_B] = p->offset[MAT_B] + at * p->b_k;
-        product_dispatch(e, &piece);
-        piece.array[MAT_C] = p->array[MAT_OUT];
-        piece.c_row = p->out_row;
-        piece.c_col = p->out_col;
-        piece.offset[MAT_C] = p->offset[MAT_OUT];
-        memcpy(piece.stride[MAT_C], p->stride[MAT_OUT], sizeof piece.stride[MAT_C]);
-        piece.beta = 1;
+    for (int k = MATRICES; k--;) {
+        struct array view;
+        if (!p->array[k] || p->array[k]->storage->nbytes <= binding_range(e->device, item_size(p->array[k])) / 2)
+            continue;
+        view = operand_view(p, k);
+        if (!fits_binding(e->device, &view)) return k;
     }
+    return MATRICES;
 }
 
-static void product_dispatch(struct encoder *e, const struct product *p)
+/* Is it matrices that are left out then, and with them the entries that take them? */
+static bool cuts_matrices(const struct product *p, const struct cut *cut)
 {
-    int64_t longest = longest_k(e->device);
-    if (p->k > longest && !p->gather) product_by_pieces(e, p, longest);
-    else choose_product(e, p)->plan(e, p);
+    return cut->axis == 0 && is_chosen(p, cut->operand) && (cut->operand == MAT_B || !p->gather->every);
+}
+
+static int64_t cut_length(const struct product *p, const struct cut *cut)
+{
+    return cuts_matrices(p, cut) ? p->count[cut->operand] : axis_length(p, cut->axis);
+}
+
+/* In halves, along the axis on which that operand reaches furthest. Of K, not its length is cut, as long as there are
+ * rows or columns of the operand, but what lies between its elements left out. */
+static struct cut binding_cut(const struct encoder *e, const struct product *p)
+{
+    struct cut cut = { .axis = AXIS_NONE, .operand = wide_operand(e, p) };
+    int64_t widest = 0, every = p->gather && p->gather->every ? p->gather->every : 1;
+    if (cut.operand == MATRICES) {
+        size_t numbers = p->gather ? 4 : p->segments ? 8 : 0;
+        if (numbers * (size_t)p->shape[0] + e->device->caps.offset_align + 16 > binding_range(e->device, 4) && numbers)
+            cut.axis = 0;
+    } else for (int axis = AXIS_M; axis < p->ndim; axis++) {
+        int64_t reach = llabs(axis_step(p, cut.operand, axis)) * (operand_length(p, cut.operand, axis) - 1);
+        if (reach > widest) { widest = reach; cut.axis = axis; }
+    }
+    if (cut.axis == AXIS_K && cut.operand <= MAT_B) {
+        int other = cut.operand == MAT_A ? AXIS_M : AXIS_N;
+        cut.copy = axis_length(p, other) > 1;
+        if (cut.copy) cut.axis = other;
+    }
+    if (cut.axis == AXIS_NONE) return cut;
+    cut.size = (cut_length(p, &cut) + 1) / 2;
+    if (cut.axis == 0 && !cuts_matrices(p, &cut) && axis_length(p, 0) > every)
+        cut.size = (cut.size + every - 1) / every * every;
+    return cut;
 }
 
 /* Rows or columns of one dispatch, by the smallest tiles. */
 static int64_t most_rows(const struct device *d)
 {
-    return (int64_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]);
+    return (int64_t)min_size((size_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]), INT_MAX);
 }
 
-/* Walks batch dimensions beyond those that kernels take, and what is beyond the device's grid. */
-static void product_batch(struct encoder *e, const struct product *p)
+/* Where kernels cannot do a product in one dispatch; AXIS_NONE: they can. */
+static struct cut product_cut(const struct encoder *e, const struct product *p)
 {
-    const int64_t most = most_rows(e->device);
-    struct product one = *p;
-    if (p->m > most || p->n > most) {
-        bool rows = p->m > most;
-        int64_t size = rows ? p->m : p->n;
-        for (int64_t at = 0; at < size && !e->code; at += most) {
-            *(rows ? &one.m : &one.n) = size - at < most ? size - at : most;
-            one.offset[rows ? MAT_A : MAT_B] = p->offset[rows ? MAT_A : MAT_B] + at * (rows ? p->a_row : p->b_col);
-            one.offset[MAT_C] = p->offset[MAT_C] + at * (rows ? p->c_row : p->c_col);
-            one.offset[MAT_OUT] = p->offset[MAT_OUT] + at * (rows ? p->out_row : p->out_col);
-            product_batch(e, &one);
-        }
+    int64_t most = most_rows(e->device), longest = longest_k(e->device), grid = e->device->caps.max_groups[2];
+    int64_t batches = product_batches(p), every = p->gather && p->gather->every ? p->gather->every : 1;
+    if (p->m > most) return (struct cut){ AXIS_M, MATRICES, most, false };
+    if (p->n > most) return (struct cut){ AXIS_N, MATRICES, most, false };
+    if (p->ndim > BATCH_DIMS) return (struct cut){ 0, MATRICES, 1, false };
+    if (batches > grid) {
+        int64_t size = grid / (batches / p->shape[0]) / every * every;
+        return (struct cut){ 0, MATRICES, size > 1 ? size : 1, false };
+    }
+    if (p->k > longest) return (struct cut){ AXIS_K, MATRICES, longest, false };
+    return binding_cut(e, p);
+}
+
+/* Cuts all of a product but `count` from `at` on, along an axis. */
+static void take_part(struct product *p, const struct cut *cut, int64_t at, int64_t count)
+{
+    uint32_t every = p->gather ? p->gather->every : 0;
+    int axis = cut->axis, k = cut->operand;
+    if (cuts_matrices(p, cut)) {
+        p->low[k] += (uint32_t)at;
+        p->count[k] = (uint32_t)count;
+        p->offset[k] += at * p->stride[k][0];
         return;
     }
-    if (p->ndim <= BATCH_DIMS && product_batches(p) <= e->device->caps.max_groups[2]) {
-        product_dispatch(e, p);
-        return;
+    for (k = 0; k < MATRICES; k++)
+        if (axis < 0 || !is_chosen(p, k)) p->offset[k] += at * axis_step(p, k, axis);
+    if (axis == 0 && every) {
+        p->offset[MAT_A] += at / every * p->stride[MAT_A][0];
+        p->count[MAT_A] = ceil_div((uint64_t)count, every);
     }
-    one.ndim--;
-    memmove(one.shape, p->shape + 1, (size_t)one.ndim * sizeof *one.shape);
-    for (int k = 0; k < MATRICES; k++) memmove(one.stride[k], p->stride[k] + 1, (size_t)one.ndim * sizeof **one.stride);
-    for (int64_t i = 0; i < p->shape[0] && !e->code; i++) {
-        for (int k = 0; k < MATRICES; k++) one.offset[k] = p->offset[k] + i * p->stride[k][0];
-        product_batch(e, &one);
-    }
+    if (axis == AXIS_K) p->k_first += at;
+    if (axis >= 0) p->first += at;
+    *(axis == AXIS_M ? &p->m : axis == AXIS_N ? &p->n : axis == AXIS_K ? &p->k : &p->shape[axis]) = count;
+}
+
+/* A product that is added to the result that is there. */
+static void add_to_result(struct product *p)
+{
+    p->array[MAT_C] = p->array[MAT_OUT];
+    p->c_row = p->out_row;
+    p->c_col = p->out_col;
+    p->offset[MAT_C] = p->offset[MAT_OUT];
+    memcpy(p->stride[MAT_C], p->stride[MAT_OUT], sizeof p->stride[MAT_C]);
+    p->beta = 1;
 }
 
 /* A row-major copy of an operand, seen through `view` with the operand's shape; dimensions that repeat are not
@@ -8737,55 +8906,59 @@ static struct array *packed_copy(struct encoder *e, const struct array *a, struc
     return copy;
 }
 
-/* Lowers a product that can be bound whole; operands that fast kernels cannot read are copied where it is worth it. */
-static void product_whole(struct encoder *e, const struct node *n, struct array *const *arrays)
+/* Lets a product read a or b from a row-major copy, which is returned; NULL where it does so already. */
+static struct array *pack_operand(struct encoder *e, struct product *p, int operand)
 {
-    const struct matmul_params *f = &n->p.matmul;
-    struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
-    bool large = (double)(p.m * p.n) * (double)p.k * (double)product_batches(&p) >= 1 << 21 &&
-        !is_complex(arrays[MAT_A]->dtype);
-    struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
-    if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
-    if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
-    if (copies[0] || copies[1]) p = product_of(a, b, arrays[MAT_C], arrays[MAT_OUT], f->alpha, f->beta);
-    product_batch(e, &p);
-    array_release(copies[0]);
-    array_release(copies[1]);
+    struct array view = operand_view(p, operand), packed, *copy = packed_copy(e, &view, &packed);
+    if (!copy) return NULL;
+    p->array[operand] = copy;
+    p->offset[operand] = 0;
+    memcpy(p->stride[operand], packed.strides, (size_t)p->ndim * sizeof *packed.strides);
+    *(operand == MAT_A ? &p->a_row : &p->b_k) = packed.strides[p->ndim];
+    *(operand == MAT_A ? &p->a_k : &p->b_col) = packed.strides[p->ndim + 1];
+    return copy;
 }
 
-/* Splits what the device cannot bind whole, by rows, columns or batches. */
-static void product_split(struct encoder *e, const struct node *n, struct array *const *arrays)
+/* Plans a product, in pieces where the device demands it. Pieces of K are added up in the result. */
+static void product_batch(struct encoder *e, const struct product *p)
 {
-    struct array part[MATRICES], *parts[MATRICES] = { NULL }, *copy = NULL, packed;
-    int last = arrays[MAT_OUT]->ndim - 1, axis, operand = MAT_OUT;
-    bool along_k;
-    for (axis = -1; operand >= 0 && axis < 0; operand--)
-        if (arrays[operand]) axis = axis_to_split(e, &arrays[operand], 1, 0);
-    operand++;
-    along_k = (operand == MAT_A && axis == last) || (operand == MAT_B && axis == last - 1);
-    /* K is not split, but what lies between its elements left out */
-    if (along_k) axis = operand == MAT_A ? last - 1 : last;
-    if (axis < 0 || arrays[MAT_OUT]->shape[axis] < 2) { product_whole(e, n, arrays); return; }
-    for (int half = 0; half < 2; half++) {
-        for (int k = 0; k < MATRICES; k++) {
-            int first = arrays[MAT_OUT]->shape[axis] / 2;
-            if (!arrays[k]) continue;
-            part[k] = *arrays[k];
-            parts[k] = &part[k];
-            if ((k == MAT_A && axis == last) || (k == MAT_B && axis == last - 1)) continue;
-            part[k].shape[axis] = half ? arrays[k]->shape[axis] - first : first;
-            part[k].size = arrays[k]->size / (size_t)arrays[k]->shape[axis] * (size_t)part[k].shape[axis];
-            if (half) part[k].offset += first * arrays[k]->strides[axis] * (int64_t)item_size(arrays[k]);
-        }
-        if (along_k) { copy = packed_copy(e, parts[operand], &packed); parts[operand] = &packed; }
-        product_split(e, n, parts);
+    struct cut cut = product_cut(e, p);
+    int64_t length;
+    if (cut.axis == AXIS_NONE) {
+        choose_product(e, p)->plan(e, p);
+        return;
+    }
+    length = cut_length(p, &cut);
+    for (int64_t at = 0; at < length && !e->code; at += cut.size) {
+        struct product part = *p;
+        struct array *copy = NULL;
+        take_part(&part, &cut, at, length - at < cut.size ? length - at : cut.size);
+        if (cut.axis == AXIS_K && at) add_to_result(&part);
+        if (cut.copy) copy = pack_operand(e, &part, cut.operand);
+        if (!p->gather && !p->segments) merge_batch(&part);
+        product_batch(e, &part);
         array_release(copy);
     }
 }
 
+/* Operands that fast kernels cannot read are copied where it is worth it. */
+static void plan_matmul(struct encoder *e, struct array *const *arrays, float alpha, float beta)
+{
+    struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], alpha, beta);
+    bool large = product_work(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
+    if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
+    if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
+    if (copies[0] || copies[1]) p = product_of(a, b, arrays[MAT_C], arrays[MAT_OUT], alpha, beta);
+    if (!e->code) product_batch(e, &p);
+    array_release(copies[0]);
+    array_release(copies[1]);
+}
+
 static void lower_matmul(struct encoder *e, const struct node *n)
 {
-    product_split(e, n, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] });
+    plan_matmul(e, (struct array *[MATRICES]){ n->in[0], n->in[1], n->in[2], n->out[0] }, n->p.matmul.alpha,
+                n->p.matmul.beta);
 }
 
 /* ---- gather_mm: matrices chosen by index arrays ---- */
@@ -8879,6 +9052,7 @@ static const struct tile_row *gather_tile(const struct encoder *e, const struct 
     bool largest;
     if (coopmat) return &coopmat_rows[each > 96 ? 0 : each > 40 ? 2 : 3];
     largest = !e->device->tuning->tile_count && e->device->caps.shared_memory >= 32768;
+    if (!tile_fits(e, &tiled_rows[0])) return &tiled_rows[COUNT(tiled_rows) - 1];
     return &tiled_rows[each > 96 && largest ? 0 : each > 40 ? 2 : 3];
 }
 
@@ -8892,12 +9066,9 @@ static void gather_tiles_of(struct encoder *e, const struct product *p, bool coo
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
     struct matmul_grouped_push q;
-    l.p.gather = NULL;
-    l.push = bind_product(e, &l.p);
-    q = (struct matmul_grouped_push){ .M = l.push.M, .N = l.push.N, .K = l.push.K, .offset_a = l.push.offset_a,
-        .offset_b = l.push.offset_b, .offset_out = l.push.offset_out, .a_row = l.push.a_row, .a_k = l.push.a_k,
-        .b_k = l.push.b_k, .b_col = l.push.b_col, .out_row = l.push.out_row, .out_col = l.push.out_col,
-        .a_matrix = l.push.batch_a[0], .b_matrix = l.push.batch_b[0], .every = g->every, .lhs_last = g->matrices - 1 };
+    bind_operands(e, &l);
+    q = (struct matmul_grouped_push){ PUSHED(p, l.at), .a_matrix = (uint32_t)p->stride[MAT_A][0],
+        .b_matrix = (uint32_t)p->stride[MAT_B][0], .every = g->every, .lhs_last = g->matrices - 1 };
     if (!e->code) {
         if (!g->every) q.lhs_at = set_input(e, SLOT_matmul_grouped_lhs, g->lhs);
         q.tiles_at = set_input(e, SLOT_matmul_grouped_tiles, r.tiles);
@@ -8936,24 +9107,11 @@ static void gather_grouped(struct encoder *e, const struct product *p, bool coop
 static void grouped_tiled(struct encoder *e, const void *job) { gather_grouped(e, job, false); }
 static void grouped_coopmat(struct encoder *e, const void *job) { gather_grouped(e, job, true); }
 
-/* Entry by entry, as many at a time as the grid takes. */
 static void gather_entries(struct encoder *e, const void *job)
 {
-    const struct product *p = job;
-    struct gather part = *p->gather;
-    struct product one = *p;
-    uint32_t step = part.every ? part.every : 1, most = e->device->caps.max_groups[2] / step * step;
-    one.gather = &part;
-    for (part.first = 0; part.first < part.entries && !e->code; part.first += most) {
-        one.shape[0] = min_u32(part.entries - part.first, most);
-        one.offset[MAT_OUT] = (int64_t)part.first * one.stride[MAT_OUT][0];
-        suit_strides(&one);
-        if (part.every) {
-            one.offset[MAT_A] = (int64_t)(part.first / step) * one.stride[MAT_A][0];
-            part.matrices = p->gather->matrices - part.first / step;
-        }
-        product_batch(e, &one);
-    }
+    struct product p = *(const struct product *)job;
+    suit_strides(&p);
+    product_batch(e, &p);
 }
 
 static const char *grouped_fits(const struct encoder *e, const void *job)
@@ -8962,6 +9120,7 @@ static const char *grouped_fits(const struct encoder *e, const void *job)
     const struct gather *g = p->gather;
     if (p->m > 64 || g->entries < 2) return "an entry's rows fill tiles";
     if (g->weights > GROUP_WEIGHTS) return "more than 4096 matrices";
+    if (binding_cut(e, p).axis != AXIS_NONE || p->k > longest_k(e->device)) return "operands are larger than a dispatch's";
     return (uint64_t)g->entries * (uint64_t)p->m / 32 + g->weights < e->device->caps.max_groups[1] ? NULL
         : "more tiles than a grid";
 }
@@ -8971,7 +9130,7 @@ static const char *grouped_coopmat_fits(const struct encoder *e, const void *job
     const struct product *p = job;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     if (!bf16 && p->array[MAT_A]->dtype != MLXVK_FLOAT16) return "no half type";
-    if (!e->device->caps.coopmat_size[bf16] ||
+    if (!e->device->caps.coopmat_size[bf16] || !tile_fits(e, &coopmat_rows[0]) ||
         !has_kernel(e->device, bf16 ? K_MATMUL_GROUPED_BF16 : K_MATMUL_GROUPED_F16))
         return "the device lacks cooperative matrices";
     return p->b_k == 1 || p->b_col == 1 ? grouped_fits(e, p) : "an operand has no unit stride";
@@ -9024,6 +9183,7 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
         .a_row = in[0]->strides[in[0]->ndim - 2], .a_k = in[0]->strides[in[0]->ndim - 1],
         .b_k = in[1]->strides[in[1]->ndim - 2], .b_col = in[1]->strides[in[1]->ndim - 1], .out_row = columns,
         .out_col = 1, .ndim = 1, .shape = { g.entries }, .alpha = 1, .gather = &g,
+        .count = { g.matrices, g.weights },
         .stride = { [MAT_A] = { stride[0] }, [MAT_B] = { stride[1] }, [MAT_OUT] = { (int64_t)rows * columns } } };
     if (!e->code)
         choose(e, gather_ways, COUNT(gather_ways), wanted > 0 && wanted < (int)COUNT(forced) ? forced[wanted] : 0,
@@ -9034,29 +9194,19 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
 
 /* ---- segmented_mm ---- */
 
-/* K cannot be cut: each result has a range of its own. By tiles of any kernel that walks ranges. */
 static void lower_segmented_mm(struct encoder *e, const struct node *n)
 {
     struct array *a = n->in[0], *b = n->in[1], *y = n->out[0], *copies[2] = { NULL };
-    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2), count = (int64_t)y->size / size;
-    int64_t most = e->device->caps.max_groups[2];
+    int64_t size = (int64_t)dim_of(y, -1) * dim_of(y, -2);
+    struct product p;
     if (!unit_stride(a)) a = copies[0] = rows_of(e, a);
     if (!unit_stride(b)) b = copies[1] = rows_of(e, b);
-    for (int64_t first = 0; first < count && !e->code; first += most) {
-        struct array segments = *n->in[2];
-        struct product p = { .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
-            .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1],
-            .out_row = dim_of(y, -1), .out_col = 1, .ndim = 1, .shape = { count - first < most ? count - first : most },
-            .stride = { [MAT_OUT] = { size } }, .offset = { [MAT_OUT] = first * size }, .alpha = 1,
-            .segments = &segments };
-        segments.offset += 8 * first;
-        segments.size -= 2 * (size_t)first;
-        segments.ndim = 1;
-        segments.shape[0] = (int)segments.size;
-        segments.strides[0] = 1;
-        suit_strides(&p);
-        choose_product(e, &p)->plan(e, &p);
-    }
+    p = (struct product){ .array = { a, b, NULL, y }, .m = dim_of(y, -2), .n = dim_of(y, -1), .k = dim_of(a, -1),
+        .a_row = a->strides[0], .a_k = a->strides[1], .b_k = b->strides[0], .b_col = b->strides[1],
+        .out_row = dim_of(y, -1), .out_col = 1, .ndim = 1, .shape = { (int64_t)y->size / size },
+        .stride = { [MAT_OUT] = { size } }, .alpha = 1, .segments = n->in[2] };
+    suit_strides(&p);
+    if (!e->code) product_batch(e, &p);
     array_release(copies[0]);
     array_release(copies[1]);
 }
@@ -9070,25 +9220,19 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
 {
     struct array *arrays[MATRICES] = { n->in[0], n->in[1], NULL, n->out[0] };
     struct product p = product_as_is(arrays[MAT_A], arrays[MAT_B], NULL, arrays[MAT_OUT], 1, 0);
-    bool whole = axis_to_split(e, arrays, MATRICES, 0) < 0;
     uint32_t parts = 1, along = reading_order(&p);
     const struct tile_row *r;
-    const struct matmul_push *s;
     struct matmul_masked_push q;
     struct launch l;
-    if (!whole || p.m <= FEW_ROWS || p.n <= FEW_ROWS || p.m > most_rows(e->device) || p.n > most_rows(e->device) ||
-        p.ndim > BATCH_DIMS || product_batches(&p) > e->device->caps.max_groups[2] || p.k > longest_k(e->device) ||
+    if (p.m <= FEW_ROWS || p.n <= FEW_ROWS || product_cut(e, &p).axis != AXIS_NONE ||
         choose_product(e, &p)->plan != product_tiled) {
-        product_split(e, n, arrays);
+        plan_matmul(e, arrays, 1, 0);
         return;
     }
     r = choose_tiled(e, &p, &parts);
-    l = prepare(e, &p, parts, r->bk);
-    s = &l.push;
-    q = (struct matmul_masked_push){ .M = s->M, .N = s->N, .K = s->K, .offset_a = s->offset_a, .offset_b = s->offset_b,
-        .offset_out = s->offset_out, .a_row = s->a_row, .a_k = s->a_k, .b_k = s->b_k, .b_col = s->b_col,
-        .out_row = s->out_row, .out_col = s->out_col, .inner = s->inner, .middle = s->middle, .part = s->part,
-        .block = (uint32_t)n->p.matmul.block,
+    prepare(e, &l, &p, parts, r->bk);
+    q = (struct matmul_masked_push){ PUSHED(&l.p, l.at), .inner = inner_size(&p), .middle = middle_size(&p),
+        .part = l.part, .block = (uint32_t)n->p.matmul.block,
         .masks = (n->in[2] ? 1u : 0u) | (n->in[3] ? 2u : 0u) | (n->in[4] ? 4u : 0u) };
     put_batch(&l.p, MAT_A, q.batch_a);
     put_batch(&l.p, MAT_B, q.batch_b);
@@ -9328,8 +9472,6 @@ static struct array *do_segmented_mm(struct call *c, struct array *a, struct arr
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s and %s: floating dtypes only", TEXT(a), TEXT(b));
     if (a->shape[1] != b->shape[0])
         return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of %s does not match the rows of %s", TEXT(a), TEXT(b));
-    if (a->shape[1] > longest_k(c->device))
-        return FAIL(c, MLXVK_ERROR_LIMIT, "the last dimension of %s is too long for this driver", TEXT(a));
     if (segments->ndim + 1 > MAXD) return FAIL(c, MLXVK_ERROR_SHAPE, "the result has more than %d dimensions", MAXD);
     memcpy(shape, segments->shape, (size_t)segments->ndim * sizeof *shape);
     shape[segments->ndim - 1] = a->shape[0];
@@ -9863,7 +10005,7 @@ static void hadamard_rows(struct encoder *e, struct array *x, struct array *y, u
     p.dst_at = set_output(e, SLOT_hadamard_dst, y);
     p.src_at = set_input(e, SLOT_hadamard_src, x);
     vector = !((p.dst_at | p.src_at | length) & 3);
-    while (threads < 256 && threads * 16 < length) threads *= 2;
+    while (threads < flat_threads(e->device) && threads * 16 < length) threads *= 2;
     USE(e, hadamard, &p, .threads = threads, .from = x->dtype, .to = y->dtype, .m = m, .k = bits, .length = length,
         .vector = vector);
     dispatch_groups(e, ceil_div(x->size, length));
@@ -9877,8 +10019,8 @@ static void hadamard_step(struct encoder *e, struct array *x, struct array *y, u
     p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
     p.dst_at = set_output(e, SLOT_hadamard_step_dst, y);
     p.src_at = set_input(e, SLOT_hadamard_step_src, x);
-    USE(e, hadamard_step, &p, .threads = 256, .from = x->dtype, .to = y->dtype, .m = m, .k = m > 1 ? 0 : bits);
-    dispatch_groups(e, ceil_div(p.count, 256));
+    USE(e, hadamard_step, &p, .threads = flat_threads(e->device), .from = x->dtype, .to = y->dtype, .m = m, .k = m > 1 ? 0 : bits);
+    dispatch_elements(e, p.count);
 }
 
 static void hadamard_part(struct encoder *e, struct array *const *a, const void *job)
@@ -9976,7 +10118,7 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
         .M = (uint32_t)conv_rows(v), .N = (uint32_t)v->n, .C = (uint32_t)v->c, .channels = (uint32_t)v->channels,
         .b_row = (uint32_t)v->b_row, .part = (uint32_t)v->groups, .out_batch = (uint32_t)v->out_batch };
     q.offset_a = set_input(e, SLOT_conv_a, v->in) + (uint32_t)v->in_first;
-    q.offset_b = set_input(e, SLOT_conv_b, v->kernel) + (uint32_t)v->b_first;
+    if (v->kernel) q.offset_b = set_input(e, SLOT_conv_b, v->kernel) + (uint32_t)v->b_first;
     q.offset_out = set_output(e, SLOT_conv_d, out) + (out == v->out ? (uint32_t)v->out_first : 0);
     for (int i = 0; i < SPACE; i++) {
         if (v->step[i] > 0xffff || v->tap_step[i] > 0xffff)
@@ -10006,8 +10148,8 @@ static void conv_plain(struct encoder *e, const void *job)
 {
     const struct conv *v = job;
     struct conv_push q = bind_conv(e, v, v->out);
-    USE(e, conv_plain, &q, .threads = 256, .type = v->out->dtype, .vector = conv_even(v, &q, false, 4) & 3);
-    dispatch_groups(e, ceil_div((uint64_t)q.M * q.N * q.part, 256));
+    USE(e, conv_plain, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .vector = conv_even(v, &q, false, 4) & 3);
+    dispatch_elements(e, (uint64_t)q.M * q.N * q.part);
 }
 
 static void conv_depthwise(struct encoder *e, const void *job)
@@ -10021,9 +10163,9 @@ static void conv_depthwise(struct encoder *e, const void *job)
     q = bind_conv(e, &all, v->out);
     even = conv_even(&all, &q, false, 4);
     q.C = 1;
-    USE(e, conv_depthwise, &q, .threads = 256, .type = v->out->dtype, .run = run,
+    USE(e, conv_depthwise, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .run = run,
         .vector = (even & 1) | (even >> 1 & 2));
-    dispatch_groups(e, ceil_div(runs * ceil_div((uint64_t)v->channels, 4), 256));
+    dispatch_elements(e, runs * ceil_div((uint64_t)v->channels, 4));
 }
 
 /* By tiles, in float32 or (matrices) by cooperative matrices; K may be cut into parts. */
@@ -10087,6 +10229,7 @@ static bool conv_unfolds(const struct encoder *e, const struct conv *v)
 static void conv_unfolded(struct encoder *e, const void *job)
 {
     const struct conv *v = job;
+    struct conv input = *v;
     struct product p = conv_product(v);
     int64_t most = unfolded_rows(e, v), rows = p.m;
     uint32_t chunks = (uint32_t)(v->c * (int64_t)item_size(v->in) / 16);
@@ -10096,14 +10239,15 @@ static void conv_unfolded(struct encoder *e, const void *job)
     p.array[MAT_A] = matrix;
     p.a_row = p.k;
     p.offset[MAT_A] = 0;
+    input.kernel = NULL;                             /* that is not read yet */
     for (int64_t at = 0; at < conv_rows(v) && !e->code; at += rows) {
-        struct conv_push q = bind_conv(e, v, matrix);
+        struct conv_push q = bind_conv(e, &input, matrix);
         p.m = conv_rows(v) - at < rows ? conv_rows(v) - at : rows;
         p.offset[MAT_OUT] = v->out_first + at * p.out_row;
         q.part = (uint32_t)at;
         q.N = (uint32_t)p.m;
-        USE(e, conv_unfold, &q, .threads = 256, .type = v->in->dtype);
-        dispatch_groups(e, ceil_div((uint64_t)p.m * chunks, 256));
+        USE(e, conv_unfold, &q, .threads = flat_threads(e->device), .type = v->in->dtype);
+        dispatch_elements(e, (uint64_t)p.m * chunks);
         product_batch(e, &p);
     }
     array_release(matrix);
@@ -10143,11 +10287,12 @@ static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step
     struct conv_push q;
     one.in = from;
     one.in_first = first;
+    one.kernel = NULL;
     q = bind_conv(e, &one, to);
     q.part = (uint32_t)tile;
     q.M = (uint32_t)rows;
-    USE(e, winograd, &q, .threads = 256, .type = v->out->dtype, .step = step);
-    dispatch_groups(e, ceil_div((uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)), 256));
+    USE(e, winograd, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .step = step);
+    dispatch_elements(e, (uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)));
 }
 
 /* In float32 between the steps, whatever the dtype. */
@@ -10214,7 +10359,8 @@ static const char *conv_plain_fits(const struct encoder *e, const void *job)
 static const char *conv_depthwise_fits(const struct encoder *e, const void *job)
 {
     const struct conv *v = job;
-    return v->c == 1 && v->n == 1 && v->groups > 1 ? conv_refused(e, v) : "not one channel a group";
+    return v->c == 1 && v->n == 1 && v->groups > 1 && v->groups == v->channels ? conv_refused(e, v)
+        : "not one channel a group, of all";
 }
 
 static const char *conv_tiled_fits(const struct encoder *e, const void *job)
@@ -10229,7 +10375,8 @@ static const char *conv_coopmat_fits(const struct encoder *e, const void *job)
     const struct conv *v = job;
     bool bf16 = v->out->dtype == MLXVK_BFLOAT16;
     if (!bf16 && v->out->dtype != MLXVK_FLOAT16) return "no half type";
-    if (!e->device->caps.coopmat_size[bf16] || !has_kernel(e->device, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16))
+    if (!e->device->caps.coopmat_size[bf16] || !tile_fits(e, &coopmat_rows[0]) ||
+        !has_kernel(e->device, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16))
         return "the device lacks cooperative matrices";
     if (((v->c | v->channels | v->b_row | v->in_first | v->b_first) & 7) || v->in->offset % 16 ||
         v->kernel->offset % 16)
@@ -10323,7 +10470,13 @@ static const struct candidate conv_ways[] = {
     { "winograd",                    conv_winograd_fits,  conv_winograd_cost,  conv_winograd },
 };
 
-static void conv_dispatch(struct encoder *e, const struct conv *v);
+static void conv_choose(struct encoder *e, const struct conv *v)
+{
+    const struct candidate *way = choose(e, conv_ways, COUNT(conv_ways), e->device->gate[GATE_CONV_KERNEL], NOTE_CONV,
+                                         v, NOTED(e->device, NOTE_CONV, TEXT(v->in)));
+    if (way) way->plan(e, v);
+    else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "too many groups and products for this driver");
+}
 
 /* With the result in memory of its own, where its positions follow each other, and copied from there. */
 static void conv_aside(struct encoder *e, const struct conv *v)
@@ -10336,7 +10489,7 @@ static void conv_aside(struct encoder *e, const struct conv *v)
     one.out_first = 0;
     one.out_batch = v->n * v->groups;
     for (int i = SPACE - 1; i >= 0; one.out_batch *= v->out_size[i], i--) one.out_step[i] = one.out_batch;
-    conv_dispatch(e, &one);
+    conv_choose(e, &one);
     to.refs = 1;
     to.ndim = SPACE + 2;
     to.size = sums->size;
@@ -10356,40 +10509,98 @@ static void conv_aside(struct encoder *e, const struct conv *v)
     array_release(sums);
 }
 
-static void conv_dispatch(struct encoder *e, const struct conv *v)
-{
-    const struct candidate *way;
-    if (conv_too_deep(e->device, v) && !conv_linear(v)) { conv_aside(e, v); return; }
-    way = choose(e, conv_ways, COUNT(conv_ways), e->device->gate[GATE_CONV_KERNEL], NOTE_CONV, v,
-                 e->device->noted >> NOTE_CONV & 1 ? TEXT(v->in) : "");
-    if (way) way->plan(e, v);
-    else encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "convolution", "too many groups and products for this driver");
-}
-
 /* ---- from MLX's parameters to kernels' ---- */
 
-/* Halves what the device's grid does not take in rows of the smallest tiles. */
-static void conv_rows_split(struct encoder *e, const struct conv *v)
+/* `size` elements from `first` on: a view for the caller's stack, which begins there. */
+static struct array *narrowed(struct array *view, const struct array *a, int64_t *first, int64_t size)
+{
+    *view = *a;
+    view->refs = 1;
+    view->ndim = 1;
+    view->shape[0] = (int)(size < INT_MAX ? size : INT_MAX);
+    view->strides[0] = 1;
+    view->size = (size_t)size;
+    view->offset += *first * (int64_t)item_size(a);
+    *first = 0;
+    return view;
+}
+
+/* Leaves out what the result's positions do not meet of the input's outermost axis, where that is one image. */
+static void conv_crop(struct conv *v)
+{
+    int64_t low, high, step = v->channels;
+    int axis = 0;
+    while (axis < SPACE - 1 && v->in_size[axis] == 1) axis++;
+    if (v->batch > 1) return;
+    low = v->base[axis] > 0 ? v->base[axis] : 0;
+    high = v->base[axis] + (v->out_size[axis] - 1) * v->step[axis] + (v->taps[axis] - 1) * v->tap_step[axis] + 1;
+    if (high > v->in_size[axis]) high = v->in_size[axis];
+    if (high <= low) { low = 0; high = 1; }          /* nothing: then this does not matter */
+    for (int i = SPACE - 1; i > axis; i--) step *= v->in_size[i];
+    v->in_first += low * step;
+    v->base[axis] -= low;
+    v->in_size[axis] = high - low;
+}
+
+/* Half of the images, of the positions along an axis, of the groups, or of the output channels, whichever are several;
+ * false where nothing is. */
+static bool conv_half(struct conv *v, bool second)
+{
+    int64_t *what = v->batch > 1 ? &v->batch : v->groups > 1 ? &v->groups : &v->n, first;
+    int64_t in = 0, b = v->b_row, out = 1;
+    int axis = 0;
+    while (axis < SPACE && v->out_size[axis] == 1) axis++;
+    if (v->batch > 1) { in = v->in_batch; out = v->out_batch; b = 0; }
+    else if (axis < SPACE) { what = &v->out_size[axis]; out = v->out_step[axis]; b = 0; }
+    else if (v->groups > 1) { in = v->c; out = v->n; b = v->n * v->b_row; }
+    first = *what / 2;
+    if (!first) return false;
+    *what = second ? *what - first : first;
+    if (!second) return true;
+    if (what == &v->out_size[axis]) v->base[axis] += first * v->step[axis];
+    v->in_first += first * in;
+    v->out_first += first * out;
+    v->b_first += first * b;
+    return true;
+}
+
+static bool conv_fits(const struct encoder *e, const struct conv *v)
+{
+    return fits_binding(e->device, v->in) && fits_binding(e->device, v->out) && fits_binding(e->device, v->kernel);
+}
+
+/* The same with arrays, which are the caller's, of what it reads and writes. */
+static struct conv conv_narrow(const struct conv *v, struct array view[3])
 {
     struct conv part = *v;
-    int axis = 0;
-    if (e->code) return;
-    if (conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1]) { conv_dispatch(e, v); return; }
-    if (v->batch > 1) {
-        part.batch /= 2;
-        conv_rows_split(e, &part);
-        part.in_first += part.batch * v->in_batch;
-        part.out_first += part.batch * v->out_batch;
-        part.batch = v->batch - part.batch;
-    } else {
-        while (v->out_size[axis] == 1) axis++;
-        part.out_size[axis] /= 2;
-        conv_rows_split(e, &part);
-        part.base[axis] += part.out_size[axis] * v->step[axis];
-        part.out_first += part.out_size[axis] * v->out_step[axis];
-        part.out_size[axis] = v->out_size[axis] - part.out_size[axis];
+    int64_t points = v->batch * v->in_size[0] * v->in_size[1] * v->in_size[2], within = v->b_row ? v->b_first % v->b_row : 0;
+    int64_t spread = v->n * v->groups + (v->batch - 1) * v->out_batch;
+    for (int i = 0; i < SPACE; i++) spread += (v->out_size[i] - 1) * v->out_step[i];
+    part.b_first -= within;
+    part.in = narrowed(&view[0], v->in, &part.in_first, points ? (points - 1) * v->channels + v->groups * v->c : 0);
+    part.out = narrowed(&view[1], v->out, &part.out_first, spread);
+    part.kernel = narrowed(&view[2], v->kernel, &part.b_first, v->n * v->groups * v->b_row);
+    part.b_first = within;
+    return part;
+}
+
+/* In halves where the grid, in rows of the smallest tiles, or bindings do not take all of it. */
+static void conv_parts(struct encoder *e, const struct conv *v)
+{
+    struct array view[3];
+    struct conv part = conv_fits(e, v) ? *v : conv_narrow(v, view), half = *v;
+    if ((conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1] && conv_fits(e, &part)) ||
+        !conv_half(&half, false)) {
+        if (conv_too_deep(e->device, v) && !conv_linear(v)) conv_aside(e, &part);
+        else conv_choose(e, &part);
+        return;
     }
-    conv_rows_split(e, &part);
+    for (int second = 0; second < 2 && !e->code; second++) {
+        half = *v;
+        conv_half(&half, second);
+        if (!fits_binding(e->device, part.in)) conv_crop(&half);
+        conv_parts(e, &half);
+    }
 }
 
 /* One axis, for those positions o of the result with o % (how many there are) == which. At these, tap t meets the input
@@ -10415,9 +10626,9 @@ static int64_t conv_axis(struct conv *v, int axis, int64_t size, int64_t taps, c
     return count;
 }
 
-/* Lowers a convolution that can be bound whole: a dispatch for each remainder that a dilated input has. */
-static void conv_whole(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
-                       struct array *out)
+/* A dispatch for each remainder that a dilated input has. */
+static void conv_remainders(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
+                            struct array *out)
 {
     int space = out->ndim - 2, lead = SPACE - space;
     int64_t counts[SPACE] = { 1, 1, 1 };
@@ -10453,31 +10664,14 @@ static void conv_whole(struct encoder *e, const struct conv_params *p, struct ar
                 conv_axis(&one, 1, sizes[1], taps[1], p, y);
                 conv_axis(&one, 2, sizes[2], taps[2], p, z);
                 if (!(one.taps[0] && one.taps[1] && one.taps[2])) one.b_first = 0;
-                conv_rows_split(e, &one);
+                conv_parts(e, &one);
             }
-}
-
-/* Halves batches that the device cannot bind whole. */
-static void conv_batches(struct encoder *e, const struct conv_params *p, struct array *in, struct array *kernel,
-                         struct array *out)
-{
-    struct array part[2] = { *in, *out }, *pair[2] = { in, out };
-    int half = out->shape[0] / 2;
-    if (half == 0 || axis_to_split(e, pair, 2, 0) < 0) { conv_whole(e, p, in, kernel, out); return; }
-    for (int second = 0; second < 2 && !e->code; second++) {
-        for (int k = 0; k < 2; k++) {
-            part[k].shape[0] = second ? out->shape[0] - half : half;
-            part[k].size = pair[k]->size / (size_t)out->shape[0] * (size_t)part[k].shape[0];
-            if (second) part[k].offset += half * pair[k]->strides[0] * (int64_t)item_size(pair[k]);
-        }
-        conv_batches(e, p, &part[0], kernel, &part[1]);
-    }
 }
 
 static void lower_convolution(struct encoder *e, const struct node *n)
 {
     struct array *in = rows_of(e, n->in[0]), *kernel = rows_of(e, n->in[1]);
-    conv_batches(e, &n->p.conv, in, kernel, n->out[0]);
+    conv_remainders(e, &n->p.conv, in, kernel, n->out[0]);
     array_release(in);
     array_release(kernel);
 }

@@ -47,9 +47,6 @@ enum { JACOBI_EIGEN = 0, JACOBI_SINGULAR = 1 };
 /* shaders/matmul.glsl: a @ b; with alpha, beta and c; float32 parts, to be added up */
 enum { EPILOGUE_NONE = 0, EPILOGUE_SCALE = 1, EPILOGUE_PART = 2 };
 
-/* shaders/matmul.glsl: `inner` of products of ranges of K */
-enum { MATMUL_SEGMENTS = 0x7fffffff };
-
 /* shaders/merge.comp: results of a thread */
 enum { MERGE_EACH = 8 };
 
@@ -172,6 +169,13 @@ struct fft_chirp_push {
     uint32_t n, room, offset_w, offset_b;
 };
 static_assert(sizeof(struct fft_chirp_push) == 16, "fft_chirp_push");
+
+struct matmul_gather_push {
+    uint32_t M, N, K, offset_a, offset_b, offset_c, offset_out, a_row, a_k, b_k, b_col, c_row, c_col;
+    uint32_t out_row, out_col, a_matrix, b_matrix, c_matrix, out_matrix, every, lhs_at, lhs_last, rhs_at;
+    uint32_t rhs_last, a_first, a_count, b_first, b_count, ranges, ranges_at, k_first, part;
+};
+static_assert(sizeof(struct matmul_gather_push) == 128, "matmul_gather_push");
 
 struct group_rows_push {
     uint32_t entries, weights, first, part, each, tile_rows, tile_count, tiles_at, order_at, rhs_at;
@@ -447,6 +451,44 @@ enum { SLOT_fft_more_d = 0, SLOT_fft_more_a = 1, SLOT_fft_more_first = 2, SLOT_f
 typedef struct elementwise_constants fp8_constants; typedef struct elementwise_push fp8_push;
 enum { SLOT_fp8_dst = 0, SLOT_fp8_src = 1, SLOT_fp8_table = 2 };
 
+struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along; };
+typedef struct matmul_coopmat2_constants gather_coopmat2_bf16_constants; typedef struct matmul_gather_push gather_coopmat2_bf16_push;
+enum { SLOT_gather_coopmat2_bf16_d = 0, SLOT_gather_coopmat2_bf16_a = 1, SLOT_gather_coopmat2_bf16_b = 2,
+    SLOT_gather_coopmat2_bf16_lhs = 4, SLOT_gather_coopmat2_bf16_rhs = 5, SLOT_gather_coopmat2_bf16_ranges = 6 };
+
+typedef struct matmul_coopmat2_constants gather_coopmat2_f16_constants; typedef struct matmul_gather_push gather_coopmat2_f16_push;
+enum { SLOT_gather_coopmat2_f16_d = 0, SLOT_gather_coopmat2_f16_a = 1, SLOT_gather_coopmat2_f16_b = 2,
+    SLOT_gather_coopmat2_f16_lhs = 4, SLOT_gather_coopmat2_f16_rhs = 5, SLOT_gather_coopmat2_f16_ranges = 6 };
+
+typedef struct matmul_coopmat_constants gather_coopmat_bf16_constants; typedef struct matmul_gather_push gather_coopmat_bf16_push;
+enum { SLOT_gather_coopmat_bf16_d = 0, SLOT_gather_coopmat_bf16_a = 1, SLOT_gather_coopmat_bf16_b = 2,
+    SLOT_gather_coopmat_bf16_c = 3, SLOT_gather_coopmat_bf16_lhs = 4, SLOT_gather_coopmat_bf16_rhs = 5,
+    SLOT_gather_coopmat_bf16_ranges = 6 };
+
+typedef struct matmul_coopmat_constants gather_coopmat_f16_constants; typedef struct matmul_gather_push gather_coopmat_f16_push;
+enum { SLOT_gather_coopmat_f16_d = 0, SLOT_gather_coopmat_f16_a = 1, SLOT_gather_coopmat_f16_b = 2,
+    SLOT_gather_coopmat_f16_c = 3, SLOT_gather_coopmat_f16_lhs = 4, SLOT_gather_coopmat_f16_rhs = 5,
+    SLOT_gather_coopmat_f16_ranges = 6 };
+
+struct matvec_constants { uint32_t threads, type, epilogue, few, wide, vector; };
+typedef struct matvec_constants gather_matvec_constants; typedef struct matmul_gather_push gather_matvec_push;
+enum { SLOT_gather_matvec_d = 0, SLOT_gather_matvec_a = 1, SLOT_gather_matvec_b = 2, SLOT_gather_matvec_c = 3,
+    SLOT_gather_matvec_lhs = 4, SLOT_gather_matvec_rhs = 5, SLOT_gather_matvec_ranges = 6 };
+
+typedef struct matvec_constants gather_matvec_subgroup_constants; typedef struct matmul_gather_push gather_matvec_subgroup_push;
+enum { SLOT_gather_matvec_subgroup_d = 0, SLOT_gather_matvec_subgroup_a = 1, SLOT_gather_matvec_subgroup_b = 2,
+    SLOT_gather_matvec_subgroup_c = 3, SLOT_gather_matvec_subgroup_lhs = 4, SLOT_gather_matvec_subgroup_rhs = 5,
+    SLOT_gather_matvec_subgroup_ranges = 6 };
+
+typedef struct matmul_tiled_constants gather_tiled_constants; typedef struct matmul_gather_push gather_tiled_push;
+enum { SLOT_gather_tiled_d = 0, SLOT_gather_tiled_a = 1, SLOT_gather_tiled_b = 2, SLOT_gather_tiled_c = 3,
+    SLOT_gather_tiled_lhs = 4, SLOT_gather_tiled_rhs = 5, SLOT_gather_tiled_ranges = 6 };
+
+struct vecmat_constants { uint32_t threads, type, epilogue, few, lanes, vector; };
+typedef struct vecmat_constants gather_vecmat_constants; typedef struct matmul_gather_push gather_vecmat_push;
+enum { SLOT_gather_vecmat_d = 0, SLOT_gather_vecmat_a = 1, SLOT_gather_vecmat_b = 2, SLOT_gather_vecmat_c = 3,
+    SLOT_gather_vecmat_lhs = 4, SLOT_gather_vecmat_rhs = 5, SLOT_gather_vecmat_ranges = 6 };
+
 struct group_rows_constants { uint32_t threads, grouped, most; };
 typedef struct group_rows_constants group_rows_constants; typedef struct group_rows_push group_rows_push;
 enum { SLOT_group_rows_tiles = 0, SLOT_group_rows_order = 1, SLOT_group_rows_rhs = 2 };
@@ -466,24 +508,21 @@ enum { SLOT_jacobi_a = 0, SLOT_jacobi_b = 1, SLOT_jacobi_v = 2, SLOT_jacobi_go =
 struct matmul_plain_constants { uint32_t threads, type, epilogue; };
 typedef struct matmul_plain_constants matmul_complex_constants; typedef struct matmul_push matmul_complex_push;
 enum { SLOT_matmul_complex_d = 0, SLOT_matmul_complex_a = 1, SLOT_matmul_complex_b = 2,
-    SLOT_matmul_complex_c = 3, SLOT_matmul_complex_lhs = 4, SLOT_matmul_complex_rhs = 5 };
+    SLOT_matmul_complex_c = 3 };
 
-struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along; };
 typedef struct matmul_coopmat2_constants matmul_coopmat2_bf16_constants; typedef struct matmul_push matmul_coopmat2_bf16_push;
-enum { SLOT_matmul_coopmat2_bf16_d = 0, SLOT_matmul_coopmat2_bf16_a = 1, SLOT_matmul_coopmat2_bf16_b = 2,
-    SLOT_matmul_coopmat2_bf16_lhs = 4, SLOT_matmul_coopmat2_bf16_rhs = 5 };
+enum { SLOT_matmul_coopmat2_bf16_d = 0, SLOT_matmul_coopmat2_bf16_a = 1, SLOT_matmul_coopmat2_bf16_b = 2 };
 
 typedef struct matmul_coopmat2_constants matmul_coopmat2_f16_constants; typedef struct matmul_push matmul_coopmat2_f16_push;
-enum { SLOT_matmul_coopmat2_f16_d = 0, SLOT_matmul_coopmat2_f16_a = 1, SLOT_matmul_coopmat2_f16_b = 2,
-    SLOT_matmul_coopmat2_f16_lhs = 4, SLOT_matmul_coopmat2_f16_rhs = 5 };
+enum { SLOT_matmul_coopmat2_f16_d = 0, SLOT_matmul_coopmat2_f16_a = 1, SLOT_matmul_coopmat2_f16_b = 2 };
 
 typedef struct matmul_coopmat_constants matmul_coopmat_bf16_constants; typedef struct matmul_push matmul_coopmat_bf16_push;
 enum { SLOT_matmul_coopmat_bf16_d = 0, SLOT_matmul_coopmat_bf16_a = 1, SLOT_matmul_coopmat_bf16_b = 2,
-    SLOT_matmul_coopmat_bf16_c = 3, SLOT_matmul_coopmat_bf16_lhs = 4, SLOT_matmul_coopmat_bf16_rhs = 5 };
+    SLOT_matmul_coopmat_bf16_c = 3 };
 
 typedef struct matmul_coopmat_constants matmul_coopmat_f16_constants; typedef struct matmul_push matmul_coopmat_f16_push;
 enum { SLOT_matmul_coopmat_f16_d = 0, SLOT_matmul_coopmat_f16_a = 1, SLOT_matmul_coopmat_f16_b = 2,
-    SLOT_matmul_coopmat_f16_c = 3, SLOT_matmul_coopmat_f16_lhs = 4, SLOT_matmul_coopmat_f16_rhs = 5 };
+    SLOT_matmul_coopmat_f16_c = 3 };
 
 typedef struct matmul_tiled_constants matmul_grouped_constants; typedef struct matmul_grouped_push matmul_grouped_push;
 enum { SLOT_matmul_grouped_d = 0, SLOT_matmul_grouped_a = 1, SLOT_matmul_grouped_b = 2,
@@ -503,25 +542,21 @@ enum { SLOT_matmul_masked_d = 0, SLOT_matmul_masked_a = 1, SLOT_matmul_masked_b 
     SLOT_matmul_masked_of_a = 4, SLOT_matmul_masked_of_b = 5 };
 
 typedef struct matmul_plain_constants matmul_plain_constants; typedef struct matmul_push matmul_plain_push;
-enum { SLOT_matmul_plain_d = 0, SLOT_matmul_plain_a = 1, SLOT_matmul_plain_b = 2, SLOT_matmul_plain_c = 3,
-    SLOT_matmul_plain_lhs = 4, SLOT_matmul_plain_rhs = 5 };
+enum { SLOT_matmul_plain_d = 0, SLOT_matmul_plain_a = 1, SLOT_matmul_plain_b = 2, SLOT_matmul_plain_c = 3 };
 
 struct matmul_sum_constants { uint32_t threads, type, has_c; };
 typedef struct matmul_sum_constants matmul_sum_constants; typedef struct matmul_sum_push matmul_sum_push;
 enum { SLOT_matmul_sum_d = 0, SLOT_matmul_sum_a = 1, SLOT_matmul_sum_c = 3 };
 
 typedef struct matmul_tiled_constants matmul_tiled_constants; typedef struct matmul_push matmul_tiled_push;
-enum { SLOT_matmul_tiled_d = 0, SLOT_matmul_tiled_a = 1, SLOT_matmul_tiled_b = 2, SLOT_matmul_tiled_c = 3,
-    SLOT_matmul_tiled_lhs = 4, SLOT_matmul_tiled_rhs = 5 };
+enum { SLOT_matmul_tiled_d = 0, SLOT_matmul_tiled_a = 1, SLOT_matmul_tiled_b = 2, SLOT_matmul_tiled_c = 3 };
 
-struct matvec_constants { uint32_t threads, type, epilogue, few, wide, vector; };
 typedef struct matvec_constants matvec_constants; typedef struct matmul_push matvec_push;
-enum { SLOT_matvec_d = 0, SLOT_matvec_a = 1, SLOT_matvec_b = 2, SLOT_matvec_c = 3, SLOT_matvec_lhs = 4,
-    SLOT_matvec_rhs = 5 };
+enum { SLOT_matvec_d = 0, SLOT_matvec_a = 1, SLOT_matvec_b = 2, SLOT_matvec_c = 3 };
 
 typedef struct matvec_constants matvec_subgroup_constants; typedef struct matmul_push matvec_subgroup_push;
 enum { SLOT_matvec_subgroup_d = 0, SLOT_matvec_subgroup_a = 1, SLOT_matvec_subgroup_b = 2,
-    SLOT_matvec_subgroup_c = 3, SLOT_matvec_subgroup_lhs = 4, SLOT_matvec_subgroup_rhs = 5 };
+    SLOT_matvec_subgroup_c = 3 };
 
 struct merge_constants { uint32_t threads; };
 typedef struct merge_constants merge_constants; typedef struct merge_push merge_push;
@@ -695,10 +730,8 @@ enum { SLOT_unary_half_dst = 0, SLOT_unary_half_src = 1, SLOT_unary_half_table =
 typedef struct elementwise_constants unary_wide_constants; typedef struct elementwise_push unary_wide_push;
 enum { SLOT_unary_wide_dst = 0, SLOT_unary_wide_src = 1, SLOT_unary_wide_table = 2 };
 
-struct vecmat_constants { uint32_t threads, type, epilogue, few, lanes, vector; };
 typedef struct vecmat_constants vecmat_constants; typedef struct matmul_push vecmat_push;
-enum { SLOT_vecmat_d = 0, SLOT_vecmat_a = 1, SLOT_vecmat_b = 2, SLOT_vecmat_c = 3, SLOT_vecmat_lhs = 4,
-    SLOT_vecmat_rhs = 5 };
+enum { SLOT_vecmat_d = 0, SLOT_vecmat_a = 1, SLOT_vecmat_b = 2, SLOT_vecmat_c = 3 };
 
 struct winograd_constants { uint32_t threads, type, epilogue, step; };
 typedef struct winograd_constants winograd_constants; typedef struct conv_push winograd_push;
@@ -706,8 +739,9 @@ enum { SLOT_winograd_d = 0, SLOT_winograd_a = 1 };
 
 enum { SLOT_elementwise_dst = 0 };
 enum { SLOT_conv_d = 0, SLOT_conv_a = 1, SLOT_conv_b = 2 };
-enum { SLOT_matmul_d = 0, SLOT_matmul_a = 1, SLOT_matmul_b = 2, SLOT_matmul_c = 3, SLOT_matmul_lhs = 4,
-    SLOT_matmul_rhs = 5 };
+enum { SLOT_matmul_gather_d = 0, SLOT_matmul_gather_a = 1, SLOT_matmul_gather_b = 2, SLOT_matmul_gather_lhs = 4,
+    SLOT_matmul_gather_rhs = 5, SLOT_matmul_gather_ranges = 6, SLOT_matmul_gather_c = 3 };
+enum { SLOT_matmul_d = 0, SLOT_matmul_a = 1, SLOT_matmul_b = 2, SLOT_matmul_c = 3 };
 enum { SLOT_quant_x = 0, SLOT_quant_wc = 7, SLOT_quant_sc = 8, SLOT_quant_bc = 9, SLOT_quant_yb = 11,
     SLOT_quant_yc = 12 };
 enum { SLOT_quant_gather_x = 0 };
@@ -741,24 +775,32 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_fixed, FFT_FIXED, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 7, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 7, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(gather_coopmat_f16, GATHER_COOPMAT_F16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(gather_matvec, GATHER_MATVEC, 7, 0x1, 128, 6, CAP_SMALL) \
+    X(gather_matvec_subgroup, GATHER_MATVEC_SUBGROUP, 7, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
+    X(gather_tiled, GATHER_TILED, 7, 0x1, 128, 11, CAP_SMALL) \
+    X(gather_vecmat, GATHER_VECMAT, 7, 0x1, 128, 6, CAP_SMALL) \
     X(group_rows, GROUP_ROWS, 3, 0x3, 40, 3, CAP_NONE) \
     X(hadamard, HADAMARD, 2, 0x1, 16, 7, CAP_SMALL) \
     X(hadamard_step, HADAMARD_STEP, 2, 0x1, 20, 5, CAP_SMALL) \
     X(jacobi, JACOBI, 4, 0x7, 36, 3, CAP_NONE) \
-    X(matmul_complex, MATMUL_COMPLEX, 6, 0x1, 128, 3, CAP_SMALL) \
-    X(matmul_coopmat2_bf16, MATMUL_COOPMAT2_BF16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 6, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 6, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(matmul_complex, MATMUL_COMPLEX, 4, 0x1, 128, 3, CAP_SMALL) \
+    X(matmul_coopmat2_bf16, MATMUL_COOPMAT2_BF16, 3, 0x1, 128, 7, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 7, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 11, CAP_SMALL) \
     X(matmul_grouped_bf16, MATMUL_GROUPED_BF16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_grouped_f16, MATMUL_GROUPED_F16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_masked, MATMUL_MASKED, 6, 0x1, 116, 11, CAP_SMALL) \
-    X(matmul_plain, MATMUL_PLAIN, 6, 0x1, 128, 3, CAP_SMALL) \
+    X(matmul_plain, MATMUL_PLAIN, 4, 0x1, 128, 3, CAP_SMALL) \
     X(matmul_sum, MATMUL_SUM, 4, 0x1, 84, 3, CAP_SMALL) \
-    X(matmul_tiled, MATMUL_TILED, 6, 0x1, 128, 11, CAP_SMALL) \
-    X(matvec, MATVEC, 6, 0x1, 128, 6, CAP_SMALL) \
-    X(matvec_subgroup, MATVEC_SUBGROUP, 6, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
+    X(matmul_tiled, MATMUL_TILED, 4, 0x1, 128, 11, CAP_SMALL) \
+    X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
+    X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
     X(norm, NORM, 6, 0x9, 120, 6, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
@@ -800,7 +842,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(unary_complex, UNARY_COMPLEX, 3, 0x1, 120, 6, CAP_SMALL) \
     X(unary_half, UNARY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(unary_wide, UNARY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
-    X(vecmat, VECMAT, 6, 0x1, 128, 6, CAP_SMALL) \
+    X(vecmat, VECMAT, 4, 0x1, 128, 6, CAP_SMALL) \
     X(winograd, WINOGRAD, 2, 0x1, 124, 4, CAP_SMALL)
 
 /* X(capability of SPIR-V, what it needs of a device) */

@@ -1,7 +1,11 @@
 // What the kernels of matrix products share: out = alpha * a @ b + beta * c for each matrix of a batch. Element (m, k) of a is
 // at offset + m * a_row + k * a_k, and so on; strides may be 0 or negative (indices wrap). A workgroup's z counts matrices,
-// or, where K is split, parts of each. Where `inner` is 0, index arrays choose the matrices of a and b (gather); where it is
-// SEGMENTS, rhs holds a range of K for each result.
+// or, where K is split, parts of each. Push constants and place() say where an entry's matrices are:
+//   (none)   in a batch of up to three dimensions
+//   GATHER   where index arrays say, or all in one place, over a range of K of its own
+//   GROUPED  rows by the matrix of b that they meet (grouped.glsl)
+//   MASKED   in a batch, with masks of blocks
+//   CONV     conv.glsl
 #ifndef MATMUL_GLSL
 #define MATMUL_GLSL
 #include "common.glsl"
@@ -41,6 +45,21 @@ layout(push_constant) uniform matmul_masked_push {
     uint masks;                                        // bits: of the result, a, b; row-major for all matrices, a byte a block
     uint mask_at, a_mask_at, b_mask_at;
 };
+#elif defined(GATHER)
+layout(push_constant) uniform matmul_gather_push {
+    uint M, N, K;
+    uint offset_a, offset_b, offset_c, offset_out;
+    uint a_row, a_k, b_k, b_col, c_row, c_col, out_row, out_col;
+    uint a_matrix, b_matrix, c_matrix, out_matrix;     // from one matrix to the next; of a and b 0: all entries take one
+    uint every, lhs_at, lhs_last, rhs_at, rhs_last;    // entries a matrix of a, 0: lhs says which
+    uint a_first, a_count, b_first, b_count;           // matrices that are bound: entries of others are left alone
+    uint ranges, ranges_at, k_first;                   // 1: entries have ranges of K; which element of it is the first here
+    uint part;                                         // how much of K one workgroup takes
+};
+layout(std430, set = 0, binding = 4) restrict readonly buffer lhs_words { uint lhs32[]; };
+layout(std430, set = 0, binding = 5) restrict readonly buffer rhs_words { uint rhs32[]; };
+layout(std430, set = 0, binding = 6) restrict readonly buffer ranges_words { uint ranges32[]; };
+const float alpha = 1.0, beta = 1.0;
 #else
 layout(push_constant) uniform matmul_push {
     uint M, N, K;
@@ -51,53 +70,48 @@ layout(push_constant) uniform matmul_push {
     float alpha, beta;
     uint part;                                         // how much of K one workgroup takes
 };
-
-//! enum MATMUL_: `inner` of products of ranges of K
-const uint SEGMENTS = 0x7fffffff;
-
-// Gather: what the push constants of batches are then. `every`: entries a matrix of a, 0: lhs says which.
-#define every middle
-#define lhs_at batch_a[1]
-#define lhs_last batch_a[2]
-#define rhs_at batch_b[1]
-#define rhs_last batch_b[2]
-layout(std430, set = 0, binding = 4) restrict readonly buffer lhs_words { uint lhs32[]; };
-layout(std430, set = 0, binding = 5) restrict readonly buffer rhs_words { uint rhs32[]; };
 #endif
 
-#define BATCH(of) (i * of[0] + j * of[1] + k * of[2])
 Place place(uint z)
 {
-    uint parts = EPILOGUE == PART ? (K + part - 1u) / part : 1u, which = z % parts;
-    uint rest = z / parts, one = max(inner, 1u), two = max(middle, 1u), i = rest % one, j = rest / one % two, k = rest / one / two;
+    uint parts = EPILOGUE == PART ? (K + part - 1u) / part : 1u, which = z % parts, entry = z / parts;
     Place p = Place(offset_a, offset_b, 0u, offset_out, 0u, K);
-#ifdef MASKED
+#ifdef GATHER
+    uint x = a_matrix == 0u ? 0u : X_MATRIX(entry), w = b_matrix == 0u ? 0u : min(rhs32[rhs_at + entry], rhs_last);
+    uint out_first = entry * out_matrix;
+    if (ranges != 0u) {
+        p.low = clamp(ranges32[ranges_at + 2u * entry], k_first, k_first + K) - k_first;
+        p.high = max(clamp(ranges32[ranges_at + 2u * entry + 1u], k_first, k_first + K) - k_first, p.low);
+    }
+    p.a += (x - a_first) * a_matrix;
+    p.b += (w - b_first) * b_matrix;
+    p.c = offset_c + entry * c_matrix;
+    if (x - a_first >= a_count || w - b_first >= b_count) p.low = p.high + 1u;
+#else
+    uint one = max(inner, 1u), two = max(middle, 1u), i = entry % one, j = entry / one % two, k = entry / one / two;
+#define BATCH(of) (i * of[0] + j * of[1] + k * of[2])
+    uint out_first = BATCH(batch_out);
     p.a += BATCH(batch_a);
     p.b += BATCH(batch_b);
-#else
-    p.c = offset_c;
-    if (inner == 0u) {
-        p.a += X_MATRIX(rest) * batch_a[0];
-        p.b += min(rhs32[rhs_at + rest], rhs_last) * batch_b[0];
-        i = rest;
-        j = k = 0u;
-    } else if (inner == SEGMENTS) {
-        p.low = min(rhs32[rhs_at + 2u * rest], K);
-        p.high = max(min(rhs32[rhs_at + 2u * rest + 1u], K), p.low);
-    } else {
-        p.a += BATCH(batch_a);
-        p.b += BATCH(batch_b);
-        p.c += BATCH(batch_c);
-    }
+#ifndef MASKED
+    p.c = offset_c + BATCH(batch_c);
+#endif
 #endif
     if (EPILOGUE == PART) {
         p.d += z * M * N;
         p.low = which * part;
         p.high = min(K, p.low + part);
-    } else p.d += BATCH(batch_out);
+    } else p.d += out_first;
     return p;
 }
 #endif
+#endif
+
+// Leaves the kernel where the entry's matrices are not bound.
+#ifdef GATHER
+#define SKIP_OTHERS(p) if (p.low > p.high) return;
+#else
+#define SKIP_OTHERS(p)
 #endif
 
 // The row and column of this workgroup's tile: eight rows of tiles are walked together, which keeps their operands in caches.

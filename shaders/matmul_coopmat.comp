@@ -140,6 +140,7 @@ void main()
     Place p = place(w_matrix);
 #else
     Place p = place(gl_WorkGroupID.z);
+    SKIP_OTHERS(p)
 #endif
     coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum[WM / SIZE * (WN / SIZE)];
     [[unroll]] for (uint i = 0; i < WM / SIZE * (WN / SIZE); i++)

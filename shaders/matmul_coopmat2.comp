@@ -57,6 +57,7 @@ void main()
     uvec2 at = tile();
     uint row = at.x * BM, column = at.y * BN;
     Place p = place(gl_WorkGroupID.z);
+    SKIP_OTHERS(p)
     uint lead_a = ((ALONG & 1u) == 0u ? a_row : a_k) & ~7u, lead_b = ((ALONG & 2u) == 0u ? b_k : b_col) & ~7u;
     uint first_a = p.a & ~7u, first_b = p.b & ~7u, lead_d = out_row & ~7u, first_d = p.d & ~7u;
 

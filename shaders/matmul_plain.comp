@@ -1,6 +1,6 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Matrix products of any layout, by tiles of 16 x 16 with one element a thread. COMPLEX: complex64.
+// Matrix products of any layout, by tiles of 16 x 16: a thread takes EACH elements of a column. COMPLEX: complex64.
 #include "matmul.glsl"
 BUFFER(0, d)
 BUFFER(1, a)
@@ -23,6 +23,7 @@ T multiply_add(T x, T y, T s) { return vec2(fma(x.x, y.x, fma(-x.y, y.y, s.x)), 
 T multiply_add(T x, T y, T s) { return fma(x, y, s); }
 #endif
 
+const uint DOWN = gl_WorkGroupSize.x / 16u, EACH = 16u / DOWN;
 shared T tile_a[16][17], tile_b[16][17];
 
 void main()
@@ -30,19 +31,25 @@ void main()
     uint x = gl_LocalInvocationID.x % 16u, y = gl_LocalInvocationID.x / 16u;
     uint row = gl_WorkGroupID.y * 16u, column = gl_WorkGroupID.x * 16u;
     Place p = place(gl_WorkGroupID.z);
-    T sum = T(0.0);
-    // neighbouring threads read along the shorter stride
-    uint am = a_k == 1u ? y : x, ak = a_k == 1u ? x : y, bk = b_k == 1u ? x : y, bn = b_k == 1u ? y : x;
+    T sum[EACH];
+    [[unroll]] for (uint i = 0u; i < EACH; i++) sum[i] = T(0.0);
     for (uint k = 0u; k < K; k += 16u) {
-        tile_a[am][ak] = row + am < M && k + ak < K ? LOAD(a, p.a + (row + am) * a_row + (k + ak) * a_k) : T(0.0);
-        tile_b[bk][bn] = column + bn < N && k + bk < K ? LOAD(b, p.b + (k + bk) * b_k + (column + bn) * b_col) : T(0.0);
+        [[unroll]] for (uint i = 0u; i < EACH; i++) {
+            // neighbouring threads read along the shorter stride
+            uint z = y + i * DOWN, am = a_k == 1u ? z : x, ak = a_k == 1u ? x : z, bk = b_k == 1u ? x : z, bn = b_k == 1u ? z : x;
+            tile_a[am][ak] = row + am < M && k + ak < K ? LOAD(a, p.a + (row + am) * a_row + (k + ak) * a_k) : T(0.0);
+            tile_b[bk][bn] = column + bn < N && k + bk < K ? LOAD(b, p.b + (k + bk) * b_k + (column + bn) * b_col) : T(0.0);
+        }
         barrier();
-        for (uint i = 0u; i < 16u; i++) sum = multiply_add(tile_a[y][i], tile_b[i][x], sum);
+        for (uint l = 0u; l < 16u; l++)
+            [[unroll]] for (uint i = 0u; i < EACH; i++) sum[i] = multiply_add(tile_a[y + i * DOWN][l], tile_b[l][x], sum[i]);
         barrier();
     }
-    row += y;
     column += x;
-    if (row >= M || column >= N) return;
-    if (EPILOGUE == SCALE) sum = SCALED(sum, LOAD(c, p.c + row * c_row + column * c_col));
-    STORE(p.d + row * out_row + column * out_col, sum);
+    [[unroll]] for (uint i = 0u; i < EACH; i++) {
+        uint m = row + y + i * DOWN;
+        if (m >= M || column >= N) continue;
+        if (EPILOGUE == SCALE) sum[i] = SCALED(sum[i], LOAD(c, p.c + m * c_row + column * c_col));
+        STORE(p.d + m * out_row + column * out_col, sum[i]);
+    }
 }

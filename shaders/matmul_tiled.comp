@@ -172,6 +172,7 @@ void main()
     Place p = place(w_matrix);
 #else
     Place p = place(gl_WorkGroupID.z);
+    SKIP_OTHERS(p)
 #endif
     vec4 sum[TM * TN / 4];
     [[unroll]] for (uint i = 0; i < TM * TN / 4; i++) sum[i] = vec4(0.0);

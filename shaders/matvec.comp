@@ -36,6 +36,7 @@ void main()
     const uint size = gl_WorkGroupSize.x;
     uint t = gl_LocalInvocationID.x, first = (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * WIDE, k = 0u;
     Place p = place(gl_WorkGroupID.z);
+    SKIP_OTHERS(p)
     float sum[SUMS];
     uint from_b[WIDE], from_a[FEW];
     if (first >= N) return;

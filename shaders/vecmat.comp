@@ -23,6 +23,7 @@ void main()
     uint t = gl_LocalInvocationID.x, x = t % LANES, y = t / LANES;
     uint first = (gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * LANES * CHUNK, column = first + x * CHUNK;
     Place p = place(gl_WorkGroupID.z);
+    SKIP_OTHERS(p)
     float sum[FEW][CHUNK];
     if (first >= N) return;
     [[unroll]] for (uint i = 0; i < FEW; i++) [[unroll]] for (uint l = 0; l < CHUNK; l++) sum[i][l] = 0.0;

@@ -168,6 +168,7 @@ static void test_chosen(void **state) { (void)state; run_cases(NULL, 60, false);
 static void test_plain(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=1", 30, false); }
 static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=3", 40, false); }
 
+static void test_pieces(void **state) { (void)state; run_cases("MLX_VK_MAX_BINDING_RANGE=16384", 25, false); }
 static void test_unfolded(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=6", 20, true); }
 
 /* 3 x 3 in steps of 1: sizes that tiles of 4 do not divide, results of one position, padding beyond the kernel. */
@@ -411,7 +412,7 @@ static void test_errors(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded),
+        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_pieces),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
         cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),

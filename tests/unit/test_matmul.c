@@ -1,5 +1,6 @@
 /* Matrix products of random shapes, layouts and batches against sums in double, for each kind of kernel in turn. */
 #include "support.h"
+#include <stdio.h>
 
 enum { MOST_DIMS = 6 };
 
@@ -217,15 +218,17 @@ static void test_beta_zero(void **state)
     }
 }
 
-/* K longer than some drivers' loops may be (lavapipe's end after 65,535 iterations): every element counts. */
+/* K longer than some drivers' loops may be (lavapipe's end after 65,535 iterations), or than a binding: every element
+ * counts. */
 static void test_long_k(void **state)
 {
-    static const char *const gates[] = { "MLX_VK_MATMUL_KERNEL=1", "MLX_VK_MATMUL_KERNEL=2", "MLX_VK_MATMUL_KERNEL=3" };
-    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_COMPLEX64 };
+    static const char *const gates[] = { "MLX_VK_MATMUL_KERNEL=1", "MLX_VK_MATMUL_KERNEL=2", "MLX_VK_MATMUL_KERNEL=3",
+                                         "MLX_VK_MAX_BINDING_RANGE=1048576" };
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_COMPLEX64 };
     const int k = 1150003;
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        struct setting t = start(gates[i % 3]);
+    for (int i = 0; i < 5; i++) {
+        struct setting t = start(gates[i % 4]);
         mlxvk_stream s = t.stream;
         mlxvk_array a = { NULL }, b = { NULL }, c = { NULL }, res = { NULL }, low = { NULL };
         float got[2];
@@ -274,6 +277,18 @@ static void test_long_masked_k(void **state)
 static void test_chosen(void **state) { (void)state; run_cases("", cases()); }
 static void test_plain(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=1", 2 * cases()); }
 static void test_vector(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=2", cases()); }
+
+/* Every device has workgroups of 128 threads; some have no larger ones. */
+static void test_few_threads(void **state)
+{
+    (void)state;
+    for (int kernel = 1; kernel <= 3; kernel++) {
+        char gates[64];
+        snprintf(gates, sizeof gates, "MLX_VK_MAX_THREADS=128 MLX_VK_MATMUL_KERNEL=%d", kernel);
+        run_cases(gates, cases() / 2);
+    }
+}
+
 static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=3", cases()); }
 
 /* By a kernel that not every device has: it must run, and not another one in its place. */
@@ -302,6 +317,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
+        cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2),
     };

@@ -111,6 +111,9 @@ static const struct row {
       "raspberrypi/linux#4767, DTolm/VkFFT#19: the same; allocations of 1 GiB, bits: v3dv_device.c",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, CAP_STORAGE8 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_HALF_CONVERSION,
       16, 256, 8, { 65535, 65535, 65535 }, 16384, 1 << 30, 1 << 30, 32, 2, { 0, 0 } },
+    { "workgroups of 128", "what Vulkan asks of every device at least, but for storage: assumed",
+      VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, CAP_MEMORY_MODEL, 4, 128, 8, { 65535, 65535, 65535 }, 16384,
+      1 << 27, 1 << 30, 256, 2, { 0, 0 } },
     { "lavapipe", "read from Mesa 22.3.6 (Debian 12) itself",
       VK_PHYSICAL_DEVICE_TYPE_CPU, DESKTOP & ~CAP_HALF_CONVERSION, 8, 1024, 16, { 65535, 65535, 65535 }, 32768,
       1 << 27, 0x80000000, 16, 2, { 0, 0 } },
@@ -492,11 +495,10 @@ static void check_shared(struct lab *l, const struct step *t)
 
 /* Kernels that want workgroups of 256, which Vulkan does not promise: no plan for these yet. */
 static const uint32_t many_threads[] = {
-    K_COPY, K_COPY_WIDE, K_COPY_HALF, K_BINARY, K_BINARY_HALF, K_BINARY_WIDE, K_BINARY_COMPLEX, K_UNARY, K_UNARY_HALF, K_UNARY_WIDE,
-    K_UNARY_COMPLEX, K_SELECT, K_ARANGE, K_ARANGE_WIDE, K_TRANSPOSE, K_TRANSPOSE_QUADS, K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR,
-    K_SOFTMAX, K_SCAN, K_SCAN_PAIR, K_TAKE, K_POSITIONS, K_SCATTER, K_SEARCH, K_MATMUL_PLAIN, K_MATMUL_COMPLEX, K_MATMUL_TILED,
-    K_MATMUL_GROUPED, K_MATMUL_MASKED, K_MATMUL_SUM, K_MATVEC, K_MATVEC_SUBGROUP, K_VECMAT, K_CONV_PLAIN, K_CONV_TILED,
-    K_CONV_DEPTHWISE, K_CONV_UNFOLD, K_WINOGRAD, K_HADAMARD, K_HADAMARD_STEP, K_FFT_CHIRP,
+    K_COPY, K_COPY_WIDE, K_COPY_HALF, K_BINARY, K_BINARY_HALF, K_BINARY_WIDE, K_BINARY_COMPLEX, K_UNARY,
+    K_UNARY_HALF, K_UNARY_WIDE, K_UNARY_COMPLEX, K_SELECT, K_ARANGE, K_ARANGE_WIDE, K_TRANSPOSE, K_TRANSPOSE_QUADS,
+    K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR, K_SOFTMAX, K_SCAN, K_SCAN_PAIR, K_TAKE, K_POSITIONS, K_SCATTER,
+    K_SEARCH, K_FFT_CHIRP,
 };
 
 static bool wants_many_threads(uint32_t kernel)
@@ -552,7 +554,6 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
         1 << 30, 0 },
     { "scan", "one binding reaches", "a row is longer than a binding: not cut yet", 1 << 27, 0 },
     { "chain", "one binding reaches", "a row of rms_norm is longer than a binding: not cut yet", 1 << 27, 0 },
-    { "conv", "one binding reaches", "one image is larger than a binding: not cut yet", 1 << 27, 0 },
 };
 
 static bool is_allowed(const struct lab *l, const char *text)
@@ -706,8 +707,8 @@ static void call_chain(struct lab *l)
 static void call_matmul(struct lab *l)
 {
     int64_t most = most_elements(l, MLXVK_FLOAT32);
-    int batch = one_in(l, 2) ? 1 : size_to(l, 64), m = size_to(l, 1 << 16), n = size_to(l, 1 << 18), k = size_to(l,
-        1 << 16);
+    int batch = one_in(l, 2) ? 1 : size_to(l, 64), m = size_to(l, 1 << 16), n = size_to(l, 1 << 18),
+        k = size_to(l, one_in(l, 8) ? 1 << 28 : 1 << 16);
     mlxvk_dtype dtype = one_in(l, 12) ? MLXVK_COMPLEX64 : floating(l);
     mlxvk_array a, b, y = none;
     while ((int64_t)batch * m * n > most) { m = (m + 1) / 2; n = (n + 1) / 2; }
@@ -725,8 +726,8 @@ static void call_matmul(struct lab *l)
 
 static void call_gather_mm(struct lab *l)
 {
-    int experts = size_to(l, 128), tokens = size_to(l, 1 << 14), m = one_in(l, 2) ? 1 : size_to(l, 64), n = size_to(l,
-        1 << 12), k = size_to(l, 1 << 12);
+    int experts = size_to(l, 128), tokens = size_to(l, 1 << 14), m = one_in(l, 2) ? 1 : size_to(l, 64),
+        n = size_to(l, 1 << 14), k = size_to(l, 1 << 14);
     mlxvk_dtype dtype = floating(l);
     mlxvk_array a, b, rhs, y = none;
     while ((int64_t)tokens * m * n > most_elements(l, MLXVK_FLOAT32)) tokens = (tokens + 1) / 2;
@@ -739,7 +740,8 @@ static void call_gather_mm(struct lab *l)
 
 static void call_blocks(struct lab *l)
 {
-    int block = PICK(l, 32, 64), m = block * size_to(l, 64), n = block * size_to(l, 64), k = block * size_to(l, 64);
+    int block = PICK(l, 32, 64), m = block * size_to(l, 256), n = block * size_to(l, 256),
+        k = block * size_to(l, 256);
     mlxvk_dtype dtype = floating(l);
     mlxvk_array a = make(l, ANY, dtype, SHAPE(m, k)), b = make(l, ANY, dtype, SHAPE(k, n)), y = none, mask;
     if (one_in(l, 2)) {
@@ -748,7 +750,8 @@ static void call_blocks(struct lab *l)
         done(l, mlxvk_block_masked_mm(&y, a, b, block, mask, none, none, l->s), y);
         return;
     }
-    mask = index_array(l, SHAPE(size_to(l, 64), 2));
+    mask = index_array(l, SHAPE((int)min_size((size_t)size_to(l, 64),
+                                              (size_t)(1 + most_elements(l, MLXVK_FLOAT32) / m / n)), 2));
     TOLD(l);
     done(l, mlxvk_segmented_mm(&y, a, b, mask, l->s), y);
 }
@@ -1029,7 +1032,7 @@ static void call_conv(struct lab *l)
         size *= shape[1 + i] + 2 * pad[i];
     }
     while (size * (in > out ? in : out) > most_elements(l, MLXVK_FLOAT32) &&
-        in > groups) { in = groups * (in / groups / 2 ? in / groups / 2 : 1); out = groups * (out / groups / 2 ?
+        (in > groups || out > groups)) { in = groups * (in / groups / 2 ? in / groups / 2 : 1); out = groups * (out / groups / 2 ?
             out / groups / 2 : 1); }
     shape[1 + dims] = in;
     weight[0] = out;

@@ -265,6 +265,15 @@ static void test_gather_mm_plain(void **state) { (void)state; gather_cases("MLX_
 static void test_gather_mm_vector(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=2", false, 12); }
 static void test_gather_mm_tiled(void **state) { (void)state; gather_cases("MLX_VK_MATMUL_KERNEL=3", false, 12); }
 
+/* What one binding or one grid cannot take is done in pieces: of entries, matrices, rows, columns. */
+static void test_gather_mm_pieces(void **state)
+{
+    (void)state;
+    gather_cases("MLX_VK_MAX_BINDING_RANGE=8192", false, 9);
+    gather_cases("MLX_VK_MAX_BINDING_RANGE=8192 MLX_VK_MATMUL_KERNEL=3", false, 5);
+    gather_cases("MLX_VK_MAX_GRID=8", false, 6);
+}
+
 /* By cooperative matrices, where there are: those kernels must run, and not others in their place. */
 static void gather_matrices(const char *gates, bool quantized, int count, const char *kernel)
 {
@@ -535,6 +544,12 @@ static void segment_cases(const char *gates)
 }
 
 static void test_segments(void **state) { (void)state; segment_cases(NULL); }
+static void test_segments_pieces(void **state)
+{
+    (void)state;
+    segment_cases("MLX_VK_MAX_BINDING_RANGE=16384");
+    segment_cases("MLX_VK_MAX_GRID=2");
+}
 static void test_segments_tiled(void **state) { (void)state; segment_cases("MLX_VK_MATMUL_KERNEL=3"); }
 
 static void test_segments_edges(void **state)
@@ -881,10 +896,12 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes), cmocka_unit_test(test_modes_together), cmocka_unit_test(test_scale_rounding),
         cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_held), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
-        cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_qmm_in_parts), cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
-        cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
+        cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_qmm_in_parts), cmocka_unit_test(test_gather_mm),
+        cmocka_unit_test(test_gather_mm_plain),        cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_pieces),
+        cmocka_unit_test(test_gather_mm_matrices),
         cmocka_unit_test(test_gather_many), cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
-        cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_edges),
+        cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_pieces),
+        cmocka_unit_test(test_segments_edges),
         cmocka_unit_test(test_block_masks), cmocka_unit_test(test_block_masks_large), cmocka_unit_test(test_qqmm_scales),
         cmocka_unit_test(test_einsum), cmocka_unit_test(test_einsum_texts), cmocka_unit_test(test_contractions),
     };
