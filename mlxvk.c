@@ -391,6 +391,13 @@ static const char *const capability_names[CAPABILITY_COUNT] = {
 /* What shaders say of themselves: their push constants, constants and bindings by name, and a row of KERNELS each. */
 #include "gen/kernels.h"
 
+_Static_assert((int)MLXVK_BOOL == DTYPE_BOOL && (int)MLXVK_UINT8 == DTYPE_U8 && (int)MLXVK_UINT16 == DTYPE_U16 &&
+               (int)MLXVK_UINT32 == DTYPE_U32 && (int)MLXVK_UINT64 == DTYPE_U64 && (int)MLXVK_INT8 == DTYPE_I8 &&
+               (int)MLXVK_INT16 == DTYPE_I16 && (int)MLXVK_INT32 == DTYPE_I32 && (int)MLXVK_INT64 == DTYPE_I64 &&
+               (int)MLXVK_FLOAT16 == DTYPE_F16 && (int)MLXVK_FLOAT32 == DTYPE_F32 &&
+               (int)MLXVK_BFLOAT16 == DTYPE_BF16 && (int)MLXVK_COMPLEX64 == DTYPE_C64,
+               "shaders/common.glsl has other numbers of dtypes");
+
 enum kernel_id {
 #define X(module, ...) K_##module,
     KERNELS(X)

@@ -23,6 +23,10 @@ enum { CATEGORICAL_EACH = 8 };
 /* shaders/combine.glsl: what is done */
 enum { SCATTER_NONE = 0, SCATTER_SUM = 1, SCATTER_PROD = 2, SCATTER_MAX = 3, SCATTER_MIN = 4 };
 
+/* shaders/common.glsl: as mlxvk_dtype has them */
+enum { DTYPE_BOOL = 0, DTYPE_U8 = 1, DTYPE_U16 = 2, DTYPE_U32 = 3, DTYPE_U64 = 4, DTYPE_I8 = 5, DTYPE_I16 = 6,
+    DTYPE_I32 = 7, DTYPE_I64 = 8, DTYPE_F16 = 9, DTYPE_F32 = 10, DTYPE_BF16 = 12, DTYPE_C64 = 13 };
+
 /* shaders/elementwise.glsl: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements */
 enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FLAT_8 = 4, MODE_STRIDES_4 = 5,
     MODE_STRIDES_8 = 6, MODE_FLAT_16 = 7, MODE_STRIDES_16 = 8 };

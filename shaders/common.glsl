@@ -10,7 +10,7 @@
 #extension GL_EXT_control_flow_attributes : require
 layout(local_size_x_id = 0) in;
 
-// mlxvk_dtype
+//! enum DTYPE_: as mlxvk_dtype has them
 const uint BOOL = 0, U8 = 1, U16 = 2, U32 = 3, U64 = 4, I8 = 5, I16 = 6, I32 = 7, I64 = 8, F16 = 9, F32 = 10, BF16 = 12, C64 = 13;
 
 bool is_float(uint t) { return t == F16 || t == F32 || t == BF16; }
