@@ -6456,6 +6456,13 @@ static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool
     g->width = min_u32(pow2_at_least(lanes), REDUCE_THREADS);
 }
 
+/* To be measured, then removed. MLXVK_TRY_COLUMNS=1: a thread takes 256 rows alone; 2: workgroups of 256 rows, not 4096. */
+static int try_columns(void)
+{
+    const char *text = getenv("MLXVK_TRY_COLUMNS");
+    return text ? atoi(text) : 0;
+}
+
 /* `units`: columns, or fours of them. */
 static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
 {
@@ -6467,6 +6474,9 @@ static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, b
     g->width = REDUCE_THREADS / height;
     g->piece = whole ? n : piece_of(g, n, (units + g->width - 1) / g->width, height > 16 ? REDUCE_PIECE : REDUCE_BLOCK,
                                     256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
+    if (!try_columns() || g->later || whole || n <= REDUCE_BLOCK || height != 16 || g->bound < REDUCE_BLOCK) return;
+    g->piece = REDUCE_BLOCK;
+    if (try_columns() == 1) g->width = REDUCE_THREADS;
 }
 
 /* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
