@@ -5615,11 +5615,8 @@ FUNCTION(mlxvk_astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream
 /* Reinterprets the bits; the last dimension scales with the item size. */
 static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
 {
-    int shape[MAXD];
-    int64_t strides[MAXD];
     if (c->code || !a || !check_shape(c, 0, NULL, dtype)) return NULL;
-    size_t from = item_size(a);
-    size_t to = dtypes[dtype].size;
+    size_t from = item_size(a), to = dtypes[dtype].size;
     if (from == to) return view_of(c, a, dtype, a->ndim, a->shape, a->strides, a->offset);
     if (!a->ndim)
         return FAIL(c, MLXVK_ERROR_SHAPE, "a scalar of %s cannot be viewed as %s", dtypes[a->dtype].name,
@@ -5630,11 +5627,11 @@ static struct array *do_view(struct call *c, struct array *a, mlxvk_dtype dtype)
     if (a->offset % (int64_t)to) a = copy_of(c, a);
     else if (!(to < from && a->strides[a->ndim - 1] == 1)) a = contiguous(c, a);
     if (!a) return NULL;
-    memcpy(shape, a->shape, sizeof shape);
-    for (int i = 0; i < a->ndim; i++) strides[i] = a->strides[i] * (int64_t)from / (int64_t)to;
-    shape[a->ndim - 1] = length_of(c, a, bytes / to);
-    strides[a->ndim - 1] = 1;
-    return view_of(c, a, dtype, a->ndim, shape, a->row ? NULL : strides, a->offset);
+    struct array v = *a;
+    for (int i = 0; i < a->ndim; i++) v.strides[i] = a->strides[i] * (int64_t)from / (int64_t)to;
+    v.shape[a->ndim - 1] = length_of(c, a, bytes / to);
+    v.strides[a->ndim - 1] = 1;
+    return view_of(c, a, dtype, a->ndim, v.shape, a->row ? NULL : v.strides, a->offset);
 }
 
 FUNCTION(mlxvk_view, a, do_view(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
@@ -5819,7 +5816,6 @@ static bool vector_dtype(struct call *c, const struct vector *v, mlxvk_dtype *dt
 /* stack: each array gets an axis of length 1 there first. */
 static struct array *do_concatenate(struct call *c, const struct vector *v, int axis, bool stack)
 {
-    struct array *part;
     int shape[MAXD], at = 0;
     int64_t total = 0;
     mlxvk_dtype dtype;
@@ -5845,7 +5841,7 @@ static struct array *do_concatenate(struct call *c, const struct vector *v, int 
     shape[axis] = length_of(c, first, (uint64_t)total);
     struct array *out = output(c, first->ndim, shape, dtype);
     for (size_t i = 0; i < v->size && !c->code; i++) {
-        part = array_at(v, i);
+        struct array *part = array_at(v, i);
         if (stack) part = do_expand(c, part, &axis, 1);
         if (!part) return NULL;
         append_copy(c, slice_one(c, out, axis, at, part->shape[axis]), part);
@@ -6102,7 +6098,6 @@ static void gather_along(struct encoder *e, const struct gather_params *p, struc
 {
     struct array *in[3] = { a[0], a[1], a[2] }, part, **indexed = &in[p->mode == GATHER_PUT ? 0 : 1];
     const struct array *whole = *indexed;
-    const char *refusal;
     int size = whole->shape[p->axis];
     int step = p->mode < GATHER_STARTS && p->room == (uint32_t)size ? axis_part(e, whole, p->axis) : size;
     for (int first = 0; first < size && !e->code; first += step) {
@@ -6116,7 +6111,7 @@ static void gather_along(struct encoder *e, const struct gather_params *p, struc
         push.take.offset[0] = set_output(e, SLOT_take_dst, in[0]);
         push.take.offset[1] = set_input(e, SLOT_take_src, in[1]);
         push.take.offset[2] = set_input(e, SLOT_take_index, in[2]);
-        refusal = try_gather_rows(e, p, in, &push.take);
+        const char *refusal = try_gather_rows(e, p, in, &push.take);
         NOTE(e->device, NOTE_GATHER, "rows", refusal, "%s at %s", LAYOUT(in[1]), LAYOUT(in[2]));
         if (refusal) gather_elements(e, p, in, &push);
         if (step > size - first) break;
@@ -6466,15 +6461,13 @@ static struct array *do_diagonal(struct call *c, struct array *a, int offset, in
 
 static struct array *do_diag(struct call *c, struct array *a, int k)
 {
-    struct array *diagonal;
     if (c->code || !a) return NULL;
     if (a->ndim == 2) return do_diagonal(c, a, k, 0, 1);
     if (a->ndim != 1) return FAIL(c, MLXVK_ERROR_SHAPE, "%s is neither a diagonal nor a matrix", TEXT(a));
     int64_t n = a->shape[0] + llabs(k);
     if (n > INT_MAX) return FAIL(c, MLXVK_ERROR_LIMIT, "a matrix of %lld rows for %s", (long long)n, TEXT(a));
     struct array *out = do_full(c, 2, (int[]){ (int)n, (int)n }, scalar(c, 0, a->dtype), a->dtype);
-    diagonal = do_diagonal(c, out, k, 0, 1);
-    append_copy(c, diagonal, a);
+    append_copy(c, do_diagonal(c, out, k, 0, 1), a);
     return out;
 }
 
@@ -6779,6 +6772,13 @@ static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool
     g->width = min_u32(pow2_at_least(lanes), REDUCE_THREADS);
 }
 
+/* To be measured, then removed. MLXVK_TRY_COLUMNS=1: a thread takes 256 rows alone; 2: workgroups take 256 rows. */
+static int try_columns(void)
+{
+    const char *text = getenv("MLXVK_TRY_COLUMNS");
+    return text ? atoi(text) : 0;
+}
+
 /* `units`: columns, or fours of them. */
 static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
 {
@@ -6790,6 +6790,9 @@ static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, b
     g->width = REDUCE_THREADS / height;
     g->piece = whole ? n : piece_of(g, n, (units + g->width - 1) / g->width, height > 16 ? REDUCE_PIECE : REDUCE_BLOCK,
                                     256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
+    if (!try_columns() || g->later || whole || n <= REDUCE_BLOCK || height != 16 || g->bound < REDUCE_BLOCK) return;
+    g->piece = REDUCE_BLOCK;
+    if (try_columns() == 1) g->width = REDUCE_THREADS;
 }
 
 /* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
