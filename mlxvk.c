@@ -15377,12 +15377,13 @@ static void fft_whole(struct encoder *e, const struct fft_params *p, struct arra
 /* Halves rows where operands cannot be bound whole, or what lies between steps would be too large. */
 static void fft_split(struct encoder *e, const struct fft_params *p, struct array *in, struct array *out)
 {
-    size_t room = min_size(e->device->caps.max_range, (size_t)1 << 28), len,
-        rows = out->size / (size_t)out->shape[p->axis];
+    size_t room = min_size(binding_room(e->device, 8), (size_t)1 << 28), len;
+    size_t rows = out->size / (size_t)out->shape[p->axis];
     int axis = longest_axis(out, 1u << p->axis);
-    bool small;
-    len = fft_smooth((uint32_t)p->n) ? (size_t)p->n : fft_convolved((uint32_t)p->n);
-    small = len <= fft_room(e) / (in->strides[p->axis] != 1 ? 4 : 1) || rows * len <= room / 8;
+    bool smooth = fft_smooth((uint32_t)p->n), small;
+    len = smooth ? (size_t)p->n : fft_convolved((uint32_t)p->n);
+    small = rows * len <= room / 8 || (len <= fft_room(e) / (in->strides[p->axis] != 1 ? 4 : 1) &&
+                                       (smooth || rows * len <= binding_room(e->device, 8) / 8));
     if (axis < 0 || (small && axis_to_split(e, (struct array *[]){ in, out }, 2, 0) < 0)) {
         fft_whole(e, p, in, out);
         return;

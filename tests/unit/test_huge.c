@@ -617,6 +617,17 @@ static void family_transforms(mlxvk_array *res)
     DONE(x, kernel, image);
 }
 
+/* Lengths with large prime factors: rows are longer in between. */
+static void family_chirps(mlxvk_array *res)
+{
+    mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 100, 83), y = NUMBERS(MLXVK_FLOAT32, 100, 46);
+    OK(mlxvk_fft_fft(&res[0], x, 83, 1, MLXVK_FFT_NORM_BACKWARD, stream), stream);
+    OK(mlxvk_fft_rfft(&res[1], x, 83, 1, MLXVK_FFT_NORM_BACKWARD, stream), stream);
+    OK(mlxvk_fft_irfft(&res[2], y, 46, 1, MLXVK_FFT_NORM_ORTHO, stream), stream);
+    OK(mlxvk_fft_fft(&res[3], x, 101, 0, MLXVK_FFT_NORM_BACKWARD, stream), stream);
+    DONE(x, y);
+}
+
 static void family_indices(mlxvk_array *res)
 {
     mlxvk_array x = NUMBERS(MLXVK_FLOAT32, 90, 70), low = NUMBERS(MLXVK_FLOAT32, 90, 1), at = none, sorted = none;
@@ -728,6 +739,7 @@ static const struct { const char *name; void (*make)(mlxvk_array *res); double t
     { "quantized", family_quantized, 1e-5 }, { "attention", family_attention, 1e-5 }, { "transforms", family_transforms, 1e-5 },
     { "indices", family_indices, 1e-5 }, { "matrices", family_matrices, 1e-4 }, { "scatter", family_scatter, 1e-5 },
     { "windows", family_windows, 1e-5 }, { "gather", family_gather, 0 }, { "search", family_search, 0 },
+    { "chirps", family_chirps, 1e-4 },
 };
 
 /* The results' elements on this device, as numbers; complex ones count twice. */
