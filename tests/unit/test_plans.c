@@ -50,7 +50,8 @@ static const struct row {
         "gpuinfo: smxi/inxi#284 has 8 to 32 and 56 of them; range and allocation assumed",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, DESKTOP, 8, 448, 16, { 65535, 65535, 65535 }, 65536,
       0x40000000, 0x40000000, 64, 4, { 0, 0 } },
-    { "Vulkan's least, with subgroups", "the specification: 128 threads, 16 KiB, 128 MiB, alignment of 256; rest assumed",
+    { "Vulkan's least, with subgroups",
+        "the specification: 128 threads, 16 KiB, 128 MiB, alignment of 256; rest assumed",
       VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, SMALL_TYPES | CAP_SUBGROUP | CAP_INT_DOT | CAP_MEMORY_MODEL, 32, 128, 16,
       { 65535, 65535, 65535 }, 16384, 1 << 27, 1 << 30, 256, 2, { 0, 0 } },
     { "GTX 1080 (Pascal)",
@@ -417,10 +418,11 @@ static void check_shared(struct lab *l, const struct step *t)
 
 /* Kernels that want workgroups of 256, which Vulkan does not promise: no plan for these yet. */
 static const uint32_t many_threads[] = {
-    K_COPY, K_COPY_WIDE, K_COPY_HALF, K_BINARY, K_BINARY_HALF, K_BINARY_WIDE, K_BINARY_COMPLEX, K_UNARY, K_UNARY_HALF, K_UNARY_WIDE,
-    K_UNARY_COMPLEX, K_SELECT, K_ARANGE, K_ARANGE_WIDE, K_TRANSPOSE, K_TRANSPOSE_QUADS, K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR,
-    K_SOFTMAX, K_SCAN, K_SCAN_PAIR, K_TAKE, K_POSITIONS, K_SCATTER, K_SEARCH, K_MATMUL_PLAIN, K_MATMUL_COMPLEX, K_MATMUL_TILED,
-    K_MATMUL_GROUPED, K_MATMUL_MASKED, K_MATMUL_SUM, K_MATVEC, K_MATVEC_SUBGROUP, K_VECMAT, K_CONV_PLAIN, K_CONV_TILED,
+    K_COPY, K_COPY_WIDE, K_COPY_HALF, K_BINARY, K_BINARY_HALF, K_BINARY_WIDE, K_BINARY_COMPLEX, K_UNARY,
+    K_UNARY_HALF, K_UNARY_WIDE, K_UNARY_COMPLEX, K_SELECT, K_ARANGE, K_ARANGE_WIDE, K_TRANSPOSE, K_TRANSPOSE_QUADS,
+    K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR, K_SOFTMAX, K_SCAN, K_SCAN_PAIR, K_TAKE, K_POSITIONS, K_SCATTER, K_SEARCH,
+    K_MATMUL_PLAIN, K_MATMUL_COMPLEX, K_MATMUL_TILED, K_MATMUL_GROUPED, K_MATMUL_MASKED, K_MATMUL_SUM, K_MATVEC,
+    K_MATVEC_SUBGROUP, K_VECMAT, K_CONV_PLAIN, K_CONV_TILED,
     K_CONV_DEPTHWISE, K_CONV_UNFOLD, K_WINOGRAD, K_HADAMARD, K_HADAMARD_STEP, K_FFT_CHIRP,
 };
 
