@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Samples of one categorical distribution by the inverse of its cumulative sum.
-// STEP 0: a workgroup a tile of logits: its largest, and the sum of exp(x - largest). STEP 1: a workgroup a sample,
-// which is drawn where the tile that it falls into is one of those whose logits are bound, `bound` from `first_tile` on.
+// STEP 0: a workgroup a tile of logits: its largest, and the sum of exp(x - largest). STEP 1: a workgroup a sample, which is
+// drawn where the tile that it falls into is one of those whose logits are bound, `bound` from `first_tile` on.
 #include "common.glsl"
 #include "threefry.glsl"
 #include "math.glsl"
@@ -95,8 +95,7 @@ void measure_tile(uint first)
         if (gl_LocalInvocationID.x < s) part[gl_LocalInvocationID.x] += part[gl_LocalInvocationID.x + s];
         barrier();
     }
-    if (gl_LocalInvocationID.x == 0u)
-        dst64[dst_at + first / TILE] = uvec2(floatBitsToUint(high), floatBitsToUint(part[0]));
+    if (gl_LocalInvocationID.x == 0u) dst64[dst_at + first / TILE] = uvec2(floatBitsToUint(high), floatBitsToUint(part[0]));
 }
 
 vec2 tile_stats(uint i) { return uintBitsToFloat(tile64[tile_at + i]); }

@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 // Lists the tiles of a product by index arrays: { weight, first entry of `order`, first row, rows } each, where an entry has
 // ROWS rows. GROUPED: one workgroup sorts the entries by weight; tiles that are left over have no rows. Else an entry keeps to
-// itself. Where an entry stands among those of its weight does not matter to any result. Of `weights`, `part` from
-// `first` on are counted, from 0; entries of others are in no tile.
+// itself. Where an entry stands among those of its weight does not matter to any result. Of `weights`, `part` from `first` on
+// are counted, from 0; entries of others are in no tile.
 #include "common.glsl"
 layout(constant_id = 1) const bool GROUPED = false;
 layout(constant_id = 2) const uint MOST = 4096;        // weights that are counted

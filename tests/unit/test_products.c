@@ -887,8 +887,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fp8), cmocka_unit_test(test_modes), cmocka_unit_test(test_modes_together), cmocka_unit_test(test_scale_rounding),
         cmocka_unit_test(test_gather_qmm), cmocka_unit_test(test_gather_qmm_held), cmocka_unit_test(test_gather_qmm_plain), cmocka_unit_test(test_gather_qmm_tiles),
-        cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_qmm_in_parts),
-        cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
+        cmocka_unit_test(test_gather_qmm_matrices), cmocka_unit_test(test_gather_qmm_in_parts), cmocka_unit_test(test_gather_mm), cmocka_unit_test(test_gather_mm_plain),
         cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_matrices),
         cmocka_unit_test(test_gather_many), cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
         cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_edges),
