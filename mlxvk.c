@@ -11788,7 +11788,8 @@ static void plan_held(struct encoder *e, const void *job)
     use_quant(e, held_kernel(j), j, &p, NULL, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes,
             FORMAT(j), .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held,
             .blocks = j->k / QUANT_BLOCK, .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0,
-            .epilogue = j->epilogue, .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
+            .epilogue = j->epilogue, .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) },
+            sizeof(struct qmv_held_constants));
     dispatch(e, ceil_div(h.all, h.rounds), ceil_div(j->m, h.m), j->batch);
 }
 
