@@ -11268,11 +11268,11 @@ static struct array *do_attention(struct call *c, struct array *q, struct array 
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
     if (mask) mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, mask, t) : mask, 4, shape);
     refusal = fused_refusal(c->device, q, k, v, dtypes[t].size);
-    if (refusal)
+    if (refusal) {
         NOTE(c->device, NOTE_SDPA, "fused kernels", refusal, "%s",
              attention_text(q, k, v, (uint32_t)flags, (char[NOTE_TEXT]){ 0 }));
-    if (refusal)
         return as_type(c, compose_attention(c, q, k, v, scale, flags, mask, sinks), t);
+    }
     out = output(c, 4, (int[]){ shape[0], shape[2], shape[1], v->shape[3] }, t);   /* (B, L, H * Dv) is a view */
     append(c, OP_ATTENTION, PARAMS(.attention = { (uint32_t)flags, scale, (uint32_t)k->shape[2] }),
            ARRAYS(as_type(c, q, t), as_type(c, k, t), as_type(c, v, t), mask, as_type(c, sinks, t)), ARRAYS(out));
@@ -12213,7 +12213,8 @@ static void plan_held(struct encoder *e, const void *job)
     use_quant(e, held_kernel(j), j, &p, NULL, &(struct qmv_held_constants){ .threads = h.per * h.split * lanes,
             FORMAT(j), .m = h.m, .r = h.rows, .split = h.split, .lanes = lanes, .bl = h.held,
             .blocks = j->k / QUANT_BLOCK, .shift = is_affine(&j->format) ? group_shift(&j->format) - 1 : 0,
-            .epilogue = j->epilogue, .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) }, sizeof(struct qmv_held_constants));
+            .epilogue = j->epilogue, .norm = j->norm != NULL, .parts = pow2_at_least(h.parts) },
+            sizeof(struct qmv_held_constants));
     dispatch(e, ceil_div(h.all, h.rounds), ceil_div(j->m, h.m), j->batch);
 }
 

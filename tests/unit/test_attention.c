@@ -133,9 +133,11 @@ static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, s
 static void test_attention(void **state)
 {
     static const char *const gates[] = { "", "MLX_VK_SDPA_SPLIT_K=3 MLX_VK_SDPA_DECODE_ROWS=4", "MLX_VK_SDPA_SPLIT_K=2",
-                                         "MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_ENABLE_SUBGROUP=0", "MLX_VK_ENABLE_SDPA_NATIVE=0",
+                                         "MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_ENABLE_SUBGROUP=0",
+                                         "MLX_VK_ENABLE_SDPA_NATIVE=0",
                                          "MLX_VK_MAX_THREADS=256", "MLX_VK_MAX_SHARED_MEMORY=16384",
-                                         "MLX_VK_MAX_BINDING_RANGE=4096", "MLX_VK_ENABLE_SDPA_DECODE=0 MLX_VK_MAX_BINDING_RANGE=2048",
+                                         "MLX_VK_MAX_BINDING_RANGE=4096",
+                                         "MLX_VK_ENABLE_SDPA_DECODE=0 MLX_VK_MAX_BINDING_RANGE=2048",
                                          "MLX_VK_SDPA_SPLIT_K=3 MLX_VK_MAX_BINDING_RANGE=1024" };
     (void)state;
     for (size_t g = 0; g < COUNT(gates); g++) {
@@ -153,7 +155,8 @@ static void test_more_queries(void **state)
 {
     static const char *const gates[] = { "MLX_VK_POISON=2", "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_POISON=2 MLX_VK_SDPA_SPLIT_K=2",
                                          "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0 MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
-                                         "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_NATIVE=0", "MLX_VK_POISON=2 MLX_VK_MAX_BINDING_RANGE=50000",
+                                         "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_NATIVE=0",
+                                         "MLX_VK_POISON=2 MLX_VK_MAX_BINDING_RANGE=50000",
                                          "MLX_VK_POISON=2 MLX_VK_MAX_SHARED_MEMORY=16384" };
     static const struct shape more[] = { { 1, 32, 8, 127, 65, 64, 64, CAUSAL, false }, { 1, 8, 2, 127, 65, 128, 128, CAUSAL, true },
                                          { 2, 4, 1, 8, 7, 128, 64, CAUSAL, false } };

@@ -346,7 +346,8 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
 
 /* Gates whose effect other tests compare (fusions in test_fusion, chains in test_chains, convolutions in test_conv, Fourier
  * transforms in test_fft, scales' rounding in test_products, random bits in test_random, capabilities in test_profiles,
- * bindings and grids in test_huge, threads and buffers in test_driver, shared memory in test_quantized, replay in test_replay), and those that change no path, of which this file tests what they print. */
+ * bindings and grids in test_huge, threads and buffers in test_driver, shared memory in test_quantized, replay in
+ * test_replay), and those that change no path, of which this file tests what they print. */
 static const char *const elsewhere[] = {
     "MLX_VK_CONV_KERNEL", "MLX_VK_ENABLE_WINOGRAD", "MLX_VK_ENABLE_STORAGE8", "MLX_VK_ENABLE_STORAGE16", "MLX_VK_ENABLE_INT8", "MLX_VK_ENABLE_INT16",
     "MLX_VK_ENABLE_FLOAT16", "MLX_VK_ENABLE_HALF_CONVERSION", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL",

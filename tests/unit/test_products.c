@@ -238,9 +238,18 @@ static void test_gather_qmm_held(void **state) { (void)state; gather_cases("MLX_
 static void test_gather_qmm_plain(void **state) { (void)state; gather_cases("MLX_VK_ENABLE_SUBGROUP=0", true, 6); }
 static void test_gather_qmm_tiles(void **state) { (void)state; gather_cases("MLX_VK_QMM_KERNEL=2", true, 10); }
 
-/* Weights and results larger than a binding, by each kernel; many x of which index arrays choose; grids of few workgroups. */
+/* Weights and results larger than a binding, by each kernel; many x that index arrays choose from; grids of few
+ * workgroups. */
 static void test_gather_qmm_in_parts(void **state)
 {
+    static const char *const small[] = { "MLX_VK_MAX_BINDING_RANGE=4096",
+                                         "MLX_VK_QMM_KERNEL=2 MLX_VK_MAX_BINDING_RANGE=4096",
+                                         "MLX_VK_QMM_KERNEL=5 MLX_VK_MAX_BINDING_RANGE=4096" };
+    static const struct gather_case cases[] = {
+        { 60, 40, 5, 3, 90, 128, true, false, true, MLXVK_FLOAT16, "affine" },
+        { 9, 9, 4, 40, 90, 128, false, false, true, MLXVK_BFLOAT16, "mxfp4" },
+        { 70, 70, 3000, 1, 8, 32, false, true, true, MLXVK_FLOAT32, "mxfp8" },
+    };
     struct rng r = { 22 };
     (void)state;
     gather_cases("MLX_VK_MAX_BINDING_RANGE=16384", true, 24);
@@ -250,12 +259,9 @@ static void test_gather_qmm_in_parts(void **state)
     gather_cases("MLX_VK_QMM_KERNEL=2 MLX_VK_MAX_GRID=6", true, 10);
     gather_cases("MLX_VK_MAX_GRID=6", true, 10);
     gather_cases("MLX_VK_QMM_KERNEL=2 MLX_VK_MAX_THREADS=256 MLX_VK_MAX_SHARED_MEMORY=16384", true, 10);
-    for (int kernel = 0; kernel < 3; kernel++) {
-        struct setting t = start((const char *const[]){ "MLX_VK_MAX_BINDING_RANGE=4096", "MLX_VK_QMM_KERNEL=2 MLX_VK_MAX_BINDING_RANGE=4096",
-                                                        "MLX_VK_QMM_KERNEL=5 MLX_VK_MAX_BINDING_RANGE=4096" }[kernel]);
-        gather_one(&r, &(struct gather_case){ 60, 40, 5, 3, 90, 128, true, false, true, MLXVK_FLOAT16, "affine" }, t.stream);
-        gather_one(&r, &(struct gather_case){ 9, 9, 4, 40, 90, 128, false, false, true, MLXVK_BFLOAT16, "mxfp4" }, t.stream);
-        gather_one(&r, &(struct gather_case){ 70, 70, 3000, 1, 8, 32, false, true, true, MLXVK_FLOAT32, "mxfp8" }, t.stream);
+    for (size_t g = 0; g < COUNT(small); g++) {
+        struct setting t = start(small[g]);
+        for (size_t i = 0; i < COUNT(cases); i++) gather_one(&r, &cases[i], t.stream);
         finish(&t);
     }
 }

@@ -162,7 +162,8 @@ static void large_distributions(void **state)
         OK(mlxvk_astype(&key, key, MLXVK_UINT32, t.stream), t.stream);
         x = floats(t.device, logits, (int[]){ 1, 2 * CLASSES }, 2);
         for (int odd = 0; odd < 2; odd++) {
-            if (odd) OK(mlxvk_slice(&x, x, (int[]){ 0, 1 }, 2, (int[]){ 1, 2 * CLASSES }, 2, (int[]){ 1, 2 }, 2, t.stream), t.stream);
+            const int from[] = { 0, 1 }, to[] = { 1, 2 * CLASSES }, step[] = { 1, 2 };
+            if (odd) OK(mlxvk_slice(&x, x, from, 2, to, 2, step, 2, t.stream), t.stream);
             OK(mlxvk_random_categorical_num_samples(&res, x, -1, SAMPLES, key, t.stream), t.stream);
             OK(mlxvk_array_read(res, got[small][odd], sizeof got[0][0], t.stream), t.stream);
         }
