@@ -8170,7 +8170,8 @@ static void product_vecmat(struct encoder *e, const struct product *p)
     struct launch l;
     prepare(e, &l, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);
     USE_PRODUCT(e, &l, K_VECMAT, K_GATHER_VECMAT, vecmat, .threads = flat_threads(e->device), .type = type,
-                .epilogue = l.epilogue, .few = few, .lanes = lanes, .vector = evenly(&l, MAT_B, p->b_col, p->b_k, chunk));
+                .epilogue = l.epilogue, .few = few, .lanes = lanes,
+                .vector = evenly(&l, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
 }
@@ -8396,7 +8397,8 @@ static void product_evenly(struct encoder *e, const void *job)
 {
     const struct product *p = job;
     struct product q = *p;
-    struct array *a = padded_copy(e, &q, MAT_A), *b = padded_copy(e, &q, MAT_B), *y, to = operand_view(p, MAT_OUT), from;
+    struct array *a = padded_copy(e, &q, MAT_A), *b = padded_copy(e, &q, MAT_B), *y;
+    struct array to = operand_view(p, MAT_OUT), from;
     q.n = q.out_row = (int64_t)round_up((size_t)p->n, 8);
     q.out_col = 1;
     q.offset[MAT_OUT] = 0;
