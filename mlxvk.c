@@ -8377,8 +8377,8 @@ static void product_plain(struct encoder *e, const void *job)
     mlxvk_dtype t = p->array[MAT_OUT]->dtype;
     struct launch l;
     prepare(e, &l, p, 1, 1);
-    USE_AS(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, matmul_plain, &l.push.strided, .threads = flat_threads(e->device), .type = t,
-           .epilogue = l.epilogue);
+    USE_AS(e, is_complex(t) ? K_MATMUL_COMPLEX : K_MATMUL_PLAIN, matmul_plain, &l.push.strided,
+           .threads = flat_threads(e->device), .type = t, .epilogue = l.epilogue);
     launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
@@ -8410,8 +8410,9 @@ static void product_vecmat(struct encoder *e, const struct product *p)
     int64_t enough = 4 * (int64_t)e->device->tuning->processors;
     struct launch l;
     prepare(e, &l, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);
-    USE_PRODUCT(e, &l, K_VECMAT, K_GATHER_VECMAT, vecmat, .threads = flat_threads(e->device), .type = type, .epilogue = l.epilogue,
-                .few = few, .lanes = lanes, .vector = evenly(&l, MAT_B, p->b_col, p->b_k, chunk));
+    USE_PRODUCT(e, &l, K_VECMAT, K_GATHER_VECMAT, vecmat, .threads = flat_threads(e->device), .type = type,
+                .epilogue = l.epilogue, .few = few, .lanes = lanes,
+                .vector = evenly(&l, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
 }
@@ -8598,34 +8599,37 @@ static bool in_eights(const struct product *p)
 
 /* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
 
-/* A matrix of an operand's elements; the strides of its rows and columns. */
-static struct array submatrix(const struct array *a, int64_t first, int64_t rows, int64_t columns, int64_t row,
-                              int64_t column)
+/* The strides of an operand's batch, rows and columns. */
+static void set_strides(struct product *p, int operand, const int64_t *strides)
 {
-    struct array v = *a;
-    v.refs = 1;
-    v.ndim = 2;
-    v.shape[0] = (int)rows;   v.shape[1] = (int)columns;
-    v.strides[0] = row;       v.strides[1] = column;
-    v.size = (size_t)(rows * columns);
-    v.offset += first * (int64_t)item_size(a);
-    v.row = row_contiguous(&v);
-    return v;
+    int64_t *matrix[MATRICES][2] = { { &p->a_row, &p->a_k }, { &p->b_k, &p->b_col }, { &p->c_row, &p->c_col },
+                                     { &p->out_row, &p->out_col } };
+    memcpy(p->stride[operand], strides, (size_t)p->ndim * sizeof *strides);
+    for (int i = 0; i < 2; i++) *matrix[operand][i] = strides[p->ndim + i];
 }
 
-static void copy_matrix(struct encoder *e, struct array to, struct array from)
+static void copy_elements(struct encoder *e, struct array *to, struct array *from)
 {
-    elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ &to, &from }, 2);
+    elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ to, from }, 2);
 }
 
-/* A copy of rows with room for whole eights of rows and columns; what is more than the operand's holds anything. */
-static struct array *padded_rows(struct encoder *e, const struct array *a, int64_t first, int64_t rows, int64_t columns,
-                                 int64_t row)
+/* Lets a product of two matrices read a copy of one of them, which is returned, with room for whole eights of rows and
+ * columns; what is more than the operand's holds anything. */
+static struct array *padded_copy(struct encoder *e, struct product *p, int operand)
 {
-    int64_t pitch = (int64_t)round_up((size_t)columns, 8);
-    struct array *copy = scratch(e, round_up((size_t)rows, 8) * (size_t)pitch, a->dtype);
-    if (!e->code)
-        copy_matrix(e, submatrix(copy, 0, rows, columns, pitch, 1), submatrix(a, first, rows, columns, row, 1));
+    struct array from = operand_view(p, operand), to = from, *copy;
+    int inner = from.strides[1] == 1, outer = 1 - inner;
+    to.strides[inner] = 1;
+    to.strides[outer] = (int64_t)round_up((size_t)from.shape[inner], 8);
+    copy = scratch(e, round_up((size_t)from.shape[outer], 8) * (size_t)to.strides[outer], from.dtype);
+    if (!copy) return NULL;
+    to.storage = copy->storage;
+    to.offset = 0;
+    to.row = row_contiguous(&to);
+    copy_elements(e, &to, &from);
+    p->array[operand] = copy;
+    p->offset[operand] = 0;
+    set_strides(p, operand, to.strides);
     return copy;
 }
 
@@ -8633,23 +8637,18 @@ static struct array *padded_rows(struct encoder *e, const struct array *a, int64
 static void product_evenly(struct encoder *e, const void *job)
 {
     const struct product *p = job;
-    struct array *a, *b, *y;
-    struct product q;
-    int64_t m = (int64_t)round_up((size_t)p->m, 8), n = (int64_t)round_up((size_t)p->n, 8),
-        k = (int64_t)round_up((size_t)p->k, 8);
-    bool a_along = p->a_k == 1, b_along = p->b_k == 1;
-    a = a_along ? padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->m, p->k, p->a_row)
-              : padded_rows(e, p->array[MAT_A], p->offset[MAT_A], p->k, p->m, p->a_k);
-    b = b_along ? padded_rows(e, p->array[MAT_B], p->offset[MAT_B], p->n, p->k, p->b_col)
-                : padded_rows(e, p->array[MAT_B], p->offset[MAT_B], p->k, p->n, p->b_k);
-    y = scratch(e, (size_t)(p->m * n), p->array[MAT_OUT]->dtype);
-    q = (struct product){ .array = { a, b, NULL, y }, .m = p->m, .n = n, .k = p->k, .a_row = a_along ? k : 1,
-                          .a_k = a_along ? 1 : m, .b_k = b_along ? 1 : n, .b_col = b_along ? k : 1, .out_row = n,
-                          .out_col = 1, .alpha = p->alpha };
+    struct product q = *p;
+    struct array *a = padded_copy(e, &q, MAT_A), *b = padded_copy(e, &q, MAT_B), *y;
+    struct array to = operand_view(p, MAT_OUT), from;
+    q.n = q.out_row = (int64_t)round_up((size_t)p->n, 8);
+    q.out_col = 1;
+    q.offset[MAT_OUT] = 0;
+    q.array[MAT_OUT] = y = scratch(e, (size_t)(p->m * q.n), to.dtype);
     if (!e->code) {
         product_coopmat2(e, &q);
-        copy_matrix(e, submatrix(p->array[MAT_OUT], p->offset[MAT_OUT], p->m, p->n, p->out_row, p->out_col),
-                    submatrix(y, 0, p->m, p->n, n, 1));
+        q.n = p->n;
+        from = operand_view(&q, MAT_OUT);
+        copy_elements(e, &to, &from);
     }
     array_release(a);
     array_release(b);
@@ -8781,13 +8780,13 @@ static const struct candidate product_ways[] = {
 static const struct candidate *choose_product(const struct encoder *e, const struct product *p)
 {
     return choose(e, product_ways, COUNT(product_ways), e->device->gate[GATE_MATMUL_KERNEL], NOTE_MATMUL, p,
-                  e->device->noted >> NOTE_MATMUL & 1 ? TEXT(p->array[MAT_OUT]) : "");
+                  NOTED(e->device, NOTE_MATMUL, TEXT(p->array[MAT_OUT])));
 }
 
 /* ---- one splitter ---- */
 
-/* Where a product is cut: pieces of `size` along an axis; an operand (MATRICES: none) that is too large to be bound asks
- * for it. copy: its elements lie too far apart, so pieces of it are copied. */
+/* Where a product is cut: pieces of `size` along an axis; an operand (MATRICES: none) that is too large to be bound
+ * asks for it. copy: its elements lie too far apart, so pieces of it are copied. */
 struct cut { int axis, operand; int64_t size; bool copy; };
 
 /* The operand that reaches further than a binding, the result first; MATRICES where none does. */
@@ -8923,9 +8922,7 @@ static struct array *pack_operand(struct encoder *e, struct product *p, int oper
     if (!copy) return NULL;
     p->array[operand] = copy;
     p->offset[operand] = 0;
-    memcpy(p->stride[operand], packed.strides, (size_t)p->ndim * sizeof *packed.strides);
-    *(operand == MAT_A ? &p->a_row : &p->b_k) = packed.strides[p->ndim];
-    *(operand == MAT_A ? &p->a_k : &p->b_col) = packed.strides[p->ndim + 1];
+    set_strides(p, operand, packed.strides);
     return copy;
 }
 
@@ -9066,8 +9063,8 @@ static const struct tile_row *gather_tile(const struct encoder *e, const struct 
     return &tiled_rows[each > 96 && largest ? 0 : each > 40 ? 2 : 3];
 }
 
-/* Rows of a sorted by the matrix of b that they meet, in tiles. */
-static void gather_tiles_of(struct encoder *e, const struct product *p, bool coopmat)
+/* Rows of a sorted by the matrix of b that they meet, in tiles, which read a along its rows. */
+static void gather_grouped(struct encoder *e, const struct product *p, bool coopmat)
 {
     const struct gather *g = p->gather;
     const struct tile_row *t = gather_tile(e, p, coopmat);
@@ -9075,8 +9072,10 @@ static void gather_tiles_of(struct encoder *e, const struct product *p, bool coo
     bool bf16 = type == MLXVK_BFLOAT16;
     struct row_groups r = group_rows(e, g, (uint32_t)p->m, t->bm);
     struct launch l = { .p = *p };
+    struct array *rows = p->k > 1 && p->a_k != 1 ? pack_operand(e, &l.p, MAT_A) : NULL;
     struct matmul_grouped_push q;
     bind_operands(e, &l);
+    p = &l.p;
     q = (struct matmul_grouped_push){ PUSHED(p, l.at), .a_matrix = (uint32_t)p->stride[MAT_A][0],
         .b_matrix = (uint32_t)p->stride[MAT_B][0], .every = g->every, .lhs_last = g->matrices - 1 };
     if (!e->code) {
@@ -9094,24 +9093,9 @@ static void gather_tiles_of(struct encoder *e, const struct product *p, bool coo
             .tm = t->tm, .tn = t->tn, .along = along, .vector = even_operands(&l, along, 4),
             .unroll = e->device->tuning->deep ? t->bk : 1);
     dispatch(e, ceil_div((uint64_t)p->n, t->bn), r.count, 1);
+    array_release(rows);
     array_release(r.tiles);
     array_release(r.order);
-}
-
-/* Tiles read a along its rows. */
-static void gather_grouped(struct encoder *e, const struct product *p, bool coopmat)
-{
-    struct product q = *p;
-    struct array *rows = NULL, *a = p->array[MAT_A];
-    uint32_t step;
-    if (q.k > 1 && q.a_k != 1) {
-        q.array[MAT_A] = rows = rows_of(e, a);
-        if (matrix_stride(rows, &step)) q.stride[MAT_A][0] = step;
-        q.a_row = rows->strides[a->ndim - 2];
-        q.a_k = 1;
-    }
-    if (!e->code) gather_tiles_of(e, &q, coopmat);
-    array_release(rows);
 }
 
 static void grouped_tiled(struct encoder *e, const void *job) { gather_grouped(e, job, false); }
@@ -9130,7 +9114,7 @@ static const char *grouped_fits(const struct encoder *e, const void *job)
     const struct gather *g = p->gather;
     if (p->m > 64 || g->entries < 2) return "an entry's rows fill tiles";
     if (g->weights > GROUP_WEIGHTS) return "more than 4096 matrices";
-    if (binding_cut(e, p).axis != AXIS_NONE || p->k > longest_k(e->device)) return "operands are larger than a dispatch's";
+    if (binding_cut(e, p).axis != AXIS_NONE || p->k > longest_k(e->device)) return "an operand is too large";
     return (uint64_t)g->entries * (uint64_t)p->m / 32 + g->weights < e->device->caps.max_groups[1] ? NULL
         : "more tiles than a grid";
 }
@@ -10029,7 +10013,8 @@ static void hadamard_step(struct encoder *e, struct array *x, struct array *y, u
     p.count = (uint32_t)(x->size / (m > 1 ? m : 1u << bits));
     p.dst_at = set_output(e, SLOT_hadamard_step_dst, y);
     p.src_at = set_input(e, SLOT_hadamard_step_src, x);
-    USE(e, hadamard_step, &p, .threads = flat_threads(e->device), .from = x->dtype, .to = y->dtype, .m = m, .k = m > 1 ? 0 : bits);
+    USE(e, hadamard_step, &p, .threads = flat_threads(e->device), .from = x->dtype, .to = y->dtype, .m = m,
+        .k = m > 1 ? 0 : bits);
     dispatch_elements(e, p.count);
 }
 
@@ -10158,7 +10143,8 @@ static void conv_plain(struct encoder *e, const void *job)
 {
     const struct conv *v = job;
     struct conv_push q = bind_conv(e, v, v->out);
-    USE(e, conv_plain, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .vector = conv_even(v, &q, false, 4) & 3);
+    USE(e, conv_plain, &q, .threads = flat_threads(e->device), .type = v->out->dtype,
+        .vector = conv_even(v, &q, false, 4) & 3);
     dispatch_elements(e, (uint64_t)q.M * q.N * q.part);
 }
 
@@ -10491,7 +10477,6 @@ static void conv_choose(struct encoder *e, const struct conv *v)
 /* With the result in memory of its own, where its positions follow each other, and copied from there. */
 static void conv_aside(struct encoder *e, const struct conv *v)
 {
-    struct elementwise_params copy = { .kernel = K_COPY };
     struct conv one = *v;
     struct array to = *v->out, from, *sums = scratch(e, (size_t)(conv_rows(v) * v->n * v->groups), v->out->dtype);
     if (!sums) return;
@@ -10515,7 +10500,7 @@ static void conv_aside(struct encoder *e, const struct conv *v)
     from.offset = 0;
     from.row = true;
     row_strides(from.ndim, from.shape, from.strides);
-    if (!e->code) elementwise_split(e, &copy, (struct array *[]){ &to, &from }, 2);
+    if (!e->code) copy_elements(e, &to, &from);
     array_release(sums);
 }
 
@@ -10583,8 +10568,8 @@ static bool conv_fits(const struct encoder *e, const struct conv *v)
 static struct conv conv_narrow(const struct conv *v, struct array view[3])
 {
     struct conv part = *v;
-    int64_t points = v->batch * v->in_size[0] * v->in_size[1] * v->in_size[2], within = v->b_row ? v->b_first % v->b_row : 0;
-    int64_t spread = v->n * v->groups + (v->batch - 1) * v->out_batch;
+    int64_t points = v->batch * v->in_size[0] * v->in_size[1] * v->in_size[2];
+    int64_t within = v->b_row ? v->b_first % v->b_row : 0, spread = v->n * v->groups + (v->batch - 1) * v->out_batch;
     for (int i = 0; i < SPACE; i++) spread += (v->out_size[i] - 1) * v->out_step[i];
     part.b_first -= within;
     part.in = narrowed(&view[0], v->in, &part.in_first, points ? (points - 1) * v->channels + v->groups * v->c : 0);

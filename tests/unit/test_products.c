@@ -556,6 +556,31 @@ static void test_segments_pieces(void **state)
     segment_cases("MLX_VK_MAX_BINDING_RANGE=16384");
     segment_cases("MLX_VK_MAX_GRID=2");
 }
+/* K longer than some drivers' loops may be: its pieces are added up, of each entry's range what lies in them. */
+static void test_long_k(void **state)
+{
+    enum { K = 1150003 };
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = mlxvk_array_new(), b = mlxvk_array_new(), y = mlxvk_array_new(), nothing = mlxvk_array_new();
+    mlxvk_array ranges = ints(d, (int[]){ 0, K, 600000, 1000000, 7, 9, 500000, 530000 }, (int[]){ 4, 2 }, 2);
+    mlxvk_array zeros = ints(d, (int[]){ 0, 0 }, (int[]){ 2 }, 1);
+    (void)state;
+    OK(mlxvk_ones(&a, (int[]){ 1, K }, 2, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_ones(&b, (int[]){ K, 1 }, 2, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_segmented_mm(&y, a, b, ranges, s), s);
+    expect_floats(y, (float[]){ K, 400000, 2, 30000 }, 4, 0, 0, s);
+    OK(mlxvk_gather_mm(&y, a, b, nothing, zeros, false, s), s);
+    expect_floats(y, (float[]){ K, K }, 2, 0, 0, s);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(y);
+    mlxvk_array_free(ranges);
+    mlxvk_array_free(zeros);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
 static void test_segments_tiled(void **state) { (void)state; segment_cases("MLX_VK_MATMUL_KERNEL=3"); }
 
 static void test_segments_edges(void **state)
@@ -906,7 +931,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gather_mm_plain),        cmocka_unit_test(test_gather_mm_vector), cmocka_unit_test(test_gather_mm_tiled), cmocka_unit_test(test_gather_mm_pieces),
         cmocka_unit_test(test_gather_mm_matrices),
         cmocka_unit_test(test_gather_many), cmocka_unit_test(test_gather_edges), cmocka_unit_test(test_hadamard),
-        cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_pieces),
+        cmocka_unit_test(test_segments), cmocka_unit_test(test_segments_tiled), cmocka_unit_test(test_segments_pieces), cmocka_unit_test(test_long_k),
         cmocka_unit_test(test_segments_edges),
         cmocka_unit_test(test_block_masks), cmocka_unit_test(test_block_masks_large), cmocka_unit_test(test_qqmm_scales),
         cmocka_unit_test(test_einsum), cmocka_unit_test(test_einsum_texts), cmocka_unit_test(test_contractions),
