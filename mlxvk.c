@@ -1,4 +1,4 @@
-/* mlxvk - MLX's GPU backend for every Vulkan device.                                        SPDX-License-Identifier: MIT
+/* mlxvk - MLX's GPU backend for every Vulkan device.                                   SPDX-License-Identifier: MIT
  *
  * The whole implementation. Find a section by its anchor; each uses only what stands above it.
  *
@@ -15,7 +15,7 @@
  *     >>encoder      hazards, descriptors, dispatch
  *     >>array        views on storage
  *     >>tape         recorded operations and how they are lowered
- *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings (kernel, dispatch)
+ *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
@@ -364,7 +364,8 @@ static void read_gates(int values[GATE_COUNT], char wanted[WANTED_TEXT], const c
     X(STORAGE8,  "storage8")   X(STORAGE16, "storage16")  X(INT8,    "int8")     X(INT16,    "int16")                  \
     X(INT64,     "int64")      X(FLOAT16,   "float16")    X(BFLOAT16, "bfloat16") X(SUBGROUP, "subgroup")              \
     X(COOPMAT,   "cooperative_matrix") X(COOPMAT_BF16, "cooperative_matrix_bfloat16")                                  \
-    X(COOPMAT2,  "cooperative_matrix2") X(HALF_CONVERSION, "half_conversion") X(INT_DOT, "integer_dot_product") X(MEMORY_MODEL, "vulkan_memory_model")
+    X(COOPMAT2,  "cooperative_matrix2") X(HALF_CONVERSION, "half_conversion")                                         \
+    X(INT_DOT, "integer_dot_product") X(MEMORY_MODEL, "vulkan_memory_model")
 
 enum capability_bit {
 #define X(id, name) CAPBIT_##id,
@@ -481,7 +482,8 @@ struct list { void *items; uint32_t count, slots; };
 struct table { void **items; uint32_t slots, used; };    /* open addressing by the key that each item begins with */
 
 struct pipeline {
-    uint64_t key;                                    /* hash of kernel and constants; the first member, see struct table */
+    /* hash of kernel and constants; the first member, see struct table */
+    uint64_t key;
     const char *name;
     uint32_t kernel, spec_count, spec[MAX_SPEC];
     VkPipeline handle;
@@ -3533,6 +3535,14 @@ static void dispatch_groups(struct encoder *e, uint64_t groups)
     dispatch(e, x, y, z);
 }
 
+/* Threads of workgroups whose kernels take any power of two: every device has 128. */
+static uint32_t flat_threads(const struct device *d) { return d->caps.max_threads < 256 ? 128 : 256; }
+
+static void dispatch_elements(struct encoder *e, uint64_t count)
+{
+    dispatch_groups(e, ceil_div(count, flat_threads(e->device)));
+}
+
 /* ---- one way to choose ---- */
 
 /* A way to do a family's job. fits: NULL, or the reason why not, which statistics and debug output print as it
@@ -4773,9 +4783,10 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         threads /= lanes;
     }
     note_walk(e, p, a, mode);
-    USE_AS(e, kernel_of_lanes(e, p->kernel, lanes, to, from), binary, &push, .threads = 256, .mode = mode,
+    USE_AS(e, kernel_of_lanes(e, p->kernel, lanes, to, from), binary, &push, .threads = flat_threads(e->device),
+           .mode = mode,
            .scalars = scalars, .op = p->op, .to = to, .from = from);
-    dispatch_groups(e, ceil_div(threads, 256));
+    dispatch_elements(e, threads);
 }
 
 /* ---- operands that a device cannot bind whole ---- */
@@ -5247,8 +5258,9 @@ static void arange_part(struct encoder *e, struct array *const *a, const void *j
     push.offset = set_output(e, SLOT_arange_dst, out);
     memcpy(push.start, start, 8);
     memcpy(push.next, next, 8);
-    USE_AS(e, is_wide(out->dtype) ? K_arange_wide : K_arange, arange, &push, .threads = 256, .to = out->dtype);
-    dispatch_groups(e, ceil_div(out->size, is_wide(out->dtype) ? 256 : 4 * 256));
+    USE_AS(e, is_wide(out->dtype) ? K_arange_wide : K_arange, arange, &push, .threads = flat_threads(e->device),
+           .to = out->dtype);
+    dispatch_elements(e, is_wide(out->dtype) ? out->size : ceil_div(out->size, 4));
 }
 
 static void lower_arange(struct encoder *e, const struct node *n)
@@ -6025,9 +6037,10 @@ static void gather_elements(struct encoder *e, const struct gather_params *p, st
     if (width > 1) widen(&g, push, width);
     push->shift = shift_to_units(item, item * width);
     uint32_t mode = set_dims(e, &walk->all, SLOT_take_table, &g, 3);
-    USE(e, take, push, .threads = 256, .mode = mode, .op = take_op(p->mode), .to = raw_dtype(item * width),
+    USE(e, take, push, .threads = flat_threads(e->device), .mode = mode, .op = take_op(p->mode),
+        .to = raw_dtype(item * width),
         .from = in[2]->dtype);
-    dispatch_groups(e, ceil_div(push->n, 256));
+    dispatch_elements(e, push->n);
 }
 
 /* Dimensions [first, last) as one, with its stride; false where they do not merge. */
@@ -6074,9 +6087,10 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
     push->shift = shift_to_units(item, unit);
-    USE(e, take, push, .threads = 256, .mode = MODE_FLAT, .op = take_op(p->mode), .to = raw_dtype(unit),
+    USE(e, take, push, .threads = flat_threads(e->device), .mode = MODE_FLAT, .op = take_op(p->mode),
+        .to = raw_dtype(unit),
         .from = in[2]->dtype);
-    dispatch_groups(e, ceil_div(push->n, 4 * 256));
+    dispatch_groups(e, ceil_div(push->n, 4 * flat_threads(e->device)));
     return NULL;
 }
 
@@ -6206,8 +6220,8 @@ static void positions_part(struct encoder *e, struct array *const *a, const void
         push.shape[i] = (uint32_t)g.shape[i];
         for (int k = 0; k < 3; k++) push.stride[k][i] = (uint32_t)g.stride[k][i];
     }
-    USE(e, positions, &push, .threads = 256);
-    dispatch_groups(e, ceil_div(push.n, 256));
+    USE(e, positions, &push, .threads = flat_threads(e->device));
+    dispatch_elements(e, push.n);
 }
 
 /* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. It is
@@ -8015,9 +8029,9 @@ int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims, bool trad
 enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
 enum { AXIS_NONE = -4, AXIS_M, AXIS_N, AXIS_K };     /* of a product; from 0: of its batch */
 
-/* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes matrix
- * lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. Where b is cut,
- * `part` of its `weights` are bound, from number `from` on. */
+/* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes
+ * matrix lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. Where b
+ * is cut, `part` of its `weights` are bound, from number `from` on. */
 struct gather { struct array *lhs, *rhs; uint32_t every, entries, first, matrices, weights, from, part; };
 
 struct product {
@@ -8309,14 +8323,6 @@ static void use_product(struct encoder *e, const struct launch *l, enum kernel_i
     bool gather = l->p.gather || l->p.segments;
     use_kernel(e, gather ? gathered : strided, &l->push,
                gather ? sizeof l->push.gather : sizeof l->push.strided, constants, size);
-}
-
-/* Threads of workgroups whose kernels take any power of two: every device has 128. */
-static uint32_t flat_threads(const struct device *d) { return d->caps.max_threads < 256 ? 128 : 256; }
-
-static void dispatch_elements(struct encoder *e, uint64_t count)
-{
-    dispatch_groups(e, ceil_div(count, flat_threads(e->device)));
 }
 
 /* Adds up the parts of a product: [part][row][column] in float32. */
@@ -9037,7 +9043,8 @@ static struct row_groups group_rows(struct encoder *e, const struct gather *g, u
     bool grouped = g->part <= most && m < size;
     uint64_t count = grouped ? (rows + size - 1) / size + min_u32(g->part, g->entries)
                              : (uint64_t)g->entries * ceil_div(m, size);
-    count = round_up(count, ceil_div(count, e->device->caps.max_groups[1]));        /* whole layers of a grid, if several */
+    /* whole layers of a grid, if several */
+    count = round_up(count, ceil_div(count, e->device->caps.max_groups[1]));
     struct row_groups r = { scratch(e, (size_t)count * 4, MLXVK_UINT32), scratch(e, g->entries, MLXVK_UINT32),
                             (uint32_t)count };
     struct group_rows_push push = { .entries = g->entries, .weights = g->weights, .first = g->from, .part = g->part,
@@ -13225,16 +13232,17 @@ static void scatter_put(struct encoder *e, struct scatter_work *w)
     for (uint32_t step = SCATTER_CLEAR; winner && step < SCATTER_PUT; step++) {
         p.key_at = set_input(e, SLOT_scatter_key, w->keys);
         set_output(e, SLOT_scatter_winner, winner);
-        USE(e, scatter, &p, .threads = 256, .step = step);
-        dispatch_groups(e, ceil_div(p.n, 256));
+        USE(e, scatter, &p, .threads = flat_threads(e->device), .step = step);
+        dispatch_elements(e, p.n);
     }
     while (next_part(e, w)) {
         uint32_t width = set_window(e, w, w->updates, &p, 16 / item_size(w->out), true);
         p.key_at = set_input(e, SLOT_scatter_key, w->keys);
         p.flags = winner ? SCATTER_WINNERS : w->number > 1 ? SCATTER_SEARCH : 0;
         if (winner) set_input(e, SLOT_scatter_winner, winner);
-        USE(e, scatter, &p, .threads = 256, .step = SCATTER_PUT, .to = raw_dtype(item_size(w->out) * width));
-        dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * 256));
+        USE(e, scatter, &p, .threads = flat_threads(e->device), .step = SCATTER_PUT,
+            .to = raw_dtype(item_size(w->out) * width));
+        dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 4 * flat_threads(e->device)));
     }
     array_release(winner);
 }
@@ -13245,8 +13253,9 @@ static void scatter_atomic(struct encoder *e, struct scatter_work *w)
         struct scatter_push p = { .n = (uint32_t)w->number };
         set_window(e, w, w->updates, &p, 1, false);
         p.key_at = set_input(e, SLOT_scatter_key, w->keys);
-        USE(e, scatter, &p, .threads = 256, .step = SCATTER_ATOMIC, .op = w->op, .to = w->out->dtype);
-        dispatch_groups(e, ceil_div((uint64_t)p.n * p.units, 256));
+        USE(e, scatter, &p, .threads = flat_threads(e->device), .step = SCATTER_ATOMIC, .op = w->op,
+            .to = w->out->dtype);
+        dispatch_elements(e, (uint64_t)p.n * p.units);
     }
 }
 
@@ -13550,8 +13559,8 @@ static void search_part(struct encoder *e, struct array *const *a, const void *j
     push.search.offset[0] = set_output(e, SLOT_search_dst, a[0]);
     push.search.offset[1] = set_input(e, SLOT_search_src, a[1]);
     push.search.offset[2] = set_input(e, SLOT_search_seq, sequence);
-    USE(e, search, &push.search, .threads = 256, .mode = mode);
-    dispatch_groups(e, ceil_div(push.all.n, 256));
+    USE(e, search, &push.search, .threads = flat_threads(e->device), .mode = mode);
+    dispatch_elements(e, push.all.n);
 }
 
 static void lower_search(struct encoder *e, const struct node *n)
@@ -15253,8 +15262,8 @@ static void fft_bluestein(struct encoder *e, const struct fft *f)
     if (!e->code) {
         push.offset_w = set_output(e, SLOT_fft_chirp_w, w);
         push.offset_b = set_output(e, SLOT_fft_chirp_b, chirp);
-        USE(e, fft_chirp, &push, .threads = 256);
-        dispatch_groups(e, ceil_div(m, 256));
+        USE(e, fft_chirp, &push, .threads = flat_threads(e->device));
+        dispatch_elements(e, m);
         fft_rows(e, &one, m);
         there.first = back.last = w;
         there.last = spectrum;

@@ -496,10 +496,7 @@ static void check_shared(struct lab *l, const struct step *t)
 
 /* Kernels that want workgroups of 256, which Vulkan does not promise: no plan for these yet. */
 static const uint32_t many_threads[] = {
-    K_COPY, K_COPY_WIDE, K_COPY_HALF, K_BINARY, K_BINARY_HALF, K_BINARY_WIDE, K_BINARY_COMPLEX, K_UNARY,
-    K_UNARY_HALF, K_UNARY_WIDE, K_UNARY_COMPLEX, K_SELECT, K_ARANGE, K_ARANGE_WIDE, K_TRANSPOSE, K_TRANSPOSE_QUADS,
-    K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR, K_SOFTMAX, K_SCAN, K_SCAN_PAIR, K_TAKE, K_POSITIONS, K_SCATTER,
-    K_SEARCH, K_FFT_CHIRP,
+    K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR, K_SOFTMAX, K_SCAN, K_SCAN_PAIR,
 };
 
 static bool wants_many_threads(uint32_t kernel)
@@ -551,6 +548,7 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
     { "chain", "too long for this driver", "a thread's loop would be longer than the driver's loops are", 0,
         QUIRK_SHORT_LOOPS },
     { "gather_qmm", "not transposed, has matrices larger than", "an expert's weight is not cut along K", 1 << 27, 0 },
+    { "sort", "a row of", "a row longer than a binding: refused by the call itself", 1 << 27, 0 },
     { "softmax", "one binding reaches", "a row, or what a part's columns gave, is longer than a binding: not cut yet",
         1 << 30, 0 },
     { "scan", "one binding reaches", "a row is longer than a binding: not cut yet", 1 << 27, 0 },
