@@ -3330,6 +3330,16 @@ static void use_kernel(struct encoder *e, enum kernel_id k, const void *push, si
 /* The word at `offset` of the push constants is the node's late parameter, or that with a number added. */
 static void set_late(struct encoder *e, size_t offset) { e->step.late_at = 4 + (uint32_t)offset; }
 
+/* How many multiplications the step does, where that, not memory, may be what it takes its time for. */
+static void set_work(struct encoder *e, double multiplications) { e->step.work = (float)multiplications; }
+
+/* Would a step of so many multiplications take too long for one dispatch? Drivers with a watchdog lose the device. */
+static bool too_long(const struct encoder *e, double multiplications)
+{
+    int limit = e->device->gate[GATE_CUT_US];
+    return limit > 0 && multiplications > limit * e->device->tuning->rate;
+}
+
 static void set_bound(struct encoder *e, uint32_t slot, bool binding, struct bound b)
 {
     struct step *t = &e->step;
@@ -8851,6 +8861,19 @@ static int64_t most_rows(const struct device *d)
     return (int64_t)min_size((size_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]), INT_MAX);
 }
 
+/* Halves of a product that would take too long: of its longest axis but K, by whole tiles. */
+static struct cut time_cut(const struct product *p)
+{
+    struct cut cut = { .axis = AXIS_M, .operand = MATRICES };
+    int64_t every = p->gather && p->gather->every ? p->gather->every : 1, unit = 256;
+    for (int axis = AXIS_N; axis < p->ndim; axis++)
+        if (axis != AXIS_K && axis_length(p, axis) > axis_length(p, cut.axis)) cut.axis = axis;
+    if (cut.axis >= 0) unit = cut.axis == 0 ? every : 1;
+    cut.size = ((axis_length(p, cut.axis) + 1) / 2 + unit - 1) / unit * unit;
+    if (cut.size >= axis_length(p, cut.axis)) cut.axis = AXIS_NONE;
+    return cut;
+}
+
 /* Where kernels cannot do a product in one dispatch; AXIS_NONE: they can. */
 static struct cut product_cut(const struct encoder *e, const struct product *p)
 {
@@ -8864,6 +8887,10 @@ static struct cut product_cut(const struct encoder *e, const struct product *p)
         return (struct cut){ 0, MATRICES, size > 1 ? size : 1, false };
     }
     if (p->k > longest) return (struct cut){ AXIS_K, MATRICES, longest, false };
+    if (too_long(e, product_work(p))) {
+        struct cut cut = time_cut(p);
+        if (cut.axis != AXIS_NONE) return cut;
+    }
     return binding_cut(e, p);
 }
 
@@ -8938,6 +8965,7 @@ static void product_batch(struct encoder *e, const struct product *p)
     struct cut cut = product_cut(e, p);
     int64_t length;
     if (cut.axis == AXIS_NONE) {
+        set_work(e, product_work(p));
         choose_product(e, p)->plan(e, p);
         return;
     }
@@ -10090,6 +10118,7 @@ struct conv {
 
 static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
 static int64_t conv_depth(const struct conv *v) { return v->taps[0] * v->taps[1] * v->taps[2] * v->c; }
+static double conv_work(const struct conv *v) { return (double)(conv_rows(v) * conv_depth(v) * v->n * v->groups); }
 
 enum { CONV_UNFOLDED = 1 << 28 };                    /* bytes of a matrix written out, at most */
 enum { CONV_ROUNDS = LOOP_MOST + 1 };          /* of K a workgroup with QUIRK_SHORT_LOOPS: an iteration takes several */
@@ -10329,8 +10358,6 @@ static void conv_winograd(struct encoder *e, const void *job)
 enum { CONV_WIDE = 128, CONV_LARGE = 1 << 28, CONV_MANY = 1 << 24 };
 /* products of an element from which few elements keep few threads busy */
 enum { CONV_DEEP = 1 << 14, CONV_FEW = 1 << 16 };
-
-static double conv_work(const struct conv *v) { return (double)(conv_rows(v) * conv_depth(v) * v->n * v->groups); }
 
 /* One tap over every position: the input itself is the first matrix. */
 static bool conv_pointwise(const struct conv *v)
@@ -10591,8 +10618,9 @@ static void conv_parts(struct encoder *e, const struct conv *v)
 {
     struct array view[3];
     struct conv part = conv_fits(e, v) ? *v : conv_narrow(v, view), half = *v;
-    if ((conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1] && conv_fits(e, &part)) ||
-        !conv_half(&half, false)) {
+    if ((conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1] && conv_fits(e, &part) &&
+         !too_long(e, conv_work(v))) || !conv_half(&half, false)) {
+        set_work(e, conv_work(v));
         if (conv_too_deep(e->device, v) && !conv_linear(v)) conv_aside(e, &part);
         else conv_choose(e, &part);
         return;
@@ -11118,6 +11146,11 @@ static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
     return a;
 }
 
+static double attention_work(const struct attention *a)
+{
+    return (double)a->q->size * a->k->shape[2] * (1 + (double)a->v->shape[3] / a->q->shape[3]);
+}
+
 /* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries
  * (of which, with a causal mask, the first ones do not see the last keys). */
 static void attention_split(struct encoder *e, const struct attention *a)
@@ -11128,7 +11161,9 @@ static void attention_split(struct encoder *e, const struct attention *a)
     struct array **const to[6] = { &one.o, &one.q, &one.k, &one.v, &one.mask, &one.sinks };
     int heads = a->k->shape[1], queries = a->q->shape[2], axis = axis_to_split(e, arrays + 2, 2, 4 | 8), first;
     if (axis < 0) axis = axis_to_split(e, (struct array *[]){ a->o, a->q, a->mask }, 3, 8);
-    if (axis < 0) { attention_whole(e, &one); return; }
+    if (axis < 0 && too_long(e, attention_work(a)))
+        axis = a->q->shape[0] > 1 ? 0 : heads > 1 ? 1 : queries > 1 ? 2 : -1;
+    if (axis < 0) { set_work(e, attention_work(a)); attention_whole(e, &one); return; }
     first = axis == 1 && heads > 1 ? heads / 2 * (int)head_group(a) : a->q->shape[axis] / 2;
     for (int half = 0; half < 2 && !e->code; half++) {
         one = *a;
@@ -12490,8 +12525,9 @@ static uint32_t columns_at_once(const struct device *d, const struct quant_job *
     return most > 32 ? most & ~31u : most > 0 ? most : 1;
 }
 
-/* Along what to cut a job, and where. */
-static int where_to_cut(const struct device *d, const struct quant_job *j, const struct array *a, int64_t *first)
+/* Along what to cut a job, and where. long_job: it would take too long. */
+static int where_to_cut(const struct device *d, const struct quant_job *j, const struct array *a, bool long_job,
+                        int64_t *first)
 {
     const uint32_t *grid = d->caps.max_groups;
     const struct array *y = &a[JOB_Y];
@@ -12511,6 +12547,7 @@ static int where_to_cut(const struct device *d, const struct quant_job *j, const
     *first = rows / 2;
     if (*first && (rows > QMV_MAX_M * (int64_t)grid[1] || !x_fits || !y_fits ||
                    (sums && 8 * (size_t)(rows * columns) > binding_room(d, 4)))) return CUT_ROWS;
+    if (*first && long_job) return CUT_ROWS;
     *first = columns_at_once(d, j, a);
     if (j->format.transpose && columns > *first) return CUT_COLUMNS;
     *first = a[JOB_X].shape[2] / 2;
@@ -12546,13 +12583,14 @@ static void set_arrays(struct quant_job *j, struct gather *g, struct array *a)
 static void quant_run(struct encoder *e, const struct quant_job *job, struct array *a)
 {
     int64_t first, every = job->gather ? job->gather->every : 0;
-    int way = where_to_cut(e->device, job, a, &first);
+    double work = (double)a[JOB_Y].size * a[JOB_X].shape[2];
+    int way = where_to_cut(e->device, job, a, too_long(e, work), &first);
     struct array *sums = NULL;
     struct quant_job j = *job;
     struct product whole;
     struct gather g;
     set_arrays(&j, &g, a);
-    if (way == CUT_NOTHING) { quant_choose(e, &j); return; }
+    if (way == CUT_NOTHING) { set_work(e, work); quant_choose(e, &j); return; }
     whole = product_of_job(&j, NULL, NULL);
     if (way == CUT_K && !(sums = scratch(e, 2 * (size_t)j.m * j.set[0].rows, MLXVK_FLOAT32))) return;
     for (int half = 0; half < 2 && !e->code; half++) {

@@ -1,6 +1,7 @@
 /* Streams: commit thresholds, the window of submissions, order across streams, events, threads. */
 #define _GNU_SOURCE                                                /* RTLD_NEXT */
 #include "support.h"
+#include <math.h>
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -84,6 +85,40 @@ static void test_time_threshold(void **state)
     struct setting little = start("MLX_VK_MAX_MB_PER_BUFFER=1000 MLX_VK_MAX_OPS_PER_BUFFER=100000 MLX_VK_MAX_US_PER_BUFFER=1");
     assert_true(submissions_of(&little, 32, 1 << 18, false) >= 8);
     finish(&little);
+}
+
+/* A product of tables, its dispatches counted. */
+static uint64_t product_of_tables(struct setting *s, float *to, int n, int k)
+{
+    mlxvk_array a = mlxvk_array_new(), b = mlxvk_array_new();
+    OK(mlxvk_arange(&a, 0, n * k, 1, MLXVK_FLOAT32, s->stream), s->stream);
+    OK(mlxvk_sin(&a, a, s->stream), s->stream);
+    OK(mlxvk_reshape(&b, a, (int[]){ k, n }, 2, s->stream), s->stream);
+    OK(mlxvk_reshape(&a, a, (int[]){ n, k }, 2, s->stream), s->stream);
+    OK(mlxvk_synchronize(s->stream), s->stream);
+    uint64_t before = stats_of(s->device).dispatches;
+    OK(mlxvk_matmul(&a, a, b, s->stream), s->stream);
+    OK(mlxvk_array_read(a, to, (size_t)n * (size_t)n * sizeof *to, s->stream), s->stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    return stats_of(s->device).dispatches - before;
+}
+
+/* A dispatch that would take too long, by the same estimate, is cut. */
+static void test_long_dispatch(void **state)
+{
+    (void)state;
+    enum { SIDE = 1024, DEPTH = 64 };
+    struct setting whole = start("MLX_VK_MAX_US_PER_DISPATCH=0"), cut = start("MLX_VK_MAX_US_PER_DISPATCH=1");
+    float *want = malloc(2 * SIDE * SIDE * sizeof *want), *got = want + SIDE * SIDE;
+    assert_non_null(want);
+    memset(want, 0xff, 2 * SIDE * SIDE * sizeof *want);
+    assert_int_equal(product_of_tables(&whole, want, SIDE, DEPTH), 1);
+    assert_true(product_of_tables(&cut, got, SIDE, DEPTH) >= 4);
+    for (int i = 0; i < SIDE * SIDE; i++) assert_true(fabsf(got[i] - want[i]) <= 1e-4f);
+    free(want);
+    finish(&whole);
+    finish(&cut);
 }
 
 /* Nothing is submitted before something asks. */
@@ -790,7 +825,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations_threshold), cmocka_unit_test(test_default_threshold),
-        cmocka_unit_test(test_bytes_threshold), cmocka_unit_test(test_time_threshold), cmocka_unit_test(test_laziness), cmocka_unit_test(test_window),
+        cmocka_unit_test(test_bytes_threshold), cmocka_unit_test(test_time_threshold), cmocka_unit_test(test_long_dispatch), cmocka_unit_test(test_laziness), cmocka_unit_test(test_window),
         cmocka_unit_test(test_async_does_not_wait), cmocka_unit_test(test_free_stream), cmocka_unit_test(test_handles),
         cmocka_unit_test(test_clear_streams), cmocka_unit_test(test_read_after_write),
         cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
