@@ -12537,7 +12537,8 @@ static int where_to_cut(const struct device *d, const struct quant_job *j, const
     sums = !w_fits && !j->format.transpose && !j->gather;
     *first = batch / 2;
     if (!j->gather && batch > 1 && (batch > grid[2] || !x_fits || !y_fits || !w_fits)) return CUT_BATCH;
-    if (j->gather && batch > 1 && (!y_fits || (every && !x_fits) ||
+    /* entries first: kernels that group them take the rows of all for one matrix */
+    if (j->gather && batch > 1 && (!y_fits || (every && !x_fits) || long_job || rows > QMV_MAX_M * (int64_t)grid[1] ||
                                    most_tiles((uint64_t)batch, (uint64_t)rows) > (uint64_t)grid[1] * grid[2])) {
         if (batch > every && every) *first = max_size((size_t)(*first / every), 1) * every;
         return CUT_ENTRIES;
@@ -12545,9 +12546,9 @@ static int where_to_cut(const struct device *d, const struct quant_job *j, const
     *first = a[JOB_W].shape[0] / 2;
     if (j->gather && *first && !w_fits) return CUT_WEIGHTS;
     *first = rows / 2;
-    if (*first && (rows > QMV_MAX_M * (int64_t)grid[1] || !x_fits || !y_fits ||
-                   (sums && 8 * (size_t)(rows * columns) > binding_room(d, 4)))) return CUT_ROWS;
-    if (*first && long_job) return CUT_ROWS;
+    if (*first && !(j->gather && batch > 1) &&
+        (rows > QMV_MAX_M * (int64_t)grid[1] || !x_fits || !y_fits || long_job ||
+         (sums && 8 * (size_t)(rows * columns) > binding_room(d, 4)))) return CUT_ROWS;
     *first = columns_at_once(d, j, a);
     if (j->format.transpose && columns > *first) return CUT_COLUMNS;
     *first = a[JOB_X].shape[2] / 2;
