@@ -6593,7 +6593,7 @@ enum reduction {
  * it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
  * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
-       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 256 };
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 512 };
 
 /* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
 struct reduce_dim {
@@ -6796,13 +6796,6 @@ static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool
     g->width = min_u32(pow2_at_least(lanes), REDUCE_THREADS);
 }
 
-/* To be measured, then removed. MLXVK_TRY_COLUMNS=1: a thread takes 256 rows alone; 2: workgroups take 256 rows. */
-static int try_columns(void)
-{
-    const char *text = getenv("MLXVK_TRY_COLUMNS");
-    return text ? atoi(text) : 0;
-}
-
 /* `units`: columns, or fours of them. */
 static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, bool whole)
 {
@@ -6814,9 +6807,6 @@ static void grid_of_columns(struct reduce_grid *g, uint32_t n, uint64_t units, b
     g->width = REDUCE_THREADS / height;
     g->piece = whole ? n : piece_of(g, n, (units + g->width - 1) / g->width, height > 16 ? REDUCE_PIECE : REDUCE_BLOCK,
                                     256 * REDUCE_BLOCK, COLUMNS_ENOUGH);
-    if (!try_columns() || g->later || whole || n <= REDUCE_BLOCK || height != 16 || g->bound < REDUCE_BLOCK) return;
-    g->piece = REDUCE_BLOCK;
-    if (try_columns() == 1) g->width = REDUCE_THREADS;
 }
 
 /* The push constants of a step that reduces dimension `at` of `from` into `out`, whose positions there are parts. */
@@ -8855,10 +8845,11 @@ static struct cut binding_cut(const struct encoder *e, const struct product *p)
     return cut;
 }
 
-/* Rows or columns of one dispatch, by the smallest tiles. */
+/* Rows or columns of one dispatch, by the smallest tiles, or one by one. */
 static int64_t most_rows(const struct device *d)
 {
-    return (int64_t)min_size((size_t)16 * min_u32(d->caps.max_groups[0], d->caps.max_groups[1]), INT_MAX);
+    const uint32_t *grid = d->caps.max_groups;
+    return (int64_t)min_size(min_size((size_t)16 * min_u32(grid[0], grid[1]), (size_t)grid[0] * grid[1]), INT_MAX);
 }
 
 /* Halves of a product that would take too long: of its longest axis but K, by whole tiles. */

@@ -219,13 +219,13 @@ void column_lane(uint base, uint at, uint end)
 {
     [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) {
         Four v[4];
-        [[unroll]] for (uint r = 0u; r < 4u; r++) v[r] = load_column(base + min(at + r, end - 1u) * stride);
+        bool whole = at + 4u <= end;                   // else the last element stands for those behind the end
+        uint first = base + at * stride, last = base + (end - 1u) * stride;
+        [[unroll]] for (uint r = 0u; r < 4u; r++) v[r] = load_column(whole || at + r < end ? first + r * stride : last);
         [[unroll]] for (uint k = 0u; k < EACH; k++) {
             ACC x[4];
-            [[unroll]] for (uint r = 0u; r < 4u; r++) {
-                x[r] = element(of_column(v[r], k), at + r, k);
-                if (at + r >= end) x[r] = identity();
-            }
+            [[unroll]] for (uint r = 0u; r < 4u; r++) x[r] = element(of_column(v[r], k), at + r, k);
+            if (!whole) [[unroll]] for (uint r = 0u; r < 4u; r++) if (at + r >= end) x[r] = identity();
             sums[k] = with_four(sums[k], x);
         }
     }
