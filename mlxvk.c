@@ -18015,6 +18015,10 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
     if (!d) return MLXVK_ERROR_ARGUMENT;
+    if ((offset + size) % 4 && CAP_SMALL & ~d->caps.bits)              /* words are all that shaders see there */
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "buffer_adopt",
+                                        "on a device without 8- and 16-bit storage memory must end at a multiple of 4 "
+                                        "bytes, not at %zu", offset + size));
     struct buffer *b = buffer_new(d);
     if (!b)
         return drop_with(d, device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "buffer_adopt", "out of host memory"));

@@ -225,7 +225,8 @@ MLXVK_API int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_devi
 /* Device memory of `size` bytes; zero bytes are allowed. The contents are undefined. */
 MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device);
 /* A VkBuffer of the caller's (usage STORAGE_BUFFER | TRANSFER_SRC | TRANSFER_DST) from byte `offset`, with the host
- * pointer to that byte where it is mapped, else NULL. It must outlive the mlxvk buffer. */
+ * pointer to that byte where it is mapped, else NULL. It must outlive the mlxvk buffer. On a device without 8-bit and 16-bit
+ * storage offset + size must be a multiple of 4, else MLXVK_ERROR_ARGUMENT. */
 MLXVK_API int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped,
                                  mlxvk_device device);
 MLXVK_API int mlxvk_buffer_free(mlxvk_buffer buffer);

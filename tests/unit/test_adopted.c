@@ -27,12 +27,13 @@ static void lender_close(struct lender *l)
     end_vulkan();
 }
 
-/* An array of `count` elements over adopted memory, which begins at byte `from` of the VkBuffer. */
+/* An array of `count` elements over adopted memory, which begins at byte `from` of the VkBuffer, and ends with a word. */
 static mlxvk_array adopt(struct lender *l, size_t from, mlxvk_dtype dtype, int count)
 {
     mlxvk_buffer buffer = { NULL };
     mlxvk_array a = { NULL };
     size_t bytes = (size_t)count * bytes_of(dtype);
+    bytes += (4 - (from + bytes) % 4) % 4;
     OK_DEVICE(mlxvk_buffer_adopt(&buffer, l->handle, from, bytes, l->mapped + from, l->device), l->device);
     OK_DEVICE(mlxvk_array_new_buffer(&a, buffer, &count, NULL, 1, dtype, 0), l->device);
     mlxvk_buffer_free(buffer);
@@ -143,9 +144,22 @@ static void test_read(void **state) { (void)state; all_alignments(norm_round); }
 static void test_written(void **state) { (void)state; all_alignments(write_round); }
 static void test_bytes(void **state) { (void)state; all_alignments(byte_round); }
 
+/* Where shaders see words alone, memory that ends within one is refused. */
+static void end_round(struct lender *l, size_t from, int round)
+{
+    mlxvk_buffer buffer = { NULL };
+    size_t bytes = 0, halves = 0;
+    OK_DEVICE(mlxvk_device_info_get_size(&bytes, l->device, "storage8"), l->device);
+    OK_DEVICE(mlxvk_device_info_get_size(&halves, l->device, "storage16"), l->device);
+    int code = mlxvk_buffer_adopt(&buffer, l->handle, from, 8 + (size_t)(round % 4), l->mapped + from, l->device);
+    assert_int_equal(code, (from + (size_t)(round % 4)) % 4 && !(bytes && halves) ? MLXVK_ERROR_ARGUMENT : 0);
+    mlxvk_buffer_free(buffer);
+}
+static void test_ends(void **state) { (void)state; all_rounds("MLX_VK_ENABLE_REPLAY=0", 16, end_round); }
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_read), cmocka_unit_test(test_written),
-                                        cmocka_unit_test(test_bytes) };
+                                        cmocka_unit_test(test_bytes), cmocka_unit_test(test_ends) };
     return run_group("adopted", tests, NULL, NULL);
 }

@@ -206,25 +206,22 @@ static void layer_open(struct bench *t, struct layer *l, int rows)
 {
     static const int sizes[] = { 203, 64, 203 };
     mlxvk_optional_int group = { 64, true }, bits = { 4, true };
-    mlxvk_array w = mlxvk_array_new(), nothing = mlxvk_array_new();
+    const mlxvk_array nothing = mlxvk_array_new();
     for (int i = 0; i < 3; i++) {
         mlxvk_vector_array q = mlxvk_vector_array_new();
-        w = normals((int[]){ sizes[i], WIDE }, 2, t->dtype, 20 + (uint32_t)i, t->s);
+        mlxvk_array w = normals((int[]){ sizes[i], WIDE }, 2, t->dtype, 20 + (uint32_t)i, t->s);
         OK(mlxvk_quantize(&q, w, group, bits, "affine", nothing, t->s), t->s);
         for (size_t k = 0; k < 3; k++) {
             l->w[i][k] = mlxvk_array_new();
             OK(mlxvk_vector_array_get(&l->w[i][k], q, k), t->s);
         }
         mlxvk_vector_array_free(q);
+        mlxvk_array_free(w);
     }
-    l->x = mlxvk_array_new();
-    l->residual = mlxvk_array_new();
-    l->weight = mlxvk_array_new();
     l->x = normals((int[]){ 1, rows, WIDE }, 3, t->dtype, 30, t->s);
     l->residual = normals((int[]){ 1, rows, sizes[0] }, 3, t->dtype, 31, t->s);
     l->weight = normals((int[]){ WIDE }, 1, t->dtype, 32, t->s);
     OK(mlxvk_synchronize(t->s), t->s);
-    mlxvk_array_free(w);
     mlxvk_reset_stats(t->device);
 }
 

@@ -268,6 +268,7 @@ static void lab_close(struct lab *l)
     cache_trim(d, SIZE_MAX, true);
     pool_free(d, &d->array_pool);
     pool_free(d, &d->storage_pool);
+    pool_free(d, &d->buffer_pool);
 }
 
 /* ---- random numbers ---- */

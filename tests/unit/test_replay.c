@@ -173,7 +173,7 @@ static void test_programs(void **state)
     static const char *const ways[] = { "MLX_VK_REPLAY_SEGMENT=-1", "MLX_VK_REPLAY_SEGMENT=1",
                                         "MLX_VK_REPLAY_SEGMENT=2 MLX_VK_MAX_OPS_PER_BUFFER=2 MLX_VK_MAX_MB_PER_BUFFER=1" };
     static float on[ROUNDS * 2 * LENGTH * WIDTH * 2], off[COUNT(on)];
-    uint64_t recorded[COUNT(ways)] = { 0 };
+    uint64_t recorded[COUNT(ways)] = { 0 }, sets = 0;
     (void)state;
     for (size_t i = 0; i < COUNT(programs); i++) {
         mlxvk_stats replayed, none;
@@ -186,12 +186,13 @@ static void test_programs(void **state)
                 fail_msg("%s, %s: %llu nodes were replayed", programs[i].name, ways[way], (unsigned long long)replayed.replayed);
             if (strstr(ways[way], "-1")) assert_int_equal(replayed.recorded, 0);
             recorded[way] += replayed.recorded;
+            sets += replayed.descriptor_sets;        /* some: the device pushes none, and nothing can be recorded for good */
             for (size_t k = 0; k < n; k++)
                 if (memcmp(&on[k], &off[k], sizeof *on))
                     fail_msg("%s, %s: element %zu is %.9g replayed and %.9g planned", programs[i].name, ways[way], k, on[k], off[k]);
         }
     }
-    if (!recorded[1]) fail_msg("nothing was executed as it was recorded");
+    if (!recorded[1] && !sets) fail_msg("nothing was executed as it was recorded");
 }
 
 /* The same round again and again, its intermediate result owned by nobody. */
