@@ -3055,7 +3055,6 @@ static void storage_release(struct storage *st)
     if (--st->refs > 0) return;
     buffer_release(d, st->buffer);
     pool_give(d, &d->storage_pool, st);
-    d->refs--;                                       /* the public call that dropped it destroys the device at 0 */
 }
 
 static void array_release(struct array *a)
@@ -3074,7 +3073,6 @@ static struct storage *storage_create(struct device *d, size_t nbytes)
     memset(st, 0, offsetof(struct storage, bytes));
     st->device = d;
     st->nbytes = nbytes;
-    d->refs++;
     return st;
 }
 
@@ -3170,10 +3168,16 @@ static void array_span(const struct array *a, int64_t *low, int64_t *high)
     *high = a->size ? a->offset + (last + 1) * (int64_t)item_size(a) : *low;
 }
 
-static void take_handle(struct array *a) { a->refs++; if (!a->handles++) a->storage->owned++; }
+/* A storage that a handle is held on holds the device; what only a tape still knows does not. The public call that
+ * drops the last handle destroys the device. */
+static void take_handle(struct array *a)
+{
+    a->refs++;
+    if (!a->handles++ && !a->storage->owned++) a->storage->device->refs++;
+}
 static void drop_handle(struct array *a)
 {
-    if (!--a->handles) a->storage->owned--;
+    if (!--a->handles && !--a->storage->owned) a->storage->device->refs--;
     array_release(a);
 }
 

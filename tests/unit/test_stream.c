@@ -746,6 +746,29 @@ static void test_default_stream_exchanged(void **state)
     }
 }
 
+/* Blocks that were allocated and not given back. */
+static atomic_int blocks;
+static void *counted_allocate(size_t size, void *user) { (void)user; atomic_fetch_add(&blocks, 1); return malloc(size); }
+static void counted_release(void *p, void *user) { (void)user; if (p) atomic_fetch_sub(&blocks, 1); free(p); }
+
+/* What was recorded and nobody waits for does not keep the device. */
+static void test_left_behind(void **state)
+{
+    (void)state;
+    mlxvk_device d = { NULL }, first = mlxvk_device_new();
+    assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .allocator = { counted_allocate, counted_release, NULL } }), 0);
+    assert_int_equal(mlxvk_set_default_device(d), 0);
+    mlxvk_array a = mlxvk_array_new_int(20), b = mlxvk_array_new();
+    assert_int_equal(mlxvk_add(&b, a, a, (mlxvk_stream){ NULL }), 0);
+    mlxvk_array_free(a);
+    assert_int_equal(mlxvk_set_default_device(first), 0);
+    mlxvk_device_free(d);
+    assert_true(atomic_load(&blocks) > 0);
+    mlxvk_array_free(b);
+    assert_int_equal(atomic_load(&blocks), 0);
+    mlxvk_device_free(first);
+}
+
 /* More streams than any device has queues. */
 static void test_many_streams(void **state)
 {
@@ -825,7 +848,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations_threshold), cmocka_unit_test(test_default_threshold),
-        cmocka_unit_test(test_bytes_threshold), cmocka_unit_test(test_time_threshold), cmocka_unit_test(test_long_dispatch), cmocka_unit_test(test_laziness), cmocka_unit_test(test_window),
+        cmocka_unit_test(test_bytes_threshold), cmocka_unit_test(test_time_threshold), cmocka_unit_test(test_long_dispatch), cmocka_unit_test(test_left_behind), cmocka_unit_test(test_laziness), cmocka_unit_test(test_window),
         cmocka_unit_test(test_async_does_not_wait), cmocka_unit_test(test_free_stream), cmocka_unit_test(test_handles),
         cmocka_unit_test(test_clear_streams), cmocka_unit_test(test_read_after_write),
         cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
