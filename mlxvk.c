@@ -14,6 +14,8 @@
  *     >>stream       command buffers, submission, the window in flight, order between streams
  *     >>encoder      hazards, descriptors, dispatch
  *     >>array        views on storage
+ *     >>plan         dispatches as values: steps, what may be fused, one way to choose
+ *     >>bind         steps get memory, an order, and a place in the command buffer
  *     >>tape         recorded operations and how they are lowered
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
@@ -21,6 +23,7 @@
  *     >>linalg       norms, cross products, factorisations
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
+ *     >>replay       windows of the tape that come again: kept plans, recorded segments
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
