@@ -3284,26 +3284,6 @@ static void plan_free(struct device *d, struct plan *p)
     host_free(d, p->tables.items);
 }
 
-/* KERNEL(e, K_X, threads, constants...): the kernel of the step. Constant 0 is the workgroup's size. */
-#define KERNEL(e, k, ...) select_kernel(e, k, (uint32_t[]){ __VA_ARGS__ }, COUNT(((uint32_t[]){ __VA_ARGS__ })))
-static void select_kernel(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
-{
-    struct step *t = &e->step;
-    uint32_t missing = lacking(e->device, kernel_table[k].needs);
-    if (e->code) return;
-    if (missing) {
-        char names[128];
-        name_missing(missing, names, sizeof names);
-        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, kernel_table[k].name, "%s lacks %s", e->device->caps.name,
-                     names);
-        return;
-    }
-    t->pipeline = NULL;
-    t->kernel = (uint32_t)k;
-    t->constant_count = n;
-    memcpy(t->constants, spec, n * sizeof *spec);
-}
-
 static void set_bytes(struct encoder *e, const void *data, uint32_t size)
 {
     struct step *t = &e->step;
@@ -3323,14 +3303,24 @@ static void set_bytes(struct encoder *e, const void *data, uint32_t size)
 static void use_kernel(struct encoder *e, enum kernel_id k, const void *push, size_t push_size, const void *constants,
                        size_t size)
 {
-    uint32_t words[MAX_SPEC];
+    const struct kernel_row *row = &kernel_table[k];
+    struct step *t = &e->step;
+    uint32_t missing = lacking(e->device, row->needs);
+    char names[128];
     if (e->code) return;
-    if (push_size != kernel_table[k].push || size != 4 * kernel_table[k].constants) {
-        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, kernel_table[k].name, "another kernel's constants");
+    if (push_size != row->push || size != 4 * row->constants) {
+        encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, row->name, "another kernel's constants");
         return;
     }
-    memcpy(words, constants, size);
-    select_kernel(e, k, words, (uint32_t)(size / 4));
+    if (missing) {
+        name_missing(missing, names, sizeof names);
+        encoder_fail(e, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, row->name, "%s lacks %s", e->device->caps.name, names);
+        return;
+    }
+    t->pipeline = NULL;
+    t->kernel = (uint32_t)k;
+    t->constant_count = (uint32_t)(size / 4);
+    memcpy(t->constants, constants, size);
     set_bytes(e, push, (uint32_t)push_size);
 }
 
@@ -8037,8 +8027,8 @@ enum { MAT_A, MAT_B, MAT_C, MAT_OUT, MATRICES, BATCH_DIMS = 3 };
 enum { AXIS_NONE = -4, AXIS_M, AXIS_N, AXIS_K };     /* of a product; from 0: of its batch */
 
 /* Which matrix of a meets which matrix of b (x and weights): `entries` products of the same shape. Entry i takes
- * matrix lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. Where b
- * is cut, `part` of its `weights` are bound, from number `from` on. */
+ * matrix lhs[i] of a, or i / every where that is not 0, and matrix rhs[i] of b. `first`: the entry to begin with. Where
+ * b is cut, `part` of its `weights` are bound, from number `from` on. */
 struct gather { struct array *lhs, *rhs; uint32_t every, entries, first, matrices, weights, from, part; };
 
 struct product {
