@@ -16865,6 +16865,7 @@ struct window {
     struct list steps, places, segments;             /* kept_step, of plan.steps; place, of plan.bounds; segment */
     struct plan plan;
     bool failed, settling;                           /* settling: steps that may be recorded are not yet */
+    bool steady;                                     /* so many may be in a row that memory is wanted where it was */
 };
 
 /* ---- segments: steps that are recorded once, in a secondary command buffer ---- */
@@ -17347,10 +17348,10 @@ static struct kept_storage *named(const struct window *w, uint16_t number)
 static struct storage *named_storage(const struct window *w, uint16_t number) { return named(w, number)->now; }
 
 /* The memory of a kept range, if it can be the same as last time. */
-static struct buffer *kept_memory(struct encoder *e, struct kept_storage *k, struct bound *b)
+static struct buffer *kept_memory(struct encoder *e, const struct window *w, struct kept_storage *k, struct bound *b)
 {
     struct storage *st = b->storage = k->now;
-    if (!st->buffer && b->write && !st->literal)
+    if (w->steady && !st->buffer && b->write && !st->literal)
         st->buffer = buffer_again(e->device, &k->known, st->nbytes, e->stream->line);
     if (!st->buffer && !bound_buffer(e, b)) return NULL;
     k->known = (struct known_buffer){ st->buffer, st->buffer->serial };
@@ -17367,7 +17368,7 @@ static bool place_kept(struct encoder *e, const struct window *w, const struct b
         int64_t moved = moves ? ITEM(w->arrays, struct kept_array, b->array_number)->moved : 0;
         now.low += moved;
         now.high += moved;
-        is.known.buffer = kept_memory(e, named(w, b->storage_number), &now);
+        is.known.buffer = kept_memory(e, w, named(w, b->storage_number), &now);
     } else is.known.buffer = bound_buffer(e, &now);
     if (!is.known.buffer) return false;
     is.known.serial = is.known.buffer->serial;
@@ -17481,13 +17482,6 @@ static void replay_group(struct encoder *e, struct window *w, const struct kept_
     }
 }
 
-/* Are there means to record anything for longer than a submission? */
-static bool segments_pay(const struct stream *s)
-{
-    const struct device *d = s->device;
-    return d->segment_least && d->caps.push_descriptor && !d->gate[GATE_PROFILE] && !d->gate[GATE_NO_BARRIERS];
-}
-
 /* Encodes a window that matches. */
 static void window_replay(struct stream *s, struct window *w)
 {
@@ -17509,7 +17503,7 @@ static void window_replay(struct stream *s, struct window *w)
         group_done(s, &g->all);
     }
     if (e->give_out) e->give_out(e);
-    if (w->settling && !e->code && segments_pay(s)) record_settled(s, w);
+    if (w->settling && w->steady && !e->code) record_settled(s, w);
     s->device->group++;
 }
 
@@ -17544,6 +17538,19 @@ static bool replay(struct stream *s, uint32_t count)
     return false;
 }
 
+/* Are there means to record anything for longer than a submission, and so many steps in a row that look alike each
+ * time? */
+static bool is_steady(const struct stream *s, const struct window *w)
+{
+    const struct device *d = s->device;
+    uint32_t run = 0;
+    if (!d->segment_least || !d->caps.push_descriptor || d->gate[GATE_PROFILE] || d->gate[GATE_NO_BARRIERS])
+        return false;
+    for (uint32_t i = 0; i < w->plan.steps.count && run < d->segment_least; i++)
+        run = ITEM(w->plan.steps, struct step, i)->late_at ? 0 : run + 1;
+    return run >= d->segment_least;
+}
+
 /* Ends the keeping of a window that was lowered. */
 static void window_keep(struct stream *s)
 {
@@ -17552,6 +17559,7 @@ static void window_keep(struct stream *s)
     s->keeping = NULL;
     if (!w) return;
     if (w->failed || s->undecided) { window_free(s, w); return; }
+    w->steady = is_steady(s, w);
     w->next = s->windows;
     s->windows = w;
     while (*link && count++ < KEPT_MOST) link = &(*link)->next;
