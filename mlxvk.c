@@ -3781,8 +3781,7 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
 
 /* Records a dispatch: pipeline, descriptors, push constants. */
 static void record_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p,
-                            VkDescriptorBufferInfo *ranges,
-                            const void *push)
+                            VkDescriptorBufferInfo *ranges)
 {
     struct device *d = e->device;
     if (e->in_use != p) {
@@ -3793,7 +3792,7 @@ static void record_dispatch(struct encoder *e, const struct step *t, const struc
     if (e->code) return;
     if (t->push_used)
         d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0,
-                                 (t->push_used + 3) & ~3u, push);
+                                 (t->push_used + 3) & ~3u, t->push);
     write_timestamp(e, p);
     d->vk.vkCmdDispatch(e->commands, t->groups[0], t->groups[1], t->groups[2]);
     write_timestamp(e, p);
@@ -3807,16 +3806,12 @@ static void count_dispatch(struct encoder *e, const struct step *t, const struct
     e->stream->ops++;
 }
 
-/* Encodes a step whose ranges are bound and whose accesses are noted. */
-static void encode_bound(struct encoder *e, const struct step *t, const struct pipeline *p,
-                         VkDescriptorBufferInfo *ranges, const void *push)
+/* Is there a command buffer for the dispatch whose accesses are noted? */
+static bool ready_to_record(struct encoder *e)
 {
     if (!e->code && note_again(e))
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
-    if (e->code || (!e->commands && open_commands(e->stream))) return;
-    insert_barrier(e);
-    record_dispatch(e, t, p, ranges, push);
-    if (!e->code) count_dispatch(e, t, p);
+    return !e->code && (e->commands || !open_commands(e->stream));
 }
 
 static void encode_step(struct encoder *e, const struct step *t, const struct bound *bounds)
@@ -3825,7 +3820,10 @@ static void encode_step(struct encoder *e, const struct step *t, const struct bo
     VkDescriptorBufferInfo ranges[MAX_BOUND];
     e->pending_count = 0;
     if (p) bind_ranges(e, bounds, t->bounds, ranges);
-    encode_bound(e, t, p, ranges, t->push);
+    if (!ready_to_record(e)) return;
+    insert_barrier(e);
+    record_dispatch(e, t, p, ranges);
+    if (!e->code) count_dispatch(e, t, p);
 }
 
 /* ---- results in the place of operands ---- */
@@ -16902,7 +16900,7 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
     const struct place *place = ITEM(w->places, struct place, t->first);
     VkDescriptorBufferInfo ranges[MAX_BOUND];
     for (uint32_t i = 0; i < t->bounds; i++) ranges[b[i].slot] = place[i].range;
-    record_dispatch(e, t, t->pipeline, ranges, t->push);
+    record_dispatch(e, t, t->pipeline, ranges);
 }
 
 static void record_steps(struct encoder *e, const struct window *w, uint32_t first, uint32_t count)
@@ -17449,9 +17447,7 @@ static void replay_step(struct encoder *e, struct window *w, uint32_t at)
     for (uint32_t i = 0; i < t->bounds && !e->code; i++)
         encoder_access(e, place[i].known.buffer, place[i].range.offset, place[i].range.offset + place[i].range.range,
                        b[i].write);
-    if (!e->code && note_again(e))
-        encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
-    if (!e->code && (e->commands || !open_commands(e->stream))) {
+    if (ready_to_record(e)) {
         bool barrier = find_hazard(e);
         if (!same || !hold_step(e, w, at, barrier)) {
             if (!same || k->segment != NO_NUMBER) miss_step(e, w, at);
