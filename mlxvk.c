@@ -2509,9 +2509,11 @@ struct encoder {
     uint64_t pending_in;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    uint64_t barriers;                               /* recorded so far */
     void (*give_out)(struct encoder *e);             /* records what replay holds back; NULL: nothing is */
-    struct window *held_in;                          /* steps of that window from `held` on */
+    struct window *held_in;                          /* steps of that window from `held` on, */
     uint32_t held, held_count;
+    bool held_behind;                                /* a barrier */
     /* the row of the table of fusions that is being applied, from 1; 0: none */
     uint32_t fusion;
     int code;                                        /* the first error since it was cleared */
@@ -2540,6 +2542,8 @@ struct stream {
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
     struct buffer *counters;                         /* zeros, see set_counters */
+    struct buffer *late;                             /* words for recorded steps, a part for each window that has some */
+    uint64_t late_parts;                             /* taken, by bits */
     /* kept, last used first; the one that is being filled; see >>replay */
     struct window *windows, *keeping;
     /* of what replay recorded once, and what of that is not wanted any more */
@@ -2548,7 +2552,8 @@ struct stream {
     uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
     bool undecided;                                  /* the next such window may be planned otherwise */
     struct node *nodes;                              /* the tape */
-    uint32_t node_count, node_slots;
+    uint32_t node_count, node_slots, lower_at;       /* lower_at: so many nodes are lowered */
+    size_t node_elements;                            /* of results */
     struct stream *next;
 };
 
@@ -2774,6 +2779,7 @@ static void encoder_barrier(struct encoder *e)
     e->live_count = e->concurrent_from = 0;
     if (!e->commands || e->device->gate[GATE_NO_BARRIERS]) return;
     e->device->stats.barriers++;
+    e->barriers++;
     full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
 }
 
@@ -2830,6 +2836,7 @@ static int stream_submit(struct stream *s)
     if (!e->commands && !s->signal_count && !s->wait_count) return e->code;
     if (e->commands) {
         full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
+        e->barriers++;
         r = d->vk.vkEndCommandBuffer(e->commands);
     }
     if (r >= 0) {
@@ -3337,6 +3344,38 @@ static bool too_long(const struct encoder *e, double multiplications)
     return limit > 0 && multiplications > limit * e->device->tuning->rate;
 }
 
+/* Kernels that can find in memory what differs from one time to the next: recorded for good, they add to words of
+ * their push constants, so to where the arrays at `slot` begin (or to a plain number), what a binding says that they
+ * do not use otherwise. at, base, flag_at: words of the push constants; dtype: the constant that has the arrays'. */
+enum { LATE_MOST = 3, NO_SLOT = -1 };
+struct late_row {
+    uint32_t kernel, binding, base, flag_at, flag, dtype, count;
+    struct { uint32_t at; int slot; } word[LATE_MOST];
+};
+#define PUSH_WORD(kernel, member) (offsetof(kernel##_push, member) / 4)
+#define LATE_COPY(id, kernel)                                                                                     \
+    { K_##id, SLOT_##kernel##_table, PUSH_WORD(kernel, offset[2]), PUSH_WORD(kernel, divisor_shifts), COPY_LATE, \
+      offsetof(kernel##_constants, to) / 4, 1, { { PUSH_WORD(kernel, offset[0]), SLOT_##kernel##_dst } } }
+static const struct late_row late_table[] = {
+    LATE_COPY(COPY, copy), LATE_COPY(COPY_HALF, copy_half), LATE_COPY(COPY_WIDE, copy_wide),
+    { K_ROPE, SLOT_rope_offsets, PUSH_WORD(rope, offsets_at), PUSH_WORD(rope, flags), ROPE_LATE,
+      offsetof(rope_constants, dtype) / 4, 2,
+      { { PUSH_WORD(rope, y_at), SLOT_rope_y }, { PUSH_WORD(rope, offset), NO_SLOT } } },
+    { K_ATTENTION_DECODE, SLOT_attention_decode_mask, PUSH_WORD(attention_decode, mask_at),
+      PUSH_WORD(attention_decode, flags), ATTEND_LATE, offsetof(attention_decode_constants, dtype) / 4, 3,
+      { { PUSH_WORD(attention_decode, k_at), SLOT_attention_decode_k },
+        { PUSH_WORD(attention_decode, v_at), SLOT_attention_decode_v },
+        { PUSH_WORD(attention_decode, key_count), NO_SLOT } } },
+};
+
+/* The step's row, if the binding is free; else NULL. */
+static const struct late_row *late_row(const struct step *t)
+{
+    for (size_t i = 0; i < COUNT(late_table); i++)
+        if (late_table[i].kernel == t->kernel) return t->set_mask >> late_table[i].binding & 1 ? NULL : &late_table[i];
+    return NULL;
+}
+
 static void set_bound(struct encoder *e, uint32_t slot, bool binding, struct bound b)
 {
     struct step *t = &e->step;
@@ -3699,7 +3738,7 @@ static void write_timestamp(struct encoder *e, const struct pipeline *p)
                                       slot->query_count++);
 }
 
-/* The stream's counters, made and zeroed at first use. */
+/* The stream's counters, made and zeroed at first use. Like all that is a stream's own, not counted as memory. */
 static struct buffer *counters_of(struct encoder *e)
 {
     const size_t size = 4 * COUNTERS;
@@ -3889,7 +3928,8 @@ static void bind_plan(struct encoder *e)
 
 /* ==== >>tape ====================================================================================================== */
 
-enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32 };
+enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER_MOST = 8 * LOWER_AT,
+       LOWER_ELEMENTS = 1 << 24, KEPT_NODES = 2048 };
 
 /* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number
  * is that does not shape the plan, which replay writes anew (0: nowhere). */
@@ -4174,7 +4214,17 @@ static void stream_lower(struct stream *s, uint32_t keep)
     for (uint32_t i = count; i < s->node_count; i++)
         if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
     s->node_count = kept;
+    s->node_elements = 0;
+    s->lower_at = keep ? min_u32(s->lower_at + LOWER_AT, LOWER_MOST / 2) * 2 : 0;
     s->device->stats.lowering_ns += now_ns() - start;
+}
+
+/* Lowers what is on the tape, when it is enough: soon at first, so that the GPU begins; while it is at work with that
+ * longer windows, which are cheaper where they come again; but not where they would hold up much. */
+static void lower_enough(struct stream *s)
+{
+    bool much = s->node_elements >= LOWER_ELEMENTS;
+    if (s->node_count >= LOWER_AT && (much || s->node_count >= s->lower_at)) stream_lower(s, LOWER_KEEP);
 }
 
 /* ---- streams: waited for, ended ---- */
@@ -4216,6 +4266,7 @@ static void stream_destroy(struct stream *s)
     *link = s->next;
     if (d->default_stream == s) d->default_stream = NULL;
     if (s->counters && idle) buffer_destroy(d, s->counters);
+    if (s->late && idle) buffer_destroy(d, s->late);
     if (idle) d->vk.vkDestroyCommandPool(d->handle, s->segment_pool, NULL);
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
@@ -4309,7 +4360,7 @@ static int end(struct call *c)
     uint64_t window;
     if (!d) return c->code;
     for (struct array *a = c->temporaries, *next; a; a = next) { next = a->next_temporary; array_release(a); }
-    if (s->node_count >= LOWER_AT) stream_lower(s, LOWER_KEEP);
+    lower_enough(s);
     window = (uint64_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
     if (s->line->submitted > s->line->completed + window) timeline_wait(d, s->line, s->line->submitted - window);
     stream_drop(s);
@@ -4471,6 +4522,7 @@ static void append(struct call *c, int op, union params p, struct array **in, in
     for (int i = 0; i < outputs; i++)
         if ((n->out[i] = out[i]) != NULL) { out[i]->refs++; out[i]->storage->writers++; }
     c->stream->node_count++;
+    c->stream->node_elements += elements;
     c->device->stats.operations++;
 }
 
@@ -16817,9 +16869,10 @@ static const struct op_row op_table[OP_COUNT] = {
  *
  * What may differ (the late half): where a view begins, by multiples of the device's alignment, if nothing that was
  * decided depends on it; the parameter that op_table calls late, which steps say where they push it; contents of
- * literals, unless planning read them. A node that differs otherwise is planned anew if it is a group of its own. */
+ * literals, unless planning read them. A node that differs otherwise is planned anew if it is a group of its own;
+ * where that gives the same steps but for late words, as attention to one more key does, they go on as those kept. */
 
-enum { KEPT_MOST = 48, KEPT_NODES = 1024, OWN_MEMORY = 0x8000, NO_NUMBER = UINT16_MAX };
+enum { KEPT_MOST = 48, OWN_MEMORY = 0x8000, NO_NUMBER = UINT16_MAX };
 
 struct kept_storage {
     struct storage *now;                             /* the one that matched, or a plan's own */
@@ -16846,15 +16899,23 @@ struct kept_node { struct node node; uint16_t group, in[NODE_INPUTS], out[NODE_O
 struct kept_group {
     struct members all;
     uint32_t fusion, step, steps, donation, donations;
-    bool planned, anew;                              /* planned: there are steps; anew: a node differs this time */
+    bool planned, anew;                              /* planned: there are steps; anew: a node differs this time, */
+    bool adopted;                                    /* or did before, and the steps are that one's */
 };
 
 /* A step's place in a recorded segment; barrier: one stands in front of it; same: so often in a row all it touches
- * lay where it did before. Where each of its ranges lies is in places, by the numbers of plan.bounds. */
-struct kept_step { uint16_t segment; bool barrier; uint8_t same, misses; };
+ * lay where it did before, but for what `late` says. Where each of its ranges lies is in places, by the numbers of
+ * plan.bounds. */
+struct kept_step {
+    const struct late_row *late;                     /* NULL: it has no late words; else these are the window's, */
+    uint32_t word, baked[LATE_MOST];                 /* from `word` on, and baked what its push constants had */
+    uint16_t segment;
+    bool barrier, moves;                             /* moves: it is recorded with late words */
+    uint8_t same, misses;
+};
 struct place { struct known_buffer known; VkDescriptorBufferInfo range; };
 /* value: of its last submission */
-struct segment { VkCommandBuffer commands; uint32_t first, count; uint64_t value; };
+struct segment { VkCommandBuffer commands; uint32_t first, count, words; uint64_t value; };
 
 struct window {
     struct window *next;
@@ -16864,11 +16925,14 @@ struct window {
     struct plan plan;
     bool failed, settling;                           /* settling: steps that may be recorded are not yet */
     bool steady;                                     /* so many may be in a row that memory is wanted where it was */
+    uint32_t late_words;                             /* of all its steps */
+    int late_part;                                   /* of the stream's; -1: none yet */
+    uint64_t late_read;                              /* how many barriers there were when late words were read last */
 };
 
 /* ---- segments: steps that are recorded once, in a secondary command buffer ---- */
 
-enum { SEGMENT_MOST = 64, SEGMENT_MISSES = 3 };
+enum { SEGMENT_MOST = 256, SEGMENT_MISSES = 3, LATE_WORDS = 1024, LATE_PARTS = 48 };
 
 /* Ends a segment. Its command buffer is freed when no submission has it. */
 static void drop_segment(struct stream *s, struct window *w, struct segment *g)
@@ -16892,6 +16956,63 @@ static void free_dropped(struct stream *s)
     s->dropped_segments.count = kept;
 }
 
+/* ---- late words ---- */
+
+/* The window's part of the stream's late words; false: there is none to be had. */
+static bool late_part(struct encoder *e, struct window *w)
+{
+    struct stream *s = e->stream;
+    if (w->late_part >= 0) return true;
+    if (!s->late && buffer_fresh(e->device, sizeof(uint32_t) * LATE_WORDS * LATE_PARTS, &s->late)) return false;
+    for (int i = 0; i < LATE_PARTS && w->late_part < 0; i++) if (!(s->late_parts >> i & 1)) w->late_part = i;
+    if (w->late_part < 0) return false;
+    s->late_parts |= 1ull << w->late_part;
+    w->late_read = e->barriers;                      /* perhaps, by the window that had it */
+    return true;
+}
+
+/* Where a late word's array lies, and its buffer as a whole: that is what recorded steps bind. */
+static const struct place *late_place(const struct window *w, const struct step *t, int slot)
+{
+    const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
+    for (uint32_t i = 0; i < t->bounds; i++) if (b[i].slot == slot) return ITEM(w->places, struct place, t->first + i);
+    return NULL;
+}
+
+static size_t late_item(const struct late_row *row, const struct step *t)
+{
+    return dtypes[t->constants[row->dtype]].size;
+}
+
+static uint32_t word_of(const struct step *t, uint32_t at)
+{
+    uint32_t word;
+    memcpy(&word, t->push + 4 * at, 4);
+    return word;
+}
+
+/* Can the step's arrays be bound as whole buffers of ours? */
+static bool late_fits(const struct device *d, const struct window *w, const struct kept_step *k, const struct step *t)
+{
+    for (uint32_t i = 0; i < k->late->count; i++) {
+        const struct place *p = late_place(w, t, k->late->word[i].slot);
+        if (k->late->word[i].slot == NO_SLOT) continue;
+        if (!p || !p->known.buffer->block || p->known.buffer->size > binding_range(d, late_item(k->late, t))) return false;
+    }
+    return true;
+}
+
+/* What the step's late words are now. */
+static void late_words(const struct window *w, const struct kept_step *k, const struct step *t, uint32_t *words)
+{
+    for (uint32_t i = 0; i < k->late->count; i++) {
+        int slot = k->late->word[i].slot;
+        const struct place *p = slot == NO_SLOT ? NULL : late_place(w, t, slot);
+        words[i] = word_of(t, k->late->word[i].at) - k->baked[i];
+        if (p) words[i] += (uint32_t)((p->range.offset - p->known.buffer->offset) / late_item(k->late, t));
+    }
+}
+
 /* Records a kept step as it was encoded last. */
 static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
 {
@@ -16903,22 +17024,72 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
     record_dispatch(e, t, t->pipeline, ranges);
 }
 
-static void record_steps(struct encoder *e, const struct window *w, uint32_t first, uint32_t count)
+/* Records a step for good, with late words. */
+static void record_late(struct encoder *e, const struct window *w, uint32_t at)
 {
-    for (uint32_t i = first; i < first + count; i++) {
-        if (i > first && ITEM(w->steps, struct kept_step, i)->barrier)
-            full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
-        record_kept(e, w, i);
+    struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    const struct late_row *row = k->late;
+    struct step t = *ITEM(w->plan.steps, struct step, at);
+    const struct bound *b = ITEM(w->plan.bounds, struct bound, t.first);
+    const struct place *place = ITEM(w->places, struct place, t.first);
+    const struct buffer *late = e->stream->late;
+    const size_t part = sizeof(uint32_t) * LATE_WORDS;
+    uint32_t flags = word_of(&t, row->flag_at) | row->flag;
+    VkDescriptorBufferInfo ranges[MAX_BOUND];
+    for (uint32_t i = 0; i < t.bounds; i++) ranges[b[i].slot] = place[i].range;
+    for (uint32_t i = 0; i < row->count; i++) {
+        const struct place *p = late_place(w, &t, row->word[i].slot);
+        k->baked[i] = word_of(&t, row->word[i].at);
+        if (p && row->word[i].slot != NO_SLOT)
+            ranges[row->word[i].slot] = (VkDescriptorBufferInfo){ p->range.buffer, p->known.buffer->offset,
+                                                                  p->known.buffer->size };
     }
+    ranges[row->binding] = (VkDescriptorBufferInfo){ late->handle, late->offset + (size_t)w->late_part * part, part };
+    t.set_mask |= 1u << row->binding;
+    memcpy(t.push + 4 * row->flag_at, &flags, 4);
+    memcpy(t.push + 4 * row->base, &k->word, 4);
+    record_dispatch(e, &t, t.pipeline, ranges);
 }
+
+/* ---- what is held back ---- */
+
+static void barrier_between(struct encoder *e) { full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES); }
 
 /* Records the held steps one by one: their segment did not come to its end. */
 static void give_out_held(struct encoder *e)
 {
+    const struct window *w = e->held_in;
     uint32_t count = e->held_count;
     e->give_out = NULL;
     e->held_count = 0;
-    record_steps(e, e->held_in, e->held, count);
+    for (uint32_t i = e->held; i < e->held + count; i++) {
+        if (i == e->held ? e->held_behind : ITEM(w->steps, struct kept_step, i)->barrier) barrier_between(e);
+        record_kept(e, w, i);
+    }
+}
+
+/* Executes the held steps as their segment has them, behind its late words. */
+static void execute_held(struct encoder *e, struct window *w, struct segment *g)
+{
+    struct device *d = e->device;
+    const struct buffer *late = e->stream->late;
+    const struct kept_step *k = ITEM(w->steps, struct kept_step, g->first);
+    uint32_t words[SEGMENT_MOST * LATE_MOST] = { 0 }, from = k->word;
+    e->give_out = NULL;
+    e->held_count = 0;
+    e->in_use = NULL;
+    g->value = e->stream->line->open;
+    if (g->words) {
+        for (uint32_t i = 0; i < g->count; i++)
+            if (k[i].moves) late_words(w, &k[i], ITEM(w->plan.steps, struct step, g->first + i), words + k[i].word - from);
+        if (w->late_read == e->barriers) barrier_between(e);
+        d->vk.vkCmdUpdateBuffer(e->commands, late->handle, late->offset + sizeof *words * ((size_t)w->late_part * LATE_WORDS +
+                                from), sizeof *words * g->words, words);
+    }
+    if (g->words || e->held_behind) { barrier_between(e); e->barriers++; }
+    w->late_read = e->barriers;
+    d->stats.recorded += g->count;
+    d->vk.vkCmdExecuteCommands(e->commands, 1, &g->commands);
 }
 
 static VkCommandBuffer segment_commands(struct stream *s)
@@ -16949,10 +17120,17 @@ static void record_segment(struct stream *s, struct window *w, uint32_t first, u
     struct encoder *e = &s->encoder;
     VkCommandBuffer open = e->commands, commands = w->segments.count < NO_NUMBER ? segment_commands(s) : NULL;
     struct segment *g = commands ? ADD(s->device, &w->segments, struct segment) : NULL;
+    uint32_t words = 0;
     if (!commands) return;
     e->commands = commands;
     e->in_use = NULL;
-    record_steps(e, w, first, count);
+    for (uint32_t i = first; i < first + count; i++) {
+        const struct kept_step *k = ITEM(w->steps, struct kept_step, i);
+        if (i > first && k->barrier) barrier_between(e);
+        if (!k->moves) { record_kept(e, w, i); continue; }
+        record_late(e, w, i);
+        words = k->word + k->late->count - ITEM(w->steps, struct kept_step, first)->word;
+    }
     e->commands = open;
     e->in_use = NULL;
     if (s->device->vk.vkEndCommandBuffer(commands) < 0 || !g) {
@@ -16960,29 +17138,50 @@ static void record_segment(struct stream *s, struct window *w, uint32_t first, u
         if (g) w->segments.count--;
         return;
     }
-    *g = (struct segment){ commands, first, count, 0 };
+    *g = (struct segment){ commands, first, count, words, 0 };
     for (uint32_t i = first; i < first + count; i++)
         ITEM(w->steps, struct kept_step, i)->segment = (uint16_t)(w->segments.count - 1);
 }
 
-static bool may_be_recorded(const struct window *w, uint32_t at)
+static bool may_be_recorded(struct encoder *e, struct window *w, uint32_t at)
 {
     const struct kept_step *k = ITEM(w->steps, struct kept_step, at);
-    return k->segment == NO_NUMBER && k->same && k->misses < SEGMENT_MISSES &&
-        !ITEM(w->plan.steps, struct step, at)->late_at;
+    const struct step *t = ITEM(w->plan.steps, struct step, at);
+    if (k->segment != NO_NUMBER || !k->same || k->misses >= SEGMENT_MISSES) return false;
+    if (t->late_at && !k->late) return false;
+    return !k->moves || (late_fits(e->device, w, k, t) && late_part(e, w));
 }
 
-/* Records what stayed where it was, behind a replay of the whole window. */
+/* How many steps from `first` on can be one segment; fresh: how many of them are in none yet. */
+static uint32_t run_length(struct encoder *e, struct window *w, uint32_t first, uint32_t *fresh)
+{
+    const int most = e->device->gate[GATE_MAX_US];   /* a segment is not submitted in parts */
+    float time = 0;
+    uint32_t n = 0;
+    *fresh = 0;
+    for (uint32_t i = first; i < w->steps.count && n < SEGMENT_MOST; i++, n++) {
+        bool recorded = ITEM(w->steps, struct kept_step, i)->segment != NO_NUMBER;
+        time += ITEM(w->plan.steps, struct step, i)->time;
+        if ((n && most > 0 && time > (float)most) || (!recorded && !may_be_recorded(e, w, i))) break;
+        *fresh += !recorded;
+    }
+    return n;
+}
+
+/* Records what stayed where it was, behind a replay of the whole window: all that is in a row, also what was before. */
 static void record_settled(struct stream *s, struct window *w)
 {
-    w->settling = false;
     free_dropped(s);
-    for (uint32_t first = 0, end; first < w->steps.count; first = end + 1) {
-        end = first;
-        while (end < w->steps.count && end - first < SEGMENT_MOST && may_be_recorded(w, end)) end++;
-        if (end - first >= s->device->segment_least) record_segment(s, w, first, end - first);
-        if (end - first == SEGMENT_MOST) end--;
+    for (uint32_t first = 0, n, fresh; first < w->steps.count; first += n ? n : 1) {
+        n = run_length(&s->encoder, w, first, &fresh);
+        if (!fresh || n < s->device->segment_least) continue;
+        for (uint32_t i = first; i < first + n; i++) {
+            uint16_t segment = ITEM(w->steps, struct kept_step, i)->segment;
+            if (segment != NO_NUMBER) drop_segment(s, w, ITEM(w->segments, struct segment, segment));
+        }
+        record_segment(s, w, first, n);
     }
+    w->settling = false;
 }
 
 /* ---- windows ---- */
@@ -17004,6 +17203,7 @@ static void window_free(struct stream *s, struct window *w)
     host_free(d, w->steps.items);
     host_free(d, w->places.items);
     host_free(d, w->segments.items);
+    if (w->late_part >= 0) s->late_parts &= ~(1ull << w->late_part);
     plan_free(d, &w->plan);
     host_free(d, w);
 }
@@ -17173,7 +17373,7 @@ static bool window_matches(struct stream *s, struct window *w)
     next_window(s->device);
     for (uint32_t i = 0; i < w->groups.count; i++) {
         struct kept_group *g = ITEM(w->groups, struct kept_group, i);
-        g->anew = !g->planned;
+        g->anew = !g->planned || g->adopted;
     }
     for (uint32_t i = 0; i < s->node_count; i++)
         if (!node_matches(s->device, w, ITEM(w->nodes, struct kept_node, i), &s->nodes[i])) return false;
@@ -17189,6 +17389,7 @@ static struct window *window_open(struct stream *s, uint64_t hash)
     struct window *w = host_zalloc(d, sizeof *w);
     if (!w) return NULL;
     w->hash = hash;
+    w->late_part = -1;
     next_window(d);
     for (uint32_t i = 0; i < s->node_count && !w->failed; i++) {
         struct kept_node *k = ADD(d, &w->nodes, struct kept_node);
@@ -17265,6 +17466,15 @@ static void keep_donation(struct window *w, struct donation *n)
     }
 }
 
+static struct kept_step name_step(struct window *w, const struct step *t)
+{
+    struct kept_step k = { .segment = NO_NUMBER, .late = late_row(t), .word = w->late_words };
+    if (k.late && k.word + k.late->count > LATE_WORDS) k.late = NULL;
+    if (k.late) w->late_words += k.late->count;
+    k.moves = k.late && t->late_at;
+    return k;
+}
+
 /* Copies the plan's steps behind those that are kept. */
 static void keep_steps(struct encoder *e, struct window *w, struct kept_group *g, uint32_t late, uint16_t late_node)
 {
@@ -17278,7 +17488,8 @@ static void keep_steps(struct encoder *e, struct window *w, struct kept_group *g
     struct kept_step *kept = list_add(d, &w->steps, sizeof *kept, p->steps.count);
     struct place *places = list_add(d, &w->places, sizeof *places, p->bounds.count);
     if (!steps || !bounds || !donations || !kept || !places) { w->failed = true; return; }
-    for (uint32_t i = 0; i < p->steps.count; i++) kept[i] = (struct kept_step){ .segment = NO_NUMBER };
+    for (uint32_t i = 0; i < p->steps.count; i++)
+        kept[i] = name_step(w, ITEM(p->steps, struct step, i));
     memset(places, 0, p->bounds.count * sizeof *places);
     memcpy(steps, p->steps.items, p->steps.count * sizeof *steps);
     memcpy(bounds, p->bounds.items, p->bounds.count * sizeof *bounds);
@@ -17345,6 +17556,13 @@ static struct kept_storage *named(const struct window *w, uint16_t number)
 
 static struct storage *named_storage(const struct window *w, uint16_t number) { return named(w, number)->now; }
 
+/* How many bytes further than its plan says a kept range begins. */
+static int64_t moved_by(const struct window *w, const struct bound *b)
+{
+    bool moves = b->kind == BOUND_STORAGE && b->array_number != NO_NUMBER && !(b->storage_number & OWN_MEMORY);
+    return moves ? ITEM(w->arrays, struct kept_array, b->array_number)->moved : 0;
+}
+
 /* The memory of a kept range, if it can be the same as last time. */
 static struct buffer *kept_memory(struct encoder *e, const struct window *w, struct kept_storage *k, struct bound *b)
 {
@@ -17356,26 +17574,47 @@ static struct buffer *kept_memory(struct encoder *e, const struct window *w, str
     return st->buffer;
 }
 
-/* Where a kept range lies now; false: elsewhere than last time. */
-static bool place_kept(struct encoder *e, const struct window *w, const struct bound *b, struct place *place)
+/* Where a kept range lies now: where it did last time, elsewhere in the same memory, or in other memory? */
+enum stay { STAYS, MOVES, LEAVES };
+static enum stay place_kept(struct encoder *e, const struct window *w, const struct bound *b, struct place *place)
 {
     struct bound now = *b;
     struct place is;
+    enum stay stay;
     if (b->kind == BOUND_STORAGE) {
-        bool moves = b->array_number != NO_NUMBER && !(b->storage_number & OWN_MEMORY);
-        int64_t moved = moves ? ITEM(w->arrays, struct kept_array, b->array_number)->moved : 0;
+        int64_t moved = moved_by(w, b);
         now.low += moved;
         now.high += moved;
         is.known.buffer = kept_memory(e, w, named(w, b->storage_number), &now);
     } else is.known.buffer = bound_buffer(e, &now);
-    if (!is.known.buffer) return false;
+    if (!is.known.buffer) return LEAVES;
     is.known.serial = is.known.buffer->serial;
     is.range = place_bound(&now, is.known.buffer);
-    if (place->known.serial == is.known.serial && place->range.offset == is.range.offset &&
-        place->range.range == is.range.range)
-        return true;
+    stay = place->known.serial != is.known.serial ? LEAVES : place->range.offset == is.range.offset &&
+        place->range.range == is.range.range ? STAYS : MOVES;
     *place = is;
-    return false;
+    return stay;
+}
+
+/* Places all that a step touches. Is it where it was, but for late words? */
+static bool place_step(struct encoder *e, struct window *w, uint32_t at)
+{
+    const struct step *t = ITEM(w->plan.steps, struct step, at);
+    const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
+    struct place *place = ITEM(w->places, struct place, t->first);
+    struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    bool same = true, moved = false;
+    for (uint32_t i = 0; i < t->bounds && !e->code; i++) {
+        enum stay stay = place_kept(e, w, &b[i], &place[i]);
+        bool late = false;
+        for (uint32_t n = 0; stay == MOVES && k->late && n < k->late->count; n++)
+            late = late || k->late->word[n].slot == b[i].slot;
+        same = same && (late || stay == STAYS);
+        moved = moved || late;
+    }
+    if (!moved || k->moves) return same;
+    k->moves = true;
+    return same && k->segment == NO_NUMBER;          /* it was recorded without */
 }
 
 /* Holds a step back that its segment has recorded as it is now: the segment is executed when its last step has come.
@@ -17388,23 +17627,18 @@ static bool hold_step(struct encoder *e, struct window *w, uint32_t at, bool bar
     if (e->give_out && at != e->held + e->held_count) e->give_out(e);
     if (!g || (at != g->first && (!e->give_out || barrier != k->barrier))) return false;
     if (at == g->first) {
-        if (barrier) encoder_barrier(e);
         e->held_in = w;
         e->held = at;
+        e->held_behind = barrier;
         e->give_out = give_out_held;
-    } else if (barrier) {
-        e->live_count = 0;
+    }
+    if (barrier) {
+        e->live_count = e->concurrent_from = 0;
         e->device->stats.barriers++;
     }
     pending_to_live(e);
     count_dispatch(e, t, t->pipeline);
-    if (++e->held_count < g->count) return true;
-    e->give_out = NULL;
-    e->held_count = 0;
-    e->in_use = NULL;
-    g->value = e->stream->line->open;
-    e->device->stats.recorded += g->count;
-    e->device->vk.vkCmdExecuteCommands(e->commands, 1, &g->commands);
+    if (++e->held_count == g->count) execute_held(e, w, g);
     return true;
 }
 
@@ -17422,28 +17656,28 @@ static void miss_step(struct encoder *e, struct window *w, uint32_t at)
 /* Encodes a step whose places are known. */
 static void encode_kept(struct encoder *e, const struct window *w, uint32_t at, bool barrier)
 {
-    struct step *t = ITEM(w->plan.steps, struct step, at);
+    const struct step *t = ITEM(w->plan.steps, struct step, at);
     if (e->give_out) e->give_out(e);
     if (barrier) encoder_barrier(e);
     pending_to_live(e);
     ITEM(w->steps, struct kept_step, at)->barrier = barrier;
-    if (t->late_at) {
-        uint32_t word = late_of(&e->stream->nodes[t->late_node]) + t->late_plus;
-        memcpy(t->push + t->late_at - 4, &word, 4);
-    }
     record_kept(e, w, at);
     if (!e->code) count_dispatch(e, t, t->pipeline);
 }
 
 static void replay_step(struct encoder *e, struct window *w, uint32_t at)
 {
-    const struct step *t = ITEM(w->plan.steps, struct step, at);
+    struct step *t = ITEM(w->plan.steps, struct step, at);
     const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
-    struct place *place = ITEM(w->places, struct place, t->first);
+    const struct place *place = ITEM(w->places, struct place, t->first);
     struct kept_step *k = ITEM(w->steps, struct kept_step, at);
-    bool same = true;
+    bool same;
     e->pending_count = 0;
-    for (uint32_t i = 0; i < t->bounds && !e->code; i++) same = place_kept(e, w, &b[i], &place[i]) && same;
+    if (t->late_at) {
+        uint32_t word = late_of(&e->stream->nodes[t->late_node]) + t->late_plus;
+        memcpy(t->push + t->late_at - 4, &word, 4);
+    }
+    same = place_step(e, w, at);
     for (uint32_t i = 0; i < t->bounds && !e->code; i++)
         encoder_access(e, place[i].known.buffer, place[i].range.offset, place[i].range.offset + place[i].range.range,
                        b[i].write);
@@ -17478,22 +17712,102 @@ static void replay_group(struct encoder *e, struct window *w, const struct kept_
     }
 }
 
+/* ---- groups that were planned anew ---- */
+
+/* Is the range of a new plan the kept one, but for where it lies? */
+static bool same_memory(const struct device *d, const struct window *w, const struct bound *kept, const struct bound *b)
+{
+    bool own = kept->kind == BOUND_STORAGE && kept->storage_number & OWN_MEMORY;
+    if (kept->kind != b->kind || kept->slot != b->slot || kept->write != b->write) return false;
+    if (b->kind == BOUND_COUNTERS) return true;
+    if (b->kind != BOUND_STORAGE || own != (b->storage->window != d->window)) return false;
+    return own ? named_storage(w, kept->storage_number)->nbytes == b->storage->nbytes
+        : kept->storage_number == b->storage->number;
+}
+
+/* May these bytes of the push constants be others? */
+static bool is_late_word(const struct kept_step *k, const struct step *t, uint32_t at)
+{
+    bool late = t->late_at == 4 + 4 * at;
+    for (uint32_t i = 0; k->late && i < k->late->count; i++) late = late || k->late->word[i].at == at;
+    return late;
+}
+
+static bool is_late_slot(const struct kept_step *k, uint32_t slot)
+{
+    bool late = false;
+    for (uint32_t i = 0; k->late && i < k->late->count; i++) late = late || k->late->word[i].slot == (int)slot;
+    return late;
+}
+
+/* Is a step of a new plan the kept one, but for late words? */
+static bool same_step(const struct encoder *e, const struct window *w, uint32_t at, const struct step *t)
+{
+    const struct step *old = ITEM(w->plan.steps, struct step, at);
+    const struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    const struct bound *kept = ITEM(w->plan.bounds, struct bound, old->first);
+    const struct bound *b = ITEM(e->plan.bounds, struct bound, t->first);
+    if (t->pipeline || t->kernel != old->kernel || t->constant_count != old->constant_count ||
+        t->set_mask != old->set_mask || t->write_mask != old->write_mask || t->bounds != old->bounds ||
+        t->push_used != old->push_used || t->late_at != old->late_at || t->push_used % 4 ||
+        memcmp(t->groups, old->groups, sizeof t->groups) ||
+        memcmp(t->constants, old->constants, t->constant_count * sizeof *t->constants)) return false;
+    for (uint32_t i = 0; i < t->push_used / 4; i++)
+        if (word_of(t, i) != word_of(old, i) && !is_late_word(k, t, i)) return false;
+    for (uint32_t i = 0; i < t->bounds; i++) {
+        int64_t moved = moved_by(w, &kept[i]);
+        if (!same_memory(e->device, w, &kept[i], &b[i])) return false;
+        if ((b[i].low != kept[i].low + moved || b[i].high != kept[i].high + moved) && !is_late_slot(k, b[i].slot))
+            return false;
+    }
+    return true;
+}
+
+/* The new plan of a group takes the place of the kept one where that makes no difference but in late words. Several
+ * steps may share memory of their own, which is not compared: they are kept as they are. */
+static bool adopt_plan(struct encoder *e, struct window *w, struct kept_group *g)
+{
+    const struct plan *p = &e->plan;
+    const struct step *t = ITEM(p->steps, struct step, 0);
+    struct step *old = ITEM(w->plan.steps, struct step, g->step);
+    const struct bound *b;
+    struct bound *kept;
+    if (e->code || g->steps != 1 || p->steps.count != 1 || g->donations || p->donations.count || p->tables.count ||
+        !same_step(e, w, g->step, t)) return false;
+    memcpy(old->push, t->push, t->push_used);
+    b = ITEM(p->bounds, struct bound, t->first);
+    kept = ITEM(w->plan.bounds, struct bound, old->first);
+    for (uint32_t i = 0; i < t->bounds; i++) {
+        kept[i].low = b[i].low - moved_by(w, &kept[i]);
+        kept[i].high = b[i].high - moved_by(w, &kept[i]);
+    }
+    g->adopted = true;
+    plan_clear(e);
+    return true;
+}
+
+/* Plans the group's only node, which is not as it was. */
+static void replay_anew(struct encoder *e, struct window *w, struct kept_group *g)
+{
+    const struct node *n = &e->stream->nodes[g->all.node[0]];
+    e->fusion = 0;
+    op_table[n->op].lower(e, n);
+    if (adopt_plan(e, w, g)) { replay_group(e, w, g); return; }
+    for (uint32_t k = 0; k < g->steps; k++) miss_step(e, w, g->step + k);
+    bind_plan(e);
+}
+
 /* Encodes a window that matches. */
 static void window_replay(struct stream *s, struct window *w)
 {
     struct encoder *e = &s->encoder;
     bool failures = false;                           /* the key says that there were none before */
     for (uint32_t i = 0; i < w->groups.count; i++) {
-        const struct kept_group *g = ITEM(w->groups, struct kept_group, i);
+        struct kept_group *g = ITEM(w->groups, struct kept_group, i);
         for (int k = 0; k < g->all.count && failures; k++) check_operands(e, &s->nodes[g->all.node[k]]);
         e->fusion = g->fusion;
         if (!g->anew) replay_group(e, w, g);
-        else if (!e->code) {
-            for (uint32_t k = 0; k < g->steps; k++) miss_step(e, w, g->step + k);
-            e->fusion = 0;
-            op_table[s->nodes[g->all.node[0]].op].lower(e, &s->nodes[g->all.node[0]]);
-            bind_plan(e);
-        }
+        else if (!e->code) replay_anew(e, w, g);
         failures = failures || e->code;
         s->device->stats.replayed += (uint64_t)g->all.count;
         group_done(s, &g->all);
@@ -17543,7 +17857,7 @@ static bool is_steady(const struct stream *s, const struct window *w)
     if (!d->segment_least || !d->caps.push_descriptor || d->gate[GATE_PROFILE] || d->gate[GATE_NO_BARRIERS])
         return false;
     for (uint32_t i = 0; i < w->plan.steps.count && run < d->segment_least; i++)
-        run = ITEM(w->plan.steps, struct step, i)->late_at ? 0 : run + 1;
+        run = ITEM(w->plan.steps, struct step, i)->late_at && !ITEM(w->steps, struct kept_step, i)->late ? 0 : run + 1;
     return run >= d->segment_least;
 }
 

@@ -6,7 +6,8 @@ enum { REDUCE_SUM = 0, REDUCE_PROD = 1, REDUCE_MAX = 2, REDUCE_MIN = 3, REDUCE_M
     REDUCE_EXPSUM = 11 };
 
 /* shaders/attention.glsl: flags of the attention kernels */
-enum { ATTEND_CAUSAL = 1, ATTEND_MASK_BOOL = 2, ATTEND_MASK_ADDS = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16 };
+enum { ATTEND_CAUSAL = 1, ATTEND_MASK_BOOL = 2, ATTEND_MASK_ADDS = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16,
+    ATTEND_LATE = 32 };
 
 /* shaders/binary.comp: functions of two operands */
 enum { BINARY_ADD = 0, BINARY_SUBTRACT = 1, BINARY_MULTIPLY = 2, BINARY_DIVIDE = 3, BINARY_FLOOR_DIVIDE = 4,
@@ -26,6 +27,9 @@ enum { SCATTER_NONE = 0, SCATTER_SUM = 1, SCATTER_PROD = 2, SCATTER_MAX = 3, SCA
 /* shaders/common.glsl: as mlxvk_dtype has them */
 enum { DTYPE_BOOL = 0, DTYPE_U8 = 1, DTYPE_U16 = 2, DTYPE_U32 = 3, DTYPE_U64 = 4, DTYPE_I8 = 5, DTYPE_I16 = 6,
     DTYPE_I32 = 7, DTYPE_I64 = 8, DTYPE_F16 = 9, DTYPE_F32 = 10, DTYPE_BF16 = 12, DTYPE_C64 = 13 };
+
+/* shaders/copy.comp: flag in divisor_shifts */
+enum { COPY_LATE = 0x40000000u };
 
 /* shaders/elementwise.glsl: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements */
 enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FLAT_8 = 4, MODE_STRIDES_4 = 5,
@@ -73,7 +77,7 @@ enum { RANDOM_BITS = 0, RANDOM_UNIFORM = 1, RANDOM_NORMAL = 2, RANDOM_GUMBEL = 3
 enum { REDUCE_FOURS = 0, REDUCE_ANYWHERE = 1, REDUCE_STRIDED = 2, REDUCE_COLUMNS = 3, REDUCE_FOUR_COLUMNS = 4 };
 
 /* shaders/rope.comp: flags */
-enum { ROPE_TRADITIONAL = 1u, ROPE_FREQS = 2u, ROPE_OFFSETS = 4u };
+enum { ROPE_TRADITIONAL = 1u, ROPE_FREQS = 2u, ROPE_OFFSETS = 4u, ROPE_LATE = 8u };
 
 /* shaders/rows.glsl: flags of the kernels of norms */
 enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u };

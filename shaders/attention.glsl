@@ -2,9 +2,13 @@
 #ifndef ATTENTION_GLSL
 #define ATTENTION_GLSL
 #include "common.glsl"
+#ifndef KEY_COUNT
+#define KEY_COUNT key_count
+#endif
 //! enum ATTEND_: flags of the attention kernels
 const uint CAUSAL = 1, MASK_BOOL = 2, MASK_ADDS = 4, SINKS = 8;
 const uint FOLDED = 16;                                 // a block's rows are those of all heads that share keys, not of one
+const uint LATE = 32;                                   // instead of a mask: what is added to k_at, v_at and key_count
 
 const float LOWEST = -1e30, LOG2E = 1.44269504088896341;
 BUFFER(0, o)
@@ -66,16 +70,16 @@ row_place place_of(uint batch, uint head, uint n)
     p.o = o_at + batch * o_stride[0] + p.head * value_width + i * o_stride[1];
     p.mask = mask_at + batch * mask_stride[0] + p.head * mask_stride[1] + i * mask_stride[2];
     p.keys = h >= block_heads() ? 0u                    // bottom-right aligned
-           : has(CAUSAL) ? uint(clamp(int(i + 1u + key_count) - int(query_count), 0, int(key_count))) : key_count;
+           : has(CAUSAL) ? uint(clamp(int(i + 1u + KEY_COUNT) - int(query_count), 0, int(KEY_COUNT))) : KEY_COUNT;
     return p;
 }
 
 // The first key that no row from `first` to `last` attends to.
 uint key_end(uint first, uint last)
 {
-    if (!has(CAUSAL)) return key_count;
+    if (!has(CAUSAL)) return KEY_COUNT;
     uint most = first / query_count == last / query_count ? last % query_count : query_count - 1u;
-    return uint(clamp(int(most + 1u + key_count) - int(query_count), 0, int(key_count)));
+    return uint(clamp(int(most + 1u + KEY_COUNT) - int(query_count), 0, int(KEY_COUNT)));
 }
 
 float masked(float score, row_place p, uint key)

@@ -14,6 +14,8 @@ layout(constant_id = 4) const uint CHUNKS = 2;         // of keys: 8 * LANES * C
 layout(constant_id = 5) const uint VALUE_CHUNKS = 2;
 layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at once
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
+uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
+#define KEY_COUNT keys_counted
 #include "attention.glsl"
 const uint WIDTH = 8u * LANES * VALUE_CHUNKS, WORDS = DTYPE == F32 ? 2u : 1u;           // of 16 bytes, for eight features
 const uint SUBGROUPS = 8u, ROOM = 1024u, ROW_ROOM = SUBGROUPS * WIDTH / 4u;             // at most 8 are dispatched
@@ -248,6 +250,12 @@ void main()
     uint split = group % splits, first_row = group / splits % row_blocks * ROWS;
     uint block = group / splits / row_blocks, head = block % blocks * block_heads(), batch = block / blocks, kv = head / group_size;
     uint k_row = k_at + batch * k_stride[0] + kv * k_stride[1], v_row = v_at + batch * v_stride[0] + kv * v_stride[1];
+    keys_counted = key_count;
+    if (has(LATE)) {
+        k_row += mask32[mask_at];
+        v_row += mask32[mask_at + 1u];
+        keys_counted += mask32[mask_at + 2u];
+    }
     uint end = min((split + 1u) * split_keys, key_end(first_row, min(first_row + ROWS, rows) - 1u));
     uint step = gl_NumSubgroups * keys_each, thread = gl_SubgroupID * gl_SubgroupSize + lane;
     uint mine = split * split_keys + gl_SubgroupID * keys_each + lane / LANES;

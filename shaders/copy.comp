@@ -1,6 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Copies with conversion between any dtypes and any layouts. WIDE: one side is a 64-bit integer or complex64.
+// Copies with conversion between any dtypes and any layouts. WIDE: one side is a 64-bit integer or complex64. LATE: the table
+// says, at offset[2], how many elements further dst is.
 #include "elementwise.glsl"
 BUFFER(0, dst)
 BUFFER(1, src)
@@ -91,6 +92,9 @@ uvec4 converted(uvec4 w)
 }
 #endif
 
+//! enum COPY_: flag in divisor_shifts
+const uint LATE = 0x40000000u;
+
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
@@ -98,12 +102,14 @@ void main()
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
     uvec4 at = STRIDED ? locate(i) : MODE == TABLE ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
+    uint late = (divisor_shifts & LATE) != 0u ? table32[offset[2]] : 0u;
 #ifndef WIDE
     if (whole) {
-        if ((SCALARS & 2u) != 0u) put_dst(whole, i, at.x, repeated(convert(load_src(at.y, FROM), FROM, TO), TO));
-        else put_dst(whole, i, at.x, FROM == TO ? fetch_src(whole, i, at.y) : converted(fetch_src(whole, i, at.y)));
+        uvec4 v = (SCALARS & 2u) != 0u ? repeated(convert(load_src(at.y, FROM), FROM, TO), TO)
+                : FROM == TO ? fetch_src(whole, i, at.y) : converted(fetch_src(whole, i, at.y));
+        put_dst(whole, i + late / LANES, at.x + late / LANES, v);
         return;
     }
 #endif
-    move(at.x, at.y);
+    move(at.x + late, at.y);
 }

@@ -12,6 +12,7 @@ layout(constant_id = 4) const uint NORM = 0;           // 1: RMS norm in front, 
 //! enum ROPE_: flags
 const uint TRADITIONAL = 1u;                            // pairs (2j, 2j + 1), else (j, j + dims / 2)
 const uint FREQS = 2u, OFFSETS = 4u;                    // frequencies, offsets from arrays
+const uint LATE = 8u;                                   // instead of offsets: what is added to y_at and offset
 BUFFER(0, y)
 BUFFER(1, x)
 BUFFER(2, offsets)
@@ -139,8 +140,13 @@ void main()
     uint head = item % parts * heads_each, token = item / parts % tokens, batch = item / parts / tokens;
     uint count = min(heads_each, heads - head);
     int at = offset + (has(OFFSETS) ? int(offsets32[offsets_at + batch * offsets_step]) : 0);
+    uint y_from = y_at;
+    if (has(LATE)) {
+        y_from += offsets32[offsets_at];
+        at += int(offsets32[offsets_at + 1u]);
+    }
     float position = scale * float(int(token) + at);
-    uint y_row = y_at + batch * y_stride[0] + head * y_stride[1] + token * y_stride[2];
+    uint y_row = y_from + batch * y_stride[0] + head * y_stride[1] + token * y_stride[2];
     uint x_row = x_at + batch * x_stride[0] + head * x_stride[1] + token * x_stride[2];
     if (NORM != 0u) {
         rotate_fours(4u * lane, y_row, x_row, heads_each, inside && 8u * lane < dims ? count : 0u, position);

@@ -52,7 +52,7 @@ static void test_operations_threshold(void **state)
     struct setting few = start("MLX_VK_MAX_OPS_PER_BUFFER=10"), many = start("MLX_VK_MAX_OPS_PER_BUFFER=100");
     assert_in_range(submissions_of(&few, 195, 16, false), 20, 21);
     assert_in_range(submissions_of(&many, 195, 16, false), 2, 3);
-    assert_in_range(submissions_of(&many, 1000, 16, true), 7, 10);
+    assert_in_range(submissions_of(&many, 1000, 16, true), 5, 10);   /* the rest is on the tape still */
     finish(&few);
     finish(&many);
 }
