@@ -3898,6 +3898,14 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
     return false;
 }
 
+/* Submits what is recorded, if it takes long enough: between two steps of a group. A submission that ends there has
+ * the GPU wait for the next one (6 us of 100, for a transform in two steps). */
+static void maybe_commit_time(struct stream *s)
+{
+    int most = s->device->gate[GATE_MAX_US];
+    if (!s->encoder.give_out && most > 0 && s->time >= most) stream_submit(s);
+}
+
 /* Submits what is recorded, if it is enough. */
 static void maybe_commit(struct stream *s)
 {
@@ -3920,7 +3928,7 @@ static void bind_plan(struct encoder *e)
             const struct donation *donation = ITEM(p->donations, struct donation, n);
             if (!e->code && donate_memory(e, donation)) skip_to = donation->skip_to;
         }
-        if (!e->code && i >= skip_to) { encode_step(e, t, bounds); maybe_commit(e->stream); }
+        if (!e->code && i >= skip_to) { encode_step(e, t, bounds); maybe_commit_time(e->stream); }
         for (uint32_t k = 0; k < t->bounds; k++) bound_forget(e->device, &bounds[k]);
     }
     p->steps.count = p->bounds.count = p->donations.count = p->tables.count = 0;
@@ -3928,8 +3936,8 @@ static void bind_plan(struct encoder *e)
 
 /* ==== >>tape ====================================================================================================== */
 
-enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER_MOST = 8 * LOWER_AT,
-       LOWER_ELEMENTS = 1 << 24, KEPT_NODES = 2048 };
+enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER_MOST = 2 * LOWER_AT,
+       LOWER_ELEMENTS = 1 << 24, LOWER_SUBMIT = 32, KEPT_NODES = 1024 };
 
 /* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number
  * is that does not shape the plan, which replay writes anew (0: nowhere). */
@@ -4219,12 +4227,14 @@ static void stream_lower(struct stream *s, uint32_t keep)
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
-/* Lowers what is on the tape, when it is enough: soon at first, so that the GPU begins; while it is at work with that
- * longer windows, which are cheaper where they come again; but not where they would hold up much. */
+/* Lowers what is on the tape, when it is enough, and submits it: soon at first, so that the GPU begins; while it is at
+ * work with that a longer window, which is cheaper where it comes again; but not where that would hold up much. */
 static void lower_enough(struct stream *s)
 {
     bool much = s->node_elements >= LOWER_ELEMENTS;
-    if (s->node_count >= LOWER_AT && (much || s->node_count >= s->lower_at)) stream_lower(s, LOWER_KEEP);
+    if (s->node_count < LOWER_AT || (!much && s->node_count < s->lower_at)) return;
+    stream_lower(s, LOWER_KEEP);
+    if (s->ops >= LOWER_SUBMIT) stream_submit(s);
 }
 
 /* ---- streams: waited for, ended ---- */
@@ -17708,7 +17718,7 @@ static void replay_group(struct encoder *e, struct window *w, const struct kept_
             for (int k = 0; k < n.count; k++) n.from[k] = named_storage(w, n.from_number[k]);
             if (!e->code && donate_memory(e, &n)) skip_to = n.skip_to;
         }
-        if (i >= skip_to && !e->code) { replay_step(e, w, g->step + i); maybe_commit(e->stream); }
+        if (i >= skip_to && !e->code) { replay_step(e, w, g->step + i); maybe_commit_time(e->stream); }
     }
 }
 

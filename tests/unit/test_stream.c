@@ -63,7 +63,7 @@ static void test_default_threshold(void **state)
     (void)state;
     struct setting s = start(NULL);
     assert_int_equal(submissions_of(&s, 90, 16, true), 0);
-    assert_in_range(submissions_of(&s, 995, 16, false), 10, 11);
+    assert_in_range(submissions_of(&s, 995, 16, false), 10, 13);   /* windows end submissions, too */
     finish(&s);
 }
 
