@@ -17,6 +17,8 @@
  *     >>plan         dispatches as values: steps, what may be fused, one way to choose
  *     >>bind         steps get memory, an order, and a place in the command buffer
  *     >>tape         recorded operations and how they are lowered
+ *     >>life         devices made, held, ended
+ *     >>call         a public function from its begin to its end
  *     >>elementwise >>creation >>shape ...   one section a family: fronts (checks, shapes) and lowerings
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
@@ -2542,8 +2544,8 @@ struct stream {
     uint64_t *seen;                                  /* by timeline: highest value waited for */
     uint32_t seen_count;
     struct buffer *counters;                         /* zeros, see set_counters */
-    struct buffer *late;                             /* words for recorded steps, a part for each window that has some */
-    uint64_t late_parts;                             /* taken, by bits */
+    struct buffer *late;                             /* words for recorded steps: a part for each window, */
+    uint64_t late_parts;                             /* a bit for each that is taken */
     /* kept, last used first; the one that is being filled; see >>replay */
     struct window *windows, *keeping;
     /* of what replay recorded once, and what of that is not wanted any more */
@@ -4062,6 +4064,7 @@ static const struct passes {
     void (*keep_group)(struct stream *s, const struct members *all);
     void (*keep_window)(struct stream *s);
     void (*forget)(struct stream *s);
+    void (*free_chains)(struct device *d);
 } passes;                                            /* at the end of >>replay */
 
 static void node_retire(struct node *n)
@@ -4293,7 +4296,250 @@ static void stream_drop(struct stream *s)
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
 }
 
-/* ---- the front's side: a call ---- */
+/* ==== >>life: devices made, held, ended =========================================================================== */
+
+/* lock comes before those of devices, handler_lock (of what stands behind it) after them. */
+static struct {
+    mutex lock, handler_lock;
+    struct device *device;
+    mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
+    void *data;
+    void (*dtor)(void *);
+} the_default = { .lock = MUTEX_INIT, .handler_lock = MUTEX_INIT };
+
+static int create_layouts(struct device *d)
+{
+    VkDescriptorSetLayoutBinding b[MAX_BINDINGS];
+    const VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
+    for (uint32_t i = 0; i < MAX_BINDINGS; i++)
+        b[i] = (VkDescriptorSetLayoutBinding){ .binding = i, .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+                                               .descriptorCount = 1, .stageFlags = VK_SHADER_STAGE_COMPUTE_BIT };
+    for (uint32_t n = 0; n <= d->caps.max_bindings; n++) {
+        const VkDescriptorSetLayoutCreateInfo set = {
+            .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n, .pBindings = b,
+            .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0 };
+        const VkPipelineLayoutCreateInfo layout = {
+            .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
+            .pSetLayouts = &d->set_layouts[n], .pushConstantRangeCount = 1, .pPushConstantRanges = &push };
+        VkResult r = d->vk.vkCreateDescriptorSetLayout(d->handle, &set, NULL, &d->set_layouts[n]);
+        if (r >= 0) r = d->vk.vkCreatePipelineLayout(d->handle, &layout, NULL, &d->layouts[n]);
+        if (r < 0) return vk_code(d, r);
+    }
+    return 0;
+}
+
+static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc)
+{
+    const VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
+        .initialDataSize = desc ? desc->pipeline_cache_size : 0, .pInitialData = desc ? desc->pipeline_cache : NULL };
+    return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
+}
+
+static size_t working_set(const struct device *d) { return d->caps.memory_size / 20 * 19; }
+
+/* Mesa (22.3) looks at the semaphores that a submission waited for once more after it has signalled. */
+static void settle(struct device *d)
+{
+    if (d->lost) return;
+    if (!d->adopted) { d->vk.vkDeviceWaitIdle(d->handle); return; }
+    lock_queue(d);
+    d->vk.vkQueueWaitIdle(d->queues[0]);
+    unlock_queue(d);
+}
+
+static void destroy_objects(struct device *d)
+{
+    while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
+    settle(d);
+    reap_events(d, true);
+    cache_trim(d, SIZE_MAX, true);
+    for (int use = 0; use < MEMORY_USES; use++)
+        for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
+    while (d->blocks) block_destroy(d, d->blocks);
+    for (uint32_t i = 0; i < d->pipelines.slots; i++) {
+        struct pipeline *p = d->pipelines.items[i];
+        if (p) d->vk.vkDestroyPipeline(d->handle, p->handle, NULL);
+        host_free(d, p);
+    }
+    host_free(d, d->pipelines.items);
+    passes.free_chains(d);
+    pool_free(d, &d->array_pool);
+    pool_free(d, &d->storage_pool);
+    pool_free(d, &d->buffer_pool);
+    for (int i = 0; i < KERNEL_COUNT; i++) d->vk.vkDestroyShaderModule(d->handle, d->modules[i], NULL);
+    for (int i = 0; i <= MAX_BINDINGS; i++) {
+        d->vk.vkDestroyPipelineLayout(d->handle, d->layouts[i], NULL);
+        d->vk.vkDestroyDescriptorSetLayout(d->handle, d->set_layouts[i], NULL);
+    }
+    d->vk.vkDestroyPipelineCache(d->handle, d->pipeline_cache, NULL);
+    for (uint32_t i = 0; i < d->timeline_count; i++) {
+        d->vk.vkDestroySemaphore(d->handle, d->timelines[i]->semaphore, NULL);
+        host_free(d, d->timelines[i]);
+    }
+    host_free(d, d->timelines);
+}
+
+static void device_destroy(struct device *d)
+{
+    print_notes(d);
+    free_notes(d);
+    if (d->handle) {
+        mutex_lock(&d->lock);
+        destroy_objects(d);
+        mutex_unlock(&d->lock);
+        if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
+    }
+    if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
+    host_free(d, d);
+}
+
+/* Ends a call that may have dropped the device's last reference. */
+static void unlock_and_release(struct device *d)
+{
+    bool last = d->refs == 0;
+    mutex_unlock(&d->lock);
+    if (last) device_destroy(d);
+}
+
+/* The same for the reference that the call itself has, or the handle that it frees. */
+static int unlock_and_drop(struct device *d)
+{
+    d->refs--;
+    unlock_and_release(d);
+    return 0;
+}
+
+/* Ends of a call with its code: where it has a reference to the device, and where it only has the lock. */
+static int drop_with(struct device *d, int code)
+{
+    unlock_and_drop(d);
+    return code;
+}
+
+static int unlock_with(struct device *d, int code)
+{
+    mutex_unlock(&d->lock);
+    return code;
+}
+
+/* What a call gives away, where somebody takes it: its code. */
+#define GIVE(res, value) ((res) ? (*(res) = (value), 0) : MLXVK_ERROR_ARGUMENT)
+
+/* What executing a secondary command buffer costs the GPU (an NVIDIA H200: 1.7 us where the queue family has no
+ * graphics, 3.5 us where it has) must be less than what recording its steps costs the host. */
+static uint32_t least_segment(const struct device *d)
+{
+    VkQueueFamilyProperties f[32];
+    uint32_t n = COUNT(f);
+    int gate = d->gate[GATE_SEGMENTS];
+    if (gate) return gate < 0 ? 0 : (uint32_t)gate;
+    vkGetPhysicalDeviceQueueFamilyProperties(d->physical, &n, f);
+    return d->tuning->segment[d->queue_family < n && f[d->queue_family].queueFlags & VK_QUEUE_GRAPHICS_BIT];
+}
+
+int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
+{
+    mlxvk_error local = { 0 }, *error = desc && desc->error ? desc->error : &local;
+    mlxvk_allocator a = { 0 };
+    struct device *d;
+    int code;
+    if (!res) { set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "res is NULL"); return error->code; }
+    if (desc) a = desc->allocator;
+    d = a.allocate ? a.allocate(sizeof *d, a.user) : malloc(sizeof *d);
+    if (!d) {
+        set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory");
+        return error->code;
+    }
+    memset(d, 0, sizeof *d);
+    d->refs = 1;
+    d->lock = d->event_lock = (mutex)MUTEX_INIT;
+    d->allocator = a;
+    if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
+    read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
+    d->noted = noted_families(d->gate);
+    mutex_lock(&volk_lock);
+    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
+    if (!code) d->segment_least = least_segment(d);
+    mutex_unlock(&volk_lock);
+    if (!code) code = create_layouts(d);
+    if (!code) code = create_pipeline_cache(d, desc);
+    if (code) {
+        if (!error->code) set_error(error, code, 0, __LINE__, "device", "%s could not be set up", d->caps.name);
+        if (d->on_error) d->on_error(error, d->user);
+        device_destroy(d);
+        return code;
+    }
+    d->memory_limit = d->cache_limit = working_set(d);
+    if (res->ctx) mlxvk_device_free(*res);
+    res->ctx = d;
+    return 0;
+}
+
+static void call_handler(const mlxvk_error *error, void *user)
+{
+    (void)user;
+    mutex_lock(&the_default.handler_lock);
+    if (the_default.handler) the_default.handler(error->text, the_default.data);
+    mutex_unlock(&the_default.handler_lock);
+}
+
+/* The errors of the default device go to the handler, where there is one. */
+static void choose_handler(struct device *d, bool is_default)
+{
+    if (!d) return;
+    mutex_lock(&the_default.handler_lock);
+    bool handled = is_default && the_default.handler;
+    mutex_unlock(&the_default.handler_lock);
+    mutex_lock(&d->lock);
+    d->on_error = handled ? call_handler : d->own_on_error;
+    mutex_unlock(&d->lock);
+}
+
+static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
+
+/* Its lock is held. */
+static struct device *make_default(void)
+{
+    mlxvk_device handle = { NULL };
+    if (the_default.device || mlxvk_device_create(&handle, NULL)) return the_default.device;
+    the_default.device = handle.ctx;
+    choose_handler(the_default.device, true);
+    if (the_default.device->noted) atexit(print_default);              /* it is never destroyed */
+    return the_default.device;
+}
+
+static struct device *default_device(void)
+{
+    mutex_lock(&the_default.lock);
+    struct device *d = make_default();
+    mutex_unlock(&the_default.lock);
+    return d;
+}
+
+static struct device *device_or_default(mlxvk_device device) { return device.ctx ? device.ctx : default_device(); }
+
+/* The device, or the default one, with one more reference, and locked; NULL: there is none. Until unlock_and_drop. */
+static struct device *lock_device(struct device *d)
+{
+    if (d) mutex_lock(&d->lock);
+    else {                                           /* both locks: or mlxvk_set_default_device might end it between */
+        mutex_lock(&the_default.lock);
+        if ((d = make_default()) != NULL) mutex_lock(&d->lock);
+        mutex_unlock(&the_default.lock);
+    }
+    if (d) d->refs++;
+    return d;
+}
+
+/* One more handle for the device, or the default one. */
+static struct device *keep_device(struct device *d)
+{
+    d = lock_device(d);
+    if (d) mutex_unlock(&d->lock);
+    return d;
+}
+
+/* ==== >>call: a public function from its begin to its end ========================================================= */
 
 /* One public call: the lock, the first error, and the arrays made on the way. */
 struct call {
@@ -4305,10 +4551,6 @@ struct call {
     struct array *temporaries, *replaced[2];
     int replaced_count;
 };
-
-/* The device, or the default one, with one more reference, and locked; NULL: there is none. Until unlock_and_drop. */
-static struct device *lock_device(struct device *d);
-static int unlock_and_drop(struct device *d);
 
 /* A call holds its stream, and by it the device, as a handle does: it may let go of the lock while it waits. */
 static struct call begin_on(const char *name, struct device *d, struct stream *s)
@@ -17007,7 +17249,8 @@ static bool late_fits(const struct device *d, const struct window *w, const stru
     for (uint32_t i = 0; i < k->late->count; i++) {
         const struct place *p = late_place(w, t, k->late->word[i].slot);
         if (k->late->word[i].slot == NO_SLOT) continue;
-        if (!p || !p->known.buffer->block || p->known.buffer->size > binding_range(d, late_item(k->late, t))) return false;
+        if (!p || !p->known.buffer->block) return false;
+        if (p->known.buffer->size > binding_range(d, late_item(k->late, t))) return false;
     }
     return true;
 }
@@ -17084,17 +17327,18 @@ static void execute_held(struct encoder *e, struct window *w, struct segment *g)
     struct device *d = e->device;
     const struct buffer *late = e->stream->late;
     const struct kept_step *k = ITEM(w->steps, struct kept_step, g->first);
+    const struct step *t = ITEM(w->plan.steps, struct step, g->first);
     uint32_t words[SEGMENT_MOST * LATE_MOST] = { 0 }, from = k->word;
     e->give_out = NULL;
     e->held_count = 0;
     e->in_use = NULL;
     g->value = e->stream->line->open;
     if (g->words) {
+        size_t at = sizeof *words * ((size_t)w->late_part * LATE_WORDS + from);
         for (uint32_t i = 0; i < g->count; i++)
-            if (k[i].moves) late_words(w, &k[i], ITEM(w->plan.steps, struct step, g->first + i), words + k[i].word - from);
+            if (k[i].moves) late_words(w, &k[i], &t[i], words + k[i].word - from);
         if (w->late_read == e->barriers) barrier_between(e);
-        d->vk.vkCmdUpdateBuffer(e->commands, late->handle, late->offset + sizeof *words * ((size_t)w->late_part * LATE_WORDS +
-                                from), sizeof *words * g->words, words);
+        d->vk.vkCmdUpdateBuffer(e->commands, late->handle, late->offset + at, sizeof *words * g->words, words);
     }
     if (g->words || e->held_behind) { barrier_between(e); e->barriers++; }
     w->late_read = e->barriers;
@@ -17886,249 +18130,9 @@ static void window_keep(struct stream *s)
     if (*link) { window_free(s, *link); *link = NULL; }
 }
 
-static const struct passes passes = { replay, fuse, keep_group, window_keep, free_windows };
+static const struct passes passes = { replay, fuse, keep_group, window_keep, free_windows, free_chains };
 
 /* ==== >>public: devices =========================================================================================== */
-
-/* lock comes before those of devices, handler_lock (of what stands behind it) after them. */
-static struct {
-    mutex lock, handler_lock;
-    struct device *device;
-    mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
-    void *data;
-    void (*dtor)(void *);
-} the_default = { .lock = MUTEX_INIT, .handler_lock = MUTEX_INIT };
-
-static int create_layouts(struct device *d)
-{
-    VkDescriptorSetLayoutBinding b[MAX_BINDINGS];
-    const VkPushConstantRange push = { VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_SIZE };
-    for (uint32_t i = 0; i < MAX_BINDINGS; i++)
-        b[i] = (VkDescriptorSetLayoutBinding){ .binding = i, .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
-                                               .descriptorCount = 1, .stageFlags = VK_SHADER_STAGE_COMPUTE_BIT };
-    for (uint32_t n = 0; n <= d->caps.max_bindings; n++) {
-        const VkDescriptorSetLayoutCreateInfo set = {
-            .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = n, .pBindings = b,
-            .flags = d->caps.push_descriptor ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0 };
-        const VkPipelineLayoutCreateInfo layout = {
-            .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO, .setLayoutCount = 1,
-            .pSetLayouts = &d->set_layouts[n], .pushConstantRangeCount = 1, .pPushConstantRanges = &push };
-        VkResult r = d->vk.vkCreateDescriptorSetLayout(d->handle, &set, NULL, &d->set_layouts[n]);
-        if (r >= 0) r = d->vk.vkCreatePipelineLayout(d->handle, &layout, NULL, &d->layouts[n]);
-        if (r < 0) return vk_code(d, r);
-    }
-    return 0;
-}
-
-static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc)
-{
-    const VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
-        .initialDataSize = desc ? desc->pipeline_cache_size : 0, .pInitialData = desc ? desc->pipeline_cache : NULL };
-    return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
-}
-
-static size_t working_set(const struct device *d) { return d->caps.memory_size / 20 * 19; }
-
-/* Mesa (22.3) looks at the semaphores that a submission waited for once more after it has signalled. */
-static void settle(struct device *d)
-{
-    if (d->lost) return;
-    if (!d->adopted) { d->vk.vkDeviceWaitIdle(d->handle); return; }
-    lock_queue(d);
-    d->vk.vkQueueWaitIdle(d->queues[0]);
-    unlock_queue(d);
-}
-
-static void destroy_objects(struct device *d)
-{
-    while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
-    settle(d);
-    reap_events(d, true);
-    cache_trim(d, SIZE_MAX, true);
-    for (int use = 0; use < MEMORY_USES; use++)
-        for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
-    while (d->blocks) block_destroy(d, d->blocks);
-    for (uint32_t i = 0; i < d->pipelines.slots; i++) {
-        struct pipeline *p = d->pipelines.items[i];
-        if (p) d->vk.vkDestroyPipeline(d->handle, p->handle, NULL);
-        host_free(d, p);
-    }
-    host_free(d, d->pipelines.items);
-    free_chains(d);
-    pool_free(d, &d->array_pool);
-    pool_free(d, &d->storage_pool);
-    pool_free(d, &d->buffer_pool);
-    for (int i = 0; i < KERNEL_COUNT; i++) d->vk.vkDestroyShaderModule(d->handle, d->modules[i], NULL);
-    for (int i = 0; i <= MAX_BINDINGS; i++) {
-        d->vk.vkDestroyPipelineLayout(d->handle, d->layouts[i], NULL);
-        d->vk.vkDestroyDescriptorSetLayout(d->handle, d->set_layouts[i], NULL);
-    }
-    d->vk.vkDestroyPipelineCache(d->handle, d->pipeline_cache, NULL);
-    for (uint32_t i = 0; i < d->timeline_count; i++) {
-        d->vk.vkDestroySemaphore(d->handle, d->timelines[i]->semaphore, NULL);
-        host_free(d, d->timelines[i]);
-    }
-    host_free(d, d->timelines);
-}
-
-static void device_destroy(struct device *d)
-{
-    print_notes(d);
-    free_notes(d);
-    if (d->handle) {
-        mutex_lock(&d->lock);
-        destroy_objects(d);
-        mutex_unlock(&d->lock);
-        if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
-    }
-    if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
-    host_free(d, d);
-}
-
-/* Ends of a call with its code: where it has a reference to the device, and where it only has the lock. */
-static int drop_with(struct device *d, int code)
-{
-    unlock_and_drop(d);
-    return code;
-}
-
-static int unlock_with(struct device *d, int code)
-{
-    mutex_unlock(&d->lock);
-    return code;
-}
-
-/* What a call gives away, where somebody takes it: its code. */
-#define GIVE(res, value) ((res) ? (*(res) = (value), 0) : MLXVK_ERROR_ARGUMENT)
-
-/* Ends a call that may have dropped the device's last reference. */
-static void unlock_and_release(struct device *d)
-{
-    bool last = d->refs == 0;
-    mutex_unlock(&d->lock);
-    if (last) device_destroy(d);
-}
-
-/* The same for the reference that the call itself has, or the handle that it frees. */
-static int unlock_and_drop(struct device *d)
-{
-    d->refs--;
-    unlock_and_release(d);
-    return 0;
-}
-
-/* What executing a secondary command buffer costs the GPU (an NVIDIA H200: 1.7 us where the queue family has no
- * graphics, 3.5 us where it has) must be less than what recording its steps costs the host. */
-static uint32_t least_segment(const struct device *d)
-{
-    VkQueueFamilyProperties f[32];
-    uint32_t n = COUNT(f);
-    int gate = d->gate[GATE_SEGMENTS];
-    if (gate) return gate < 0 ? 0 : (uint32_t)gate;
-    vkGetPhysicalDeviceQueueFamilyProperties(d->physical, &n, f);
-    return d->tuning->segment[d->queue_family < n && f[d->queue_family].queueFlags & VK_QUEUE_GRAPHICS_BIT];
-}
-
-int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
-{
-    mlxvk_error local = { 0 }, *error = desc && desc->error ? desc->error : &local;
-    mlxvk_allocator a = { 0 };
-    struct device *d;
-    int code;
-    if (!res) { set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "res is NULL"); return error->code; }
-    if (desc) a = desc->allocator;
-    d = a.allocate ? a.allocate(sizeof *d, a.user) : malloc(sizeof *d);
-    if (!d) {
-        set_error(error, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "device", "out of host memory");
-        return error->code;
-    }
-    memset(d, 0, sizeof *d);
-    d->refs = 1;
-    d->lock = d->event_lock = (mutex)MUTEX_INIT;
-    d->allocator = a;
-    if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
-    read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
-    d->noted = noted_families(d->gate);
-    mutex_lock(&volk_lock);
-    code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
-    if (!code) d->segment_least = least_segment(d);
-    mutex_unlock(&volk_lock);
-    if (!code) code = create_layouts(d);
-    if (!code) code = create_pipeline_cache(d, desc);
-    if (code) {
-        if (!error->code) set_error(error, code, 0, __LINE__, "device", "%s could not be set up", d->caps.name);
-        if (d->on_error) d->on_error(error, d->user);
-        device_destroy(d);
-        return code;
-    }
-    d->memory_limit = d->cache_limit = working_set(d);
-    if (res->ctx) mlxvk_device_free(*res);
-    res->ctx = d;
-    return 0;
-}
-
-static void call_handler(const mlxvk_error *error, void *user)
-{
-    (void)user;
-    mutex_lock(&the_default.handler_lock);
-    if (the_default.handler) the_default.handler(error->text, the_default.data);
-    mutex_unlock(&the_default.handler_lock);
-}
-
-/* The errors of the default device go to the handler, where there is one. */
-static void choose_handler(struct device *d, bool is_default)
-{
-    if (!d) return;
-    mutex_lock(&the_default.handler_lock);
-    bool handled = is_default && the_default.handler;
-    mutex_unlock(&the_default.handler_lock);
-    mutex_lock(&d->lock);
-    d->on_error = handled ? call_handler : d->own_on_error;
-    mutex_unlock(&d->lock);
-}
-
-static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
-
-/* Its lock is held. */
-static struct device *make_default(void)
-{
-    mlxvk_device handle = { NULL };
-    if (the_default.device || mlxvk_device_create(&handle, NULL)) return the_default.device;
-    the_default.device = handle.ctx;
-    choose_handler(the_default.device, true);
-    if (the_default.device->noted) atexit(print_default);              /* it is never destroyed */
-    return the_default.device;
-}
-
-static struct device *default_device(void)
-{
-    mutex_lock(&the_default.lock);
-    struct device *d = make_default();
-    mutex_unlock(&the_default.lock);
-    return d;
-}
-
-static struct device *device_or_default(mlxvk_device device) { return device.ctx ? device.ctx : default_device(); }
-
-static struct device *lock_device(struct device *d)
-{
-    if (d) mutex_lock(&d->lock);
-    else {                                           /* both locks: or mlxvk_set_default_device might end it between */
-        mutex_lock(&the_default.lock);
-        if ((d = make_default()) != NULL) mutex_lock(&d->lock);
-        mutex_unlock(&the_default.lock);
-    }
-    if (d) d->refs++;
-    return d;
-}
-
-/* One more handle for the device, or the default one. */
-static struct device *keep_device(struct device *d)
-{
-    d = lock_device(d);
-    if (d) mutex_unlock(&d->lock);
-    return d;
-}
 
 mlxvk_device mlxvk_device_new(void) { return (mlxvk_device){ keep_device(NULL) }; }
 
