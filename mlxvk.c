@@ -7662,20 +7662,32 @@ static struct array *apply_softmax(struct call *c, struct array *a, uint32_t mas
     return out;
 }
 
+/* Can so many bytes be bound, wherever they begin? Else what takes rows whole is made of what does not. */
+static bool binds(const struct call *c, size_t bytes) { return bytes <= binding_room(c->device, 8); }
+
+/* Elements along the axes of a mask. */
+static size_t along(const struct array *a, uint32_t mask)
+{
+    size_t n = 1;
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) n *= (size_t)a->shape[i];
+    return n;
+}
+
 /* Over the last axis alone integers give float32; over others MLX's composition casts back to the operand's dtype. */
 static struct array *do_softmax(struct call *c, struct array *a, uint32_t mask)
 {
     struct array *x;
     if (c->code || !a || !a->size) return a;
     mlxvk_dtype dtype = a->ndim && mask == 1u << (a->ndim - 1) ? at_least_float(a->dtype) : a->dtype;
-    if (is_complex(dtype) || !mask) {
-        struct array *most = mask ? do_reduce(c, R_max, a, mask, true) : a;
-        x = do_unary(c, U_exp, do_binary(c, B_subtract, a, most));
+    mask &= ~ones_of(a);
+    if (is_complex(dtype) || !mask || !binds(c, along(a, mask) * dtypes[at_least_float(dtype)].size)) {
+        struct array *y = is_complex(dtype) ? a : as_type(c, a, MLXVK_FLOAT32);
+        struct array *most = mask ? do_reduce(c, R_max, y, mask, true) : y;
+        x = do_unary(c, U_exp, do_binary(c, B_subtract, y, most));
         return as_type(c, do_binary(c, B_divide, x, mask ? do_reduce(c, R_sum, x, mask, true) : x), dtype);
     }
     x = as_float(c, a);
     if (!x) return NULL;
-    mask &= ~ones_of(a);
     if (axes_adjacent(a, mask)) x = apply_softmax(c, x, mask);
     else {
         int order[MAXD], back[MAXD];
@@ -7817,6 +7829,45 @@ static void lower_scan(struct encoder *e, const struct node *n)
     in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
 }
 
+static enum binary scan_step(enum reduction op)
+{
+    return op == R_sum ? B_add : op == R_prod ? B_multiply : op == R_max ? B_maximum : op == R_min ? B_minimum
+        : B_logaddexp;
+}
+
+/* One position of an axis. */
+static struct array *position_of(struct call *c, struct array *a, int axis, int position)
+{
+    if (c->code || !a) return NULL;
+    struct array part = part_of(a, axis, position, 1);
+    return seen_as(c, a, &part);
+}
+
+/* The scan of an operand with elements; of rows that cannot be bound by halves, the second one's behind what the first
+ * one came to. */
+static struct array *scan_rows(struct call *c, enum reduction op, int axis, int flags, struct array *a,
+                               mlxvk_dtype dtype)
+{
+    struct array *out = c->code || !a ? NULL : output(c, a->ndim, a->shape, dtype), *carry = NULL;
+    if (!out) return NULL;
+    if (!out->size || binds(c, (size_t)a->shape[axis] * max_size(item_size(a), item_size(out)))) {
+        append(c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(a), ARRAYS(out));
+        return out;
+    }
+    for (int k = 0; k < 2; k++) {
+        int half = flags & SCAN_REVERSE ? 1 - k : k;
+        struct array from = half_of(a, axis, half), to = half_of(out, axis, half);
+        struct array *x = seen_as(c, a, &from), *y = scan_rows(c, op, axis, flags, x, dtype);
+        int last = flags & SCAN_REVERSE ? 0 : from.shape[axis] - 1;
+        if (k) y = do_binary(c, scan_step(op), carry, y);
+        else carry = position_of(c, y, axis, last);
+        if (!k && flags & SCAN_EXCLUSIVE)
+            carry = do_binary(c, scan_step(op), carry, as_type(c, position_of(c, x, axis, last), dtype));
+        append_copy(c, seen_as(c, out, &to), y);
+    }
+    return out;
+}
+
 static struct array *do_scan(struct call *c, enum reduction op, struct array *a, int axis, bool reverse, bool inclusive)
 {
     bool from_bool = a && a->dtype == MLXVK_BOOL;
@@ -7824,11 +7875,9 @@ static struct array *do_scan(struct call *c, enum reduction op, struct array *a,
     if (op == R_logsumexp) a = as_float(c, a);
     if (c->code || !a) return NULL;
     if (op == R_logsumexp && is_complex(a->dtype)) op = R_complex_logsumexp;
-    struct array *out = output(c, a->ndim, a->shape, op == R_sum && from_bool ? MLXVK_INT32 : a->dtype);
+    mlxvk_dtype dtype = op == R_sum && from_bool ? MLXVK_INT32 : a->dtype;
     if (op == R_prod && from_bool) op = R_min;
-    int flags = (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE);
-    append(c, OP_SCAN, PARAMS(.scan = { (uint8_t)op, (uint8_t)axis, (uint8_t)flags }), ARRAYS(a), ARRAYS(out));
-    return out;
+    return scan_rows(c, op, axis, (reverse ? SCAN_REVERSE : 0) | (inclusive ? 0 : SCAN_EXCLUSIVE), a, dtype);
 }
 
 #define X(name, op)                                                                                                   \
@@ -7965,20 +8014,30 @@ static bool check_norm(struct call *c, const struct array *x, const struct array
     if (weight && (weight->ndim != 1 || weight->shape[0] != dim_of(x, -1)))
         FAIL(c, MLXVK_ERROR_SHAPE, "%s must have one dimension, the size of x's last, but is %s for %s", name,
              TEXT(weight), TEXT(x));
-    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS && dim_of(x, -1) > NORM_LONGEST)
-        FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are too long for this driver", TEXT(x));
     return !c->code;
 }
 
-/* rms_norm in steps, in float32, with the gate off. */
-static struct array *compose_norm(struct call *c, struct array *x, struct array *weight, mlxvk_dtype t, float eps)
+/* A norm in steps, in float32: of rows that no kernel takes, and with rms_norm's gate off. */
+static struct array *compose_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight,
+                                  struct array *bias, mlxvk_dtype t, float eps)
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
+    const uint32_t last = 1u << (x->ndim - 1);
     struct array *y = as_type(c, x, f), *mean;
     if (!y || !y->size) return as_type(c, x, t);
-    mean = do_reduce(c, R_mean, do_unary(c, U_square, y), 1u << (x->ndim - 1), true);
+    if (flags & NORM_MEAN) y = do_binary(c, B_subtract, y, do_reduce(c, R_mean, y, last, true));
+    mean = do_reduce(c, R_mean, do_unary(c, U_square, y), last, true);
     y = do_binary(c, B_multiply, y, do_unary(c, U_rsqrt, do_binary(c, B_add, mean, scalar(c, eps, f))));
-    return as_type(c, weight ? do_binary(c, B_multiply, y, as_type(c, weight, f)) : y, t);
+    if (weight) y = do_binary(c, B_multiply, y, as_type(c, weight, f));
+    if (bias) y = do_binary(c, B_add, y, as_type(c, bias, f));
+    return as_type(c, y, t);
+}
+
+/* Can a workgroup have a row? */
+static bool norm_whole(const struct call *c, const struct array *x, mlxvk_dtype t)
+{
+    return binds(c, (size_t)dim_of(x, -1) * dtypes[t].size) &&
+        !(c->device->caps.quirks & QUIRK_SHORT_LOOPS && dim_of(x, -1) > NORM_LONGEST);
 }
 
 static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, struct array *weight, struct array *bias,
@@ -7990,7 +8049,8 @@ static struct array *do_norm(struct call *c, uint8_t flags, struct array *x, str
     mlxvk_dtype t = weight ? promote(x->dtype, weight->dtype) : x->dtype;
     if (weight && bias) t = promote(t, bias->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x));
-    if (!flags && !c->device->gate[GATE_RMSNORM]) return compose_norm(c, x, weight, t, eps);
+    if ((!flags && !c->device->gate[GATE_RMSNORM]) || !norm_whole(c, x, t))
+        return compose_norm(c, flags, x, weight, bias, t, eps);
     x = as_type(c, x, t);
     struct array *out = output(c, x ? x->ndim : 0, x ? x->shape : NULL, t);
     append(c, OP_NORM, PARAMS(.norm = { flags, eps }), ARRAYS(x, as_type(c, weight, t), as_type(c, bias, t)),
@@ -8085,6 +8145,8 @@ static size_t do_norm_vjp(struct call *c, uint8_t flags, struct array *x, struct
     mlxvk_dtype t = promote(x->dtype, cotangent->dtype);
     if (weight) t = promote(t, weight->dtype);
     if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(x)), 0;
+    if (!norm_whole(c, x, MLXVK_FLOAT32))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are longer than a binding or this driver's loops", TEXT(x)), 0;
     int n = dim_of(x, -1);
     if (x->size && weight) each = norm_vjp_rows(c, x->size / (size_t)n, (size_t)n);
     shape[0] = x->size ? (int)ceil_div(x->size / (size_t)n, each) : 0;

@@ -550,10 +550,6 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
         QUIRK_SHORT_LOOPS },
     { "gather_qmm", "not transposed, has matrices larger than", "an expert's weight is not cut along K", 1 << 27, 0 },
     { "sort", "a row of", "a row longer than a binding: refused by the call itself", 1 << 27, 0 },
-    { "softmax", "one binding reaches", "a row, or what a part's columns gave, is longer than a binding: not cut yet",
-        1 << 30, 0 },
-    { "scan", "one binding reaches", "a row is longer than a binding: not cut yet", 1 << 27, 0 },
-    { "chain", "one binding reaches", "a row of rms_norm is longer than a binding: not cut yet", 1 << 27, 0 },
 };
 
 static bool is_allowed(const struct lab *l, const char *text)

@@ -1,5 +1,6 @@
 /* What a row gives has the same bits whatever the number of rows, where their elements lie, and the kernel that both
  * chose: reductions, softmax and norms of random rows, all at once in several layouts, beside each row on its own. */
+#include <math.h>
 #include <stdio.h>
 #include "support.h"
 
@@ -345,11 +346,63 @@ static void wide_arguments_in_parts(void **state)
     finish(&small);
 }
 
+/* ---- operations that take rows whole, on rows that no binding holds ---- */
+
+enum { SCANS = 5, WHOLE_ROWS = 4 * SCANS + 3 };
+
+static void apply_to_rows(int what, mlxvk_array *y, mlxvk_array x, int axis, mlxvk_stream s)
+{
+    typedef int (*scan_function)(mlxvk_array *, mlxvk_array, int, bool, bool, mlxvk_stream);
+    static const scan_function scans[SCANS] = { mlxvk_cumsum, mlxvk_cumprod, mlxvk_cummax, mlxvk_cummin, mlxvk_logcumsumexp };
+    const mlxvk_array none = { NULL };
+    if (what < 4 * SCANS) OK(scans[what / 4](y, x, axis, what & 1, what & 2, s), s);
+    else if (what == 4 * SCANS) OK(mlxvk_softmax_axis(y, x, axis, true, s), s);
+    else if (what == 4 * SCANS + 1) OK(mlxvk_fast_rms_norm(y, x, none, 1e-5f, s), s);
+    else OK(mlxvk_fast_layer_norm(y, x, none, none, 1e-5f, s), s);
+    OK(mlxvk_astype(y, *y, MLXVK_FLOAT32, s), s);
+}
+
+/* They are made of what can be bound: near to what a device gives that binds them, and equal where it is exact. */
+static void rows_beyond_a_binding(void **state)
+{
+    enum { N = 40007, COLUMNS = 3 };
+    static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_INT32, MLXVK_BOOL, MLXVK_BFLOAT16 };
+    struct setting small = start("MLX_VK_MAX_BINDING_RANGE=65536");
+    struct rng random = { 56 };
+    static float values[N * COLUMNS], got[2][N * COLUMNS];
+    (void)state;
+    for (int i = 0; i < N * COLUMNS; i++) values[i] = (float)random_int(&random, -1, 1) * (i % 97 ? 1e-3f : 1);
+    for (int k = 0; k < 2 * WHOLE_ROWS * (int)COUNT(types); k++) {
+        int what = k / 2 % WHOLE_ROWS, axis = k & 1;
+        mlxvk_dtype t = types[k / 2 / WHOLE_ROWS];
+        bool exact = t == MLXVK_INT32 || t == MLXVK_BOOL, norm = what > 4 * SCANS;
+        if ((norm && (!axis || exact)) || (t == MLXVK_BFLOAT16 && what < 4 * SCANS)) continue;
+        memset(got, 0xff, sizeof got);
+        for (int which = 0; which < 2; which++) {
+            mlxvk_device d = which ? small.device : device;
+            mlxvk_stream s = which ? small.stream : stream;
+            mlxvk_array y = { NULL }, x = array_of(d, MLXVK_FLOAT32, values, axis ? (int[]){ COLUMNS, N } : (int[]){ N, COLUMNS }, 2);
+            OK(mlxvk_astype(&x, x, t, s), s);
+            apply_to_rows(what, &y, x, axis, s);
+            OK(mlxvk_array_read(y, got[which], sizeof got[which], s), s);
+            mlxvk_array_free(x);
+            mlxvk_array_free(y);
+        }
+        exact = exact && what < 4 * (SCANS - 1);
+        for (int i = 0; i < N * COLUMNS; i++) {
+            float a = got[0][i], b = got[1][i], bound = (t == MLXVK_BFLOAT16 ? 1e-2f : 2e-4f) * (fabsf(a) + (what < 4 ? 1 : 1e-6f));
+            if (exact ? a != b : !(fabsf(a - b) <= bound) && !(isinf(a) && a == b))
+                fail_msg("%d of %s along %d: element %d is %.9g in parts and %.9g whole", what, mlxvk_dtype_name(t), axis, i, b, a);
+        }
+    }
+    finish(&small);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows),
                                         cmocka_unit_test(several_axes),
                                         cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments),
-                                        cmocka_unit_test(wide_arguments_in_parts) };
+                                        cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
