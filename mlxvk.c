@@ -17218,8 +17218,8 @@ struct kept_group {
 };
 
 /* A step's place in a recorded segment; barrier: one stands in front of it; same: so often in a row all it touches
- * lay where it did before, but for what `late` says. Where each of its ranges lies is in places, by the numbers of
- * plan.bounds. */
+ * lay where it did before, but for what `late` says; misses: so often it did not, once recorded. Where each of its
+ * ranges lies is in places, by the numbers of plan.bounds. */
 struct kept_step {
     const struct late_row *late;                     /* NULL: it has no late words; else these are the window's, */
     uint32_t word, baked[LATE_MOST];                 /* from `word` on, and baked what its push constants had */
@@ -17246,7 +17246,7 @@ struct window {
 
 /* ---- segments: steps that are recorded once, in a secondary command buffer ---- */
 
-enum { SEGMENT_MOST = 256, SEGMENT_MISSES = 3, LATE_WORDS = 1024, LATE_PARTS = 48 };
+enum { SEGMENT_MOST = 256, SEGMENT_MISSES = 6, LATE_WORDS = 1024, LATE_PARTS = 48 };
 
 /* Ends a segment. Its command buffer is freed when no submission has it. */
 static void drop_segment(struct stream *s, struct window *w, struct segment *g)
@@ -17459,11 +17459,14 @@ static void record_segment(struct stream *s, struct window *w, uint32_t first, u
         ITEM(w->steps, struct kept_step, i)->segment = (uint16_t)(w->segments.count - 1);
 }
 
+/* How often in a row a step must have been the same: twice as often each time that it was recorded in vain. */
+static uint8_t patience(const struct kept_step *k) { return (uint8_t)(1 << k->misses); }
+
 static bool may_be_recorded(struct encoder *e, struct window *w, uint32_t at)
 {
     const struct kept_step *k = ITEM(w->steps, struct kept_step, at);
     const struct step *t = ITEM(w->plan.steps, struct step, at);
-    if (k->segment != NO_NUMBER || !k->same || k->misses >= SEGMENT_MISSES) return false;
+    if (k->segment != NO_NUMBER || k->same < patience(k)) return false;
     if (t->late_at && !k->late) return false;
     return !k->moves || (late_fits(e->device, w, k, t) && late_part(e, w));
 }
@@ -17965,7 +17968,7 @@ static void miss_step(struct encoder *e, struct window *w, uint32_t at)
     k->same = 0;
     if (k->segment == NO_NUMBER) return;
     if (e->give_out) e->give_out(e);
-    k->misses++;
+    if (k->misses < SEGMENT_MISSES) k->misses++;
     drop_segment(e->stream, w, ITEM(w->segments, struct segment, k->segment));
 }
 
@@ -18001,7 +18004,7 @@ static void replay_step(struct encoder *e, struct window *w, uint32_t at)
         bool barrier = find_hazard(e);
         if (!same || !hold_step(e, w, at, barrier)) {
             if (!same || k->segment != NO_NUMBER) miss_step(e, w, at);
-            else if (!k->same) { k->same = 1; w->settling = true; }
+            else if (k->same < patience(k) && ++k->same == patience(k)) w->settling = true;
             encode_kept(e, w, at, barrier);
         }
     }

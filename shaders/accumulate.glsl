@@ -41,13 +41,23 @@ bool less(uvec2 a, uvec2 b)                            // 64-bit integers, the h
     uint flip = FROM == I64 ? 0x80000000u : 0u, p = a.y ^ flip, q = b.y ^ flip;
     return p < q || (p == q && a.x < b.x);
 }
+vec2 complex_product(vec2 x, vec2 y)
+{
+    precise vec2 p = vec2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
+    return p;
+}
 uvec2 multiply(uvec2 a, uvec2 b)
 {
     if (FROM == C64) {
         vec2 x = unpack(a), y = unpack(b);
         if (x == vec2(1.0, 0.0)) return b;             // where there is nothing to multiply with: 0 * infinity is none
         if (y == vec2(1.0, 0.0)) return a;
-        precise vec2 p = vec2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
+        vec2 p = complex_product(x, y);
+        if (is_nan(p.x) || is_nan(p.y)) {              // two infinities, perhaps of finite numbers: which one is larger?
+            const float DOWN = 1.3552527e-20, UP = 7.3786976e19;        // 2^-66, 2^66
+            precise vec2 q = complex_product(x * DOWN, y * DOWN) * UP, r = q * UP;      // 2^132 is no number
+            p = vec2(is_nan(p.x) ? r.x : p.x, is_nan(p.y) ? r.y : p.y);
+        }
         return pack(p);
     }
     uvec2 r;

@@ -181,7 +181,7 @@ def print_table(figures, profile, bridge):
                        ("submit_ns", "mlxvk's submissions")):
         if name in counted:
             print("| ... of these, %s | %s |" % (what, milliseconds(counted[name] * 1e-9, tokens)))
-    for name in ("operations", "fused", "dropped", "dispatches", "barriers", "submissions", "native", "fallback"):
+    for name in ("operations", "fused", "dropped", "replayed", "dispatches", "recorded", "barriers", "submissions", "native", "fallback"):
         if name in counted:
             print("| %s a token | %.1f |" % (name, counted[name] / max(tokens, 1)))
 

@@ -54,9 +54,15 @@ std::string error_text(int code, mlxvk_stream stream);
 /* ---- memory.cpp ---- */
 
 mlxvk_dtype dtype_of(const array& a);
-/* A new handle on an array of MLX as mlxvk sees it. With `only`, which needs a donatable array, MLX's own handle is given
- * up for it, so that the operation may work in place. */
-int operand(mlxvk_array* res, const array& a, Stream s, bool only = false);
+/* A handle on an array of MLX as mlxvk sees it: own: a new one. only, which needs a donatable array: MLX's own handle is
+ * given up for it, so that the operation may work in place. lent: the code is LENT where it is one of MLX's own, for a
+ * call, until give_back_lent(). */
+enum class Use { own, only, lent };
+enum { LENT = -1 };
+int operand(mlxvk_array* res, const array& a, Stream s, Use use = Use::own);
+void give_back_lent(const array& a);
+/* The value of an int32 that the host has at hand, without waiting: what Python passed as a number mostly. */
+bool host_number(const array& a, int& value);
 /* Undoes `only` after the operation failed: the handle is MLX's own again. */
 void give_back(const array& a, mlxvk_array handle);
 /* Makes `result` (whose handle it takes) the data of `out`. */

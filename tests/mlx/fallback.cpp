@@ -186,7 +186,8 @@ static std::string statistics() {
   text << "{\"device\":" << quoted(info("device_name")) << ",\"driver\":" << quoted(info("driver")) << ",\"streams\":" << stream_count()
        << ",\"native\":" << native << ",\"fallback\":" << fallback << ",\"operations\":" << st.operations
        << ",\"dispatches\":" << st.dispatches << ",\"barriers\":" << st.barriers << ",\"submissions\":" << st.submissions
-       << ",\"fused\":" << st.fused << ",\"dropped\":" << st.dropped << ",\"lowering_ns\":" << st.lowering_ns
+       << ",\"fused\":" << st.fused << ",\"dropped\":" << st.dropped << ",\"replayed\":" << st.replayed
+       << ",\"recorded\":" << st.recorded << ",\"lowering_ns\":" << st.lowering_ns
        << ",\"submit_ns\":" << st.submit_ns << ",\"primitives\":{" << each.str() << "}}";
   return text.str();
 }

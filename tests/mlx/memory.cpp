@@ -1,8 +1,10 @@
 /* MLX's allocator over mlxvk: see bridge.h.                                                  SPDX-License-Identifier: MIT */
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
+#include <thread>
 
 #include "bridge.h"
 #include "mlx/allocator.h"
@@ -17,6 +19,8 @@ namespace allocator = mlx::core::allocator;
  * GPU computes is downloaded when the host wants it. Without a device there is only the host. */
 struct Block {
   mlxvk_array array{};       // a handle on the device's copy
+  mlxvk_array view{};        // the same, as it was wanted first where that is otherwise: what weights are read by, each time
+  std::atomic<int> lent{0};  // calls that use one of the two just now
   void* host = nullptr;
   size_t size = 0;           // bytes that MLX asked for
   size_t charged = 0;        // of these, as the host's alone
@@ -25,6 +29,11 @@ struct Block {
   std::mutex mutex;          // of the two copies
 
   bool on_device() const { return array.ctx; }
+  void drop_device() {
+    mlxvk_array_free(view);
+    mlxvk_array_free(array);
+    view = array = {};
+  }
 };
 
 /* Of what is not cached, so much is read through the mapping all the same, where there is one. */
@@ -135,10 +144,16 @@ static void* host_pointer(Block& b) {
     lock.lock();
     const bool direct = !b.on_host && mapped() && (b.size <= DIRECT_READ || loading);
     if (!direct) {
+      while (b.lent) {                                     // a call of another thread, which may want the lock once more
+        lock.unlock();
+        std::this_thread::yield();
+        lock.lock();
+      }
       if (!b.on_host) download(b);
-      mlxvk_array_free(b.array);
-      b.array = {};
-      charge(b);
+      if (b.on_device()) {
+        b.drop_device();
+        charge(b);
+      }
       return b.host;
     }
   }
@@ -149,22 +164,51 @@ static void* host_pointer(Block& b) {
 
 /* ---- operands and results ---- */
 
-int operand(mlxvk_array* res, const array& a, Stream s, bool only) {
+/* Is the handle's array just what MLX's is? */
+static bool same_view(mlxvk_array handle, const array& a) {
+  return handle.ctx && mlxvk_array_ndim(handle) == a.ndim() && mlxvk_array_dtype(handle) == dtype_of(a) &&
+         int64_t(mlxvk_array_offset(handle)) == a.offset() &&
+         std::equal(a.shape().begin(), a.shape().end(), mlxvk_array_shape(handle)) &&
+         std::equal(a.strides().begin(), a.strides().end(), mlxvk_array_strides(handle));
+}
+
+static int new_view(mlxvk_array* res, const Block& b, const array& a) {
+  return mlxvk_array_new_view(res, b.array, a.shape().data(), a.strides().data(), a.ndim(), dtype_of(a), a.offset());
+}
+
+int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
   Block* b = block_of(a);
   if (!b || !a.size()) return mlxvk_array_empty(res, a.shape().data(), a.ndim(), dtype_of(a), stream_of(s));
-  std::unique_lock<std::mutex> lock(b->mutex, std::defer_lock);
-  if (staged() || !b->on_device()) {
-    lock.lock();
-    if (int code = upload(*b)) return code;
-  }
-  int code = mlxvk_array_new_view(res, b->array, a.shape().data(), a.strides().data(), a.ndim(), dtype_of(a), a.offset());
-  if (only && !code) {
-    mlxvk_array_free(b->array);
-    b->array = {};
+  std::lock_guard<std::mutex> lock(b->mutex);
+  if (int code = upload(*b)) return code;
+  if (use == Use::only) {
+    if (int code = new_view(res, *b, a)) return code;
+    b->drop_device();
     b->on_host = false;
     b->direct = nullptr;
+    return 0;
   }
-  return code;
+  if (use == Use::own) return new_view(res, *b, a);
+  const bool whole = same_view(b->array, a);
+  if (!whole && !b->view.ctx)
+    if (int code = new_view(&b->view, *b, a)) return code;
+  if (!whole && !same_view(b->view, a)) return new_view(res, *b, a);
+  *res = whole ? b->array : b->view;
+  b->lent++;
+  return LENT;
+}
+
+void give_back_lent(const array& a) { block_of(a)->lent--; }
+
+bool host_number(const array& a, int& value) {
+  if (a.size() != 1 || a.dtype() != mlx::core::int32 || !a.is_available()) return false;
+  Block* b = block_of(a);
+  const char* data = nullptr;
+  std::unique_lock<std::mutex> lock(b->mutex);
+  if (b->on_host) data = static_cast<const char*>(b->host);
+  else if (!staged()) data = static_cast<const char*>(b->direct.load());
+  if (data) std::memcpy(&value, data + a.offset(), sizeof value);
+  return data;
 }
 
 void give_back(const array& a, mlxvk_array handle) {
@@ -266,7 +310,7 @@ class VulkanAllocator : public allocator::Allocator {
     auto* b = static_cast<Block*>(buffer.ptr());
     if (!b) return;
     discharge(*b);
-    mlxvk_array_free(b->array);
+    b->drop_device();
     std::free(b->host);
     delete b;
   }

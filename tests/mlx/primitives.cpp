@@ -20,6 +20,7 @@ struct Job {
   mlxvk_array* out;                                        // { NULL }, or the first input where that may be overwritten
   const array* like;                                       // the outputs' dtypes and, outside a Compiled, shapes
   mlxvk_stream s;
+  int number = 0;                                          // the operand { NULL } that the host knows, see host_number()
 
   const int* shape() const { return like->shape().data(); }
   size_t ndim() const { return like->ndim(); }
@@ -403,6 +404,9 @@ static int layer_norm_vjp_native(Job& j) {
 static int rope_native(Job& j) {
   auto [unused, dims, traditional, base, scale, forward] = j.as<fast::RoPE>().state();
   const bool freqs = j.inputs > 2;
+  if (!j.in[1].ctx)
+    return mlxvk_fast_rope(j.out, j.in[0], dims, traditional, {base, !freqs}, forward ? scale : -scale, j.number,
+                           freqs ? j.in[2] : none, j.s);
   return mlxvk_fast_rope_dynamic(j.out, j.in[0], dims, traditional, {base, !freqs}, forward ? scale : -scale, j.in[1],
                                  freqs ? j.in[2] : none, j.s);
 }
@@ -548,8 +552,15 @@ const Row* find_row(const Primitive& p) {
     for (auto& row : table) map->emplace(row.type, &row);
     return map;
   }();
-  auto it = index->find(typeid(p));
-  return it == index->end() ? nullptr : it->second;
+  /* A type's virtual table stands for it: hashing its name is a tenth of what the bridge does for an operation. */
+  static thread_local struct { const void* table; const Row* row; } seen[512];
+  const void* table = *reinterpret_cast<const void* const*>(&p);
+  auto& last = seen[reinterpret_cast<uintptr_t>(table) / 16 % std::size(seen)];
+  if (last.table != table) {
+    auto it = index->find(typeid(p));
+    last = {table, it == index->end() ? nullptr : it->second};
+  }
+  return last.row;
 }
 
 static std::atomic<bool> ran[std::size(table)];            // by row
@@ -568,19 +579,29 @@ enum { MAX_OUTPUTS = 4 };
 struct Operands {
   const Arrays& arrays;
   std::vector<mlxvk_array> in;
+  std::vector<bool> lent;                                  // handles of MLX's own
   mlxvk_array out[MAX_OUTPUTS]{};
   bool given = false;                                      // the first input's handle is in out[0]
+  int number = 0;                                          // of an operand without a handle
 
-  explicit Operands(const Arrays& inputs) : arrays(inputs), in(inputs.size()) {}
+  explicit Operands(const Arrays& inputs) : arrays(inputs), in(inputs.size()), lent(inputs.size()) {}
   ~Operands() {
-    for (auto& a : in) mlxvk_array_free(a);
+    for (size_t i = 0; i < in.size(); i++) {
+      if (lent[i]) give_back_lent(arrays[i]);
+      else mlxvk_array_free(in[i]);
+    }
     for (auto& a : out) mlxvk_array_free(a);
   }
 
-  int open(Stream s, bool in_place) {
+  /* number_at: an operand that is not wanted as an array where the host has its value. */
+  int open(Stream s, bool in_place, size_t number_at) {
     given = in_place && arrays[0].is_donatable() && arrays[0].size();
-    for (size_t i = 0; i < in.size(); i++)
-      if (int code = operand(&in[i], arrays[i], s, given && !i)) return code;
+    for (size_t i = 0; i < in.size(); i++) {
+      if (i == number_at && host_number(arrays[i], number)) continue;
+      const int code = operand(&in[i], arrays[i], s, given && !i ? Use::only : Use::lent);
+      lent[i] = code == LENT;
+      if (code && !lent[i]) return code;
+    }
     if (given) out[0] = in[0];
     return 0;
   }
@@ -613,9 +634,9 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   const Stream s = p.stream();
   Operands o(inputs);
   if (row.whole && !(fits(inputs) && fits(outputs))) { reason = "over the storage-buffer range"; return false; }
-  int code = o.open(s, row.in_place);
+  int code = o.open(s, row.in_place, row.type == typeid(fast::RoPE) ? 1 : SIZE_MAX);
   if (!code) {
-    Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s)};
+    Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s), o.number};
     code = row.native(j);
   }
   o.settle(code);

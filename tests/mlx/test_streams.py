@@ -305,3 +305,51 @@ def test_interrupted():
     got = run(BUSY + "import signal\nx = work()\ntry:\n    signal.raise_signal(signal.SIGINT)\n"
                      "except KeyboardInterrupt: print((mx.ones(2) + 1).tolist())")
     assert (got.returncode, got.stdout.strip(), got.stderr) == (0, "[2.0, 2.0]", "")
+
+
+ROPE_OFFSETS = {
+    "a number": lambda: 5,
+    "an array": lambda: mx.array(5),
+    "of one dimension": lambda: mx.array([5]),
+    "a part of an array": lambda: mx.array([3, 5, 9])[1],
+    "computed on the GPU": lambda: mx.array(2) + 3,
+    "computed and known": lambda: computed(mx.array(2) + 3),
+    "computed on the CPU": lambda: mx.add(mx.array(2), 3, stream=mx.cpu),
+    "of another dtype": lambda: mx.array(5, mx.int64),
+    "one for each": lambda: mx.array([5, 11]),
+}
+
+
+def computed(x):
+    mx.eval(x)
+    return x
+
+
+@pytest.mark.parametrize("kind", ROPE_OFFSETS)
+def test_rope_by_offsets_of_all_kinds(kind):
+    """What the host knows is passed as a number, what it does not is read on the GPU: the same rotation."""
+    x = mx.random.normal((2, 3, 4, 64), key=mx.random.key(3))
+    first = 5 if kind != "one for each" else None
+    for _ in range(3):
+        got = mx.fast.rope(x, 64, traditional=False, base=10000.0, scale=1.0, offset=ROPE_OFFSETS[kind]())
+        mx.eval(got)
+        for i, at in enumerate((first, first) if first else (5, 11)):
+            want = mx.fast.rope(x[i:i + 1], 64, traditional=False, base=10000.0, scale=1.0, offset=at, stream=mx.cpu)
+            close(got[i:i + 1], want, 1e-5)
+
+
+def test_operands_read_by_other_threads_meanwhile():
+    """A thread reads what others compute with: what is lent to a call stays until the call is over."""
+    w = mx.random.normal((64, 64), key=mx.random.key(4))
+    mx.eval(w)
+    want = np.array(w)
+    gpu = [mx.new_stream(mx.gpu) for _ in range(2)]
+
+    def work(i):
+        for _ in range(40):
+            if i < 2:
+                y = mx.add(w, w, stream=gpu[i])
+                mx.eval(mx.multiply(y, w, stream=gpu[i]))
+            else:
+                assert np.array_equal(np.array(w), want)
+    in_threads(4, work)

@@ -346,6 +346,33 @@ static void wide_arguments_in_parts(void **state)
     finish(&small);
 }
 
+/* A product of finite complex numbers is what it is rounded, also where both of its parts' terms are beyond float32. */
+static void complex_products(void **state)
+{
+    static const float pairs[][4] = { { 3e19f, 2.9e19f, 3e19f, 2.5e19f }, { 3e19f, 2.9e19f, -3e19f, -2.5e19f }, { 1e30f, 1e30f, 1e30f, 1e30f },
+                                      { 2e38f, -1e38f, -1e38f, 3e38f } };
+    (void)state;
+    for (size_t k = 0; k < COUNT(pairs); k++) {
+        const float *p = pairs[k];
+        double re = (double)p[0] * p[2] - (double)p[1] * p[3], im = (double)p[0] * p[3] + (double)p[1] * p[2];
+        float want[2] = { (float)re, (float)im }, got[4];
+        mlxvk_array a = array_of(device, MLXVK_COMPLEX64, p, (int[]){ 2 }, 1), y = { NULL };
+        for (int scan = 0; scan < 2; scan++) {
+            memset(got, 0xff, sizeof got);
+            if (scan) OK(mlxvk_cumprod(&y, a, 0, false, true, stream), stream);
+            else OK(mlxvk_prod(&y, a, false, stream), stream);
+            OK(mlxvk_array_read(y, got, scan ? 16 : 8, stream), stream);
+            for (int i = 0; i < 2; i++) {
+                float x = got[2 * scan + i];
+                if (!(x == want[i] || fabsf(x - want[i]) <= 1e-6f * fabsf(want[i]) || (want[i] == 0 && fabsf(x) < 1e33f)))
+                    fail_msg("part %d of product %zu is %.9g, not %.9g", i, k, x, want[i]);
+            }
+        }
+        mlxvk_array_free(a);
+        mlxvk_array_free(y);
+    }
+}
+
 /* ---- operations that take rows whole, on rows that no binding holds ---- */
 
 enum { SCANS = 5, WHOLE_ROWS = 4 * SCANS + 3 };
@@ -403,6 +430,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows),
                                         cmocka_unit_test(several_axes),
                                         cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments),
-                                        cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding) };
+                                        cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding),
+                                        cmocka_unit_test(complex_products) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
