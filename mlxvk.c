@@ -17311,7 +17311,7 @@ static bool late_fits(const struct device *d, const struct window *w, const stru
     for (uint32_t i = 0; i < k->late->count; i++) {
         const struct place *p = late_place(w, t, k->late->word[i].slot);
         if (k->late->word[i].slot == NO_SLOT) continue;
-        if (!p || !p->known.buffer->block) return false;
+        if (!p || p->known.buffer->serial != p->known.serial || !p->known.buffer->block) return false;
         if (p->known.buffer->size > binding_range(d, late_item(k->late, t))) return false;
     }
     return true;
