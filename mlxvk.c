@@ -17311,7 +17311,7 @@ static bool late_fits(const struct device *d, const struct window *w, const stru
     for (uint32_t i = 0; i < k->late->count; i++) {
         const struct place *p = late_place(w, t, k->late->word[i].slot);
         if (k->late->word[i].slot == NO_SLOT) continue;
-        if (!p || p->known.buffer->serial != p->known.serial || !p->known.buffer->block) return false;
+        if (!p || !p->known.buffer->block) return false;
         if (p->known.buffer->size > binding_range(d, late_item(k->late, t))) return false;
     }
     return true;
@@ -17466,8 +17466,11 @@ static bool may_be_recorded(struct encoder *e, struct window *w, uint32_t at)
 {
     const struct kept_step *k = ITEM(w->steps, struct kept_step, at);
     const struct step *t = ITEM(w->plan.steps, struct step, at);
-    if (k->segment != NO_NUMBER || k->same < patience(k)) return false;
-    if (t->late_at && !k->late) return false;
+    if (k->segment != NO_NUMBER || k->same < patience(k) || (t->late_at && !k->late)) return false;
+    for (uint32_t i = 0; i < t->bounds; i++) {       /* was its memory given back since? */
+        const struct place *p = ITEM(w->places, struct place, t->first + i);
+        if (p->known.buffer->serial != p->known.serial) return false;
+    }
     return !k->moves || (late_fits(e->device, w, k, t) && late_part(e, w));
 }
 
