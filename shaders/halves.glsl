@@ -126,7 +126,8 @@ float acosh_half(float x)
 float atanh_half(float x)
 {
     float t = abs(x), s = x * x, l = (log2(1.0 + t) - log2(1.0 - t)) * (0.5 * LN2);
-    return t < 0.25 ? x * fma(atanh_tail_half(s), s, 1.0) : t > 1.0 ? NOT_A_NUMBER : with_sign(l, x);
+    if (t >= 1.0) return t == 1.0 ? with_sign(INFINITY, x) : NOT_A_NUMBER;       // the logarithm of 0 is what a device likes
+    return t < 0.25 ? x * fma(atanh_tail_half(s), s, 1.0) : with_sign(l, x);
 }
 // bf16, whose numbers next to 1 are far enough from it.
 float log2_bf16(float x)

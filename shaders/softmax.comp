@@ -28,7 +28,10 @@ ACCESS(src)
 EIGHTS(dst)
 EIGHTS(src)
 
-const float LOWEST = -3.402823466e+38;                 // a row of nothing but -infinity gives NaN, as 0 / 0
+const float LOWEST = -3.402823466e+38;
+// What exponentials are multiplied by: NaN in a row of nothing but -infinity, or with NaN or infinity in it, whatever a device
+// says that 1 / 0 and exp(NaN) are. Other sums are from 1 to n.
+float share_of(float sum) { return sum > 0.0 && sum < INFINITY ? 1.0 / sum : NOT_A_NUMBER; }
 const uint THREADS = gl_WorkGroupSize.x;
 const uint EACH = WIDTH <= 4u ? HOLD : HOLD / 4u;      // lanes of a thread: of one quad in short rows, or of four
 const uint LANES = WIDTH * EACH;                       // of a row, or of one round of it: a power of two
@@ -175,7 +178,7 @@ void held(uint row, uint me, uint slot)
     }
     fold(me, slot);
     [[unroll]] for (uint i = 0u; i < PIECES; i++) s += piece_sum(slot, i);
-    s = 1.0 / s;
+    s = share_of(s);
     if (!there) return;
     if (STEP == 8u)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
@@ -217,7 +220,7 @@ void looped(uint row, uint me, uint slot)
         for (uint i = 0u; i < PIECES; i++) push(piece_sum(slot, i), first / 4096u + i);
     }
     for (uint i = 0u; i < 6u; i++) s = level[i] + s;
-    s = 1.0 / s;
+    s = share_of(s);
     if (!there) return;
     for (uint first = 0u; first < n; first += round)
         [[unroll]] for (uint k = 0u; k < HOLD; k++) {
@@ -228,7 +231,7 @@ void looped(uint row, uint me, uint slot)
 
 vec2 given(uint i)
 {
-    return vec2(max(uintBitsToFloat(largest32[most_at + i]), LOWEST), 1.0 / uintBitsToFloat(total32[sums_at + i]));
+    return vec2(max(uintBitsToFloat(largest32[most_at + i]), LOWEST), share_of(uintBitsToFloat(total32[sums_at + i])));
 }
 void apply()                                           // n: of the whole row, inner * what is reduced
 {
