@@ -2776,13 +2776,16 @@ enum { STAGES = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFE
        WRITES = VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
        READS = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_TRANSFER_READ_BIT };
 
+/* What dispatches in front of it wrote is there for those behind it. */
+static void barrier_between(struct encoder *e) { full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES); }
+
 static void encoder_barrier(struct encoder *e)
 {
     e->live_count = e->concurrent_from = 0;
     if (!e->commands || e->device->gate[GATE_NO_BARRIERS]) return;
     e->device->stats.barriers++;
     e->barriers++;
-    full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES);
+    barrier_between(e);
 }
 
 /* ---- submission ---- */
@@ -17285,12 +17288,19 @@ static bool late_part(struct encoder *e, struct window *w)
     return true;
 }
 
-/* Where a late word's array lies, and its buffer as a whole: that is what recorded steps bind. */
+/* Where a late word's array lies, and its buffer, which recorded steps bind as a whole; NULL for NO_SLOT. */
 static const struct place *late_place(const struct window *w, const struct step *t, int slot)
 {
     const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first);
     for (uint32_t i = 0; i < t->bounds; i++) if (b[i].slot == slot) return ITEM(w->places, struct place, t->first + i);
     return NULL;
+}
+
+static bool is_late_slot(const struct kept_step *k, uint32_t slot)
+{
+    bool late = false;
+    for (uint32_t i = 0; k->late && i < k->late->count; i++) late = late || k->late->word[i].slot == (int)slot;
+    return late;
 }
 
 static size_t late_item(const struct late_row *row, const struct step *t)
@@ -17321,8 +17331,7 @@ static bool late_fits(const struct device *d, const struct window *w, const stru
 static void late_words(const struct window *w, const struct kept_step *k, const struct step *t, uint32_t *words)
 {
     for (uint32_t i = 0; i < k->late->count; i++) {
-        int slot = k->late->word[i].slot;
-        const struct place *p = slot == NO_SLOT ? NULL : late_place(w, t, slot);
+        const struct place *p = late_place(w, t, k->late->word[i].slot);
         words[i] = word_of(t, k->late->word[i].at) - k->baked[i];
         if (p) words[i] += (uint32_t)((p->range.offset - p->known.buffer->offset) / late_item(k->late, t));
     }
@@ -17355,7 +17364,7 @@ static void record_late(struct encoder *e, const struct window *w, uint32_t at)
     for (uint32_t i = 0; i < row->count; i++) {
         const struct place *p = late_place(w, &t, row->word[i].slot);
         k->baked[i] = word_of(&t, row->word[i].at);
-        if (p && row->word[i].slot != NO_SLOT)
+        if (p)
             ranges[row->word[i].slot] = (VkDescriptorBufferInfo){ p->range.buffer, p->known.buffer->offset,
                                                                   p->known.buffer->size };
     }
@@ -17367,8 +17376,6 @@ static void record_late(struct encoder *e, const struct window *w, uint32_t at)
 }
 
 /* ---- what is held back ---- */
-
-static void barrier_between(struct encoder *e) { full_barrier(e, STAGES, STAGES, WRITES, READS | WRITES); }
 
 /* Records the held steps one by one: their segment did not come to its end. */
 static void give_out_held(struct encoder *e)
@@ -17928,9 +17935,7 @@ static bool place_step(struct encoder *e, struct window *w, uint32_t at)
     bool same = true, moved = false;
     for (uint32_t i = 0; i < t->bounds && !e->code; i++) {
         enum stay stay = place_kept(e, w, &b[i], &place[i]);
-        bool late = false;
-        for (uint32_t n = 0; stay == MOVES && k->late && n < k->late->count; n++)
-            late = late || k->late->word[n].slot == b[i].slot;
+        bool late = stay == MOVES && is_late_slot(k, b[i].slot);
         same = same && (late || stay == STAYS);
         moved = moved || late;
     }
@@ -18052,13 +18057,6 @@ static bool is_late_word(const struct kept_step *k, const struct step *t, uint32
 {
     bool late = t->late_at == 4 + 4 * at;
     for (uint32_t i = 0; k->late && i < k->late->count; i++) late = late || k->late->word[i].at == at;
-    return late;
-}
-
-static bool is_late_slot(const struct kept_step *k, uint32_t slot)
-{
-    bool late = false;
-    for (uint32_t i = 0; k->late && i < k->late->count; i++) late = late || k->late->word[i].slot == (int)slot;
     return late;
 }
 
