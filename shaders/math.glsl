@@ -237,11 +237,17 @@ float atan_of(float x)
     precise float y = 1.57079637 - (r + 4.37113883e-8);
     return with_sign(t > 1.0 ? y : r, x);
 }
+// low / high for 0 <= low <= high: one correction of what the device computes, where no size of either takes out of range.
+float part_of(float low, float high)
+{
+    float s = high > 7.9228163e28 ? 2.3283064365386963e-10 : high < 1.2621774e-29 ? 4294967296.0 : 1.0;
+    float x = low * s, y = high * s, q = x / y;
+    return high == 0.0 ? 0.0 : is_finite(high) ? fma(fma(-q, y, x), 1.0 / y, q) : is_inf(low) ? 1.0 : 0.0;
+}
 float atan2_of(float y, float x)
 {
-    float a = abs(x), b = abs(y), high = b > a ? b : a, low = b > a ? a : b;
+    float a = abs(x), b = abs(y), r = atan_unit(part_of(b > a ? a : b, b > a ? b : a));
     if (is_nan(x) || is_nan(y)) return NOT_A_NUMBER;
-    float q = high == 0.0 ? 0.0 : is_inf(low) ? 1.0 : divide(low, high), r = atan_unit(q);
     precise float upper = 1.57079637 - (r + 4.37113883e-8);
     if (b > a) r = upper;
     if ((floatBitsToUint(x) & 0x80000000u) != 0u) r = 3.14159274 - (r + 8.74227766e-8);
