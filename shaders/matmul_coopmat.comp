@@ -171,8 +171,9 @@ void main()
         }
     }
 
-    // The same for all subgroups, whose barriers are the workgroup's on some drivers.
-    bool whole = EPILOGUE == 0u && row + BM <= M && column + BN <= N;
+    // The short way out, where no subgroup's part is cut: the same for all of them, whose barriers are the workgroup's on
+    // some drivers. Subgroups beyond the result have none of it.
+    bool whole = EPILOGUE == 0u && (row + BM <= M || (M - row) % WM == 0) && (column + BN <= N || (N - column) % WN == 0);
 #ifdef CONV
     uint out_row = out_step[2];                        // of results whose rows follow each other, which ALIGNED's bit 3 says
     whole = whole && (ALIGNED & 12u) == 12u;
@@ -183,6 +184,7 @@ void main()
 #endif
     row += wm;
     column += wn;
+    if (whole && (row >= M || column >= N)) return;
     [[unroll]] for (uint i = 0; i < WM / SIZE; i++)
         [[unroll]] for (uint j = 0; j < WN / SIZE; j++) {
             uint r = row + i * SIZE, s = column + j * SIZE, corner = warp * SIZE * PATCH;

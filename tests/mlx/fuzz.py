@@ -240,6 +240,12 @@ class Maker:
         self.lines.append(line)
         return new
 
+    @staticmethod
+    def given(name):
+        if name is None:
+            raise Refused
+        return name
+
     def note(self, text):
         line = Line(text)
         try:
@@ -271,13 +277,14 @@ class Maker:
         if name is None:
             whole = self.r.choice((mx.int32, mx.bool_, mx.int8, mx.uint8))
             dtype = self.dtype if floating or self.chance(60) else whole
-            return self.fresh(dtype, self.shape())
-        return self.view(name) if self.chance(30) else name
+            return self.given(self.fresh(dtype, self.shape()))
+        return self.given(self.view(name)) if self.chance(30) else name
 
     def shape(self):
         return [self.r.choice((1, 2, 3, 4, 5, 8, 8, 16, 32)) for _ in range(self.r.choice((1, 2, 2, 2, 3, 3, 4)))][:4]
 
     def shaped(self, dtype, shape):
+        """An array of that shape. Refused where there can be none."""
         shape, kind = tuple(shape), self.r.randrange(10)
         if kind < 5:
             found = self.existing(lambda x: x.dtype == dtype and x.shape == shape)
@@ -287,8 +294,8 @@ class Maker:
         found = self.existing(lambda x: x.dtype == dtype and x.size >= size) if kind < 7 else None
         if found:
             at = self.r.randint(0, self.of(found).size - size)
-            return self.add(f"{found}.flatten()[{at}:{at + size}].reshape({shape})")
-        return self.fresh(dtype, shape)
+            return self.given(self.add(f"{found}.flatten()[{at}:{at + size}].reshape({shape})"))
+        return self.given(self.fresh(dtype, shape))
 
     # -- views
 
