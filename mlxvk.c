@@ -559,7 +559,7 @@ static const struct tuning tunings[] = {
       .rate = 2e7,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
           .winograd_byte = 2,
-      .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
+      .decode = { 132, 64, 8, 32, { 4, 4 }, { 2, 1 } },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
@@ -11425,7 +11425,8 @@ static void attention_decode(struct encoder *e, const void *job)
     }
     USE(e, attention_decode, &p, .threads = min_u32(8, min_u32(256, e->device->caps.max_threads) / size) * size,
         .dtype = (uint32_t)a->q->dtype, .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
-        .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL);
+        .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL,
+        .one_query = a->q->shape[2] == 1 && !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
     array_release(parts);
 }
@@ -12342,15 +12343,21 @@ struct quant_job {
 };
 
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, subgroups to have on each
- * multiprocessor (half as many for 8 bits): as many as its registers have room for. */
-static const struct held_tuning { uint32_t max_m, rows, threads, teams; } held_tunings[] = {
-    { 2, 2, 256, 24 },
-    { UINT32_MAX, 1, 256, 32 },
+ * multiprocessor (half as many for 8 bits): as many as its registers have room for, but each workgroup prepares x anew,
+ * so that for one row of x fewer that do more are faster, but where W has so few rows that a round must take fewer.
+ * A long row makes workgroups wider, up to HELD_WIDE subgroups: a lane then has one block, and for one row of x a
+ * thread prepares one of a block's HELD_PIECES, which is less code. Code counts: the steps of a layer together must
+ * fit an instruction cache, 128 KiB on an H200 (580.159), where 146 made attention 1.7 times as slow. */
+static const struct held_tuning { uint32_t max_m, rows, threads, teams, teams_of_few; } held_tunings[] = {
+    { 1, 4, 256, 16, 24 },
+    { 2, 2, 256, 24, 24 },
+    { UINT32_MAX, 1, 256, 32, 32 },
 };
 enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
     HELD_LONG = 64,                                /* rounds of a team from which twice as many workgroups take turns */
+    HELD_WIDE = 16, HELD_PIECES = 4,                 /* subgroups of one that a long row makes wide; see held_tunings */
     HELD_SUBGROUPS = 64                        /* of a workgroup, at most: what their sums of squares have room for */
 };
 
@@ -12529,6 +12536,13 @@ static enum kernel_id held_kernel(const struct quant_job *j)
  * lane holds, rounds at a time, in all, and of a workgroup (0: its rows are more than pay at a time), sums kept. */
 struct held_cut { uint32_t m, rows, split, held, per, all, rounds, parts; };
 
+/* Workgroups to aim at, for so many subgroups a multiprocessor and a workgroup. */
+static uint32_t held_groups(const struct device *d, const struct quant_job *j, uint32_t teams, uint32_t each)
+{
+    uint32_t count = (j->format.bits == 8 ? teams / 2 : teams) / each;
+    return d->tuning->processors * (count ? count : 1);
+}
+
 static struct held_cut cut_held(const struct encoder *e, const struct quant_job *j)
 {
     const struct device *d = e->device;
@@ -12540,16 +12554,21 @@ static struct held_cut cut_held(const struct encoder *e, const struct quant_job 
     while (t->max_m < h.m) t++;
     h.rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
     while (h.rows & (h.rows - 1)) h.rows &= h.rows - 1;                /* lanes add up by halves */
-    threads = gate[GATE_QMV_THREADS] > 0 ? (uint32_t)gate[GATE_QMV_THREADS] : t->threads;
+    threads = min_u32((uint32_t)round_up(h.m == 1 ? HELD_PIECES * blocks : blocks, lanes), HELD_WIDE * lanes);
+    if (threads < t->threads) threads = t->threads;
+    if (gate[GATE_QMV_THREADS] > 0) threads = (uint32_t)gate[GATE_QMV_THREADS];
     threads = min_u32(threads, min_u32(d->caps.max_threads, HELD_SUBGROUPS * lanes));
     h.split = gate[GATE_QMV_SPLIT] > 0 ? (uint32_t)gate[GATE_QMV_SPLIT] : (uint32_t)max_size(threads / lanes, 1);
     h.held = ceil_div(blocks, lanes * h.split);
     h.split = ceil_div(blocks, lanes * h.held);
     h.per = (uint32_t)max_size(threads / lanes / h.split, 1);
-    groups = d->tuning->processors * ceil_div(j->format.bits == 8 ? t->teams / 2 : t->teams, h.per * h.split);
+    groups = held_groups(d, j, t->teams, h.per * h.split);
     for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
     while (h.rows > step && (h.rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
-           (uint64_t)held_rounds(j, h.rows / step) * entries < (uint64_t)h.per * groups))) h.rows /= 2;
+           (uint64_t)held_rounds(j, h.rows / step) * entries < (uint64_t)h.per * groups))) {
+        h.rows /= 2;
+        groups = held_groups(d, j, t->teams_of_few, h.per * h.split);
+    }
     if (h.rows < step) return h;
     h.all = held_rounds(j, h.rows / step);
     if (h.all / h.per / groups >= HELD_LONG) groups *= 2;

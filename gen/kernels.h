@@ -372,7 +372,8 @@ typedef struct attention_coopmat_constants attention_bf16_constants; typedef str
 enum { SLOT_attention_bf16_o = 0, SLOT_attention_bf16_q = 1, SLOT_attention_bf16_k = 2,
     SLOT_attention_bf16_v = 3, SLOT_attention_bf16_mask = 4, SLOT_attention_bf16_sinks = 5 };
 
-struct attention_decode_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts; };
+struct attention_decode_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts,
+    one_query; };
 typedef struct attention_decode_constants attention_decode_constants; typedef struct attention_push attention_decode_push;
 enum { SLOT_attention_decode_o = 0, SLOT_attention_decode_q = 1, SLOT_attention_decode_k = 2,
     SLOT_attention_decode_v = 3, SLOT_attention_decode_mask = 4, SLOT_attention_decode_sinks = 5,
@@ -760,7 +761,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(arange_wide, ARANGE_WIDE, 1, 0x1, 28, 2, CAP_SMALL) \
     X(attention, ATTENTION, 6, 0x1, 128, 5, CAP_SMALL) \
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 8, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \

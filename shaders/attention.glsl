@@ -5,6 +5,9 @@
 #ifndef KEY_COUNT
 #define KEY_COUNT key_count
 #endif
+#ifndef ONE_QUERY
+#define ONE_QUERY false                                 // one query, which no array masks: most of decoding, in less code
+#endif
 //! enum ATTEND_: flags of the attention kernels
 const uint CAUSAL = 1, MASK_BOOL = 2, MASK_ADDS = 4, SINKS = 8;
 const uint FOLDED = 16;                                 // a block's rows are those of all heads that share keys, not of one
@@ -64,20 +67,20 @@ struct row_place { uint q, o, mask, head, keys; };
 row_place place_of(uint batch, uint head, uint n)
 {
     row_place p;
-    uint h = n / query_count, i = n - h * query_count;
+    uint h = ONE_QUERY ? n : n / query_count, i = ONE_QUERY ? 0u : n - h * query_count;
     p.head = head + h;
     p.q = q_at + batch * q_stride[0] + p.head * q_stride[1] + i * q_stride[2];
     p.o = o_at + batch * o_stride[0] + p.head * value_width + i * o_stride[1];
     p.mask = mask_at + batch * mask_stride[0] + p.head * mask_stride[1] + i * mask_stride[2];
     p.keys = h >= block_heads() ? 0u                    // bottom-right aligned
-           : has(CAUSAL) ? uint(clamp(int(i + 1u + KEY_COUNT) - int(query_count), 0, int(KEY_COUNT))) : KEY_COUNT;
+           : !ONE_QUERY && has(CAUSAL) ? uint(clamp(int(i + 1u + KEY_COUNT) - int(query_count), 0, int(KEY_COUNT))) : KEY_COUNT;
     return p;
 }
 
 // The first key that no row from `first` to `last` attends to.
 uint key_end(uint first, uint last)
 {
-    if (!has(CAUSAL)) return KEY_COUNT;
+    if (ONE_QUERY || !has(CAUSAL)) return KEY_COUNT;
     uint most = first / query_count == last / query_count ? last % query_count : query_count - 1u;
     return uint(clamp(int(most + 1u + KEY_COUNT) - int(query_count), 0, int(KEY_COUNT)));
 }
@@ -85,8 +88,8 @@ uint key_end(uint first, uint last)
 float masked(float score, row_place p, uint key)
 {
     if (key >= p.keys) return LOWEST;
-    if (has(MASK_ADDS)) score += number_mask(p.mask + key * mask_stride[3]) * LOG2E;
-    else if (has(MASK_BOOL) && uint(mask8[p.mask + key * mask_stride[3]]) == 0u) return LOWEST;
+    if (!ONE_QUERY && has(MASK_ADDS)) score += number_mask(p.mask + key * mask_stride[3]) * LOG2E;
+    else if (!ONE_QUERY && has(MASK_BOOL) && uint(mask8[p.mask + key * mask_stride[3]]) == 0u) return LOWEST;
     return score < LOWEST ? LOWEST : score;              // NaN stays
 }
 #endif

@@ -14,6 +14,8 @@ layout(constant_id = 4) const uint CHUNKS = 2;         // of keys: 8 * LANES * C
 layout(constant_id = 5) const uint VALUE_CHUNKS = 2;
 layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at once
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
+layout(constant_id = 8) const bool ONE_QUERY = false;  // see attention.glsl
+#define ONE_QUERY ONE_QUERY
 uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
 #define KEY_COUNT keys_counted
 #include "attention.glsl"

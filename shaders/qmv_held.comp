@@ -5,7 +5,8 @@
 #extension GL_EXT_integer_dot_product : require
 // y = x W^T for a few rows of x in half types, 2, 4 or 8 bits, everything aligned. Each lane holds its part of x in registers,
 // BL blocks of 32 elements, and meets row after row of W: SPLIT teams of LANES lanes span K; a workgroup takes `rounds` times
-// R rows, and adds up its teams' sums once at the end. The next round's codes are on their way while one is computed.
+// R rows, and adds up its teams' sums once at the end. The next round's codes are asked for before one's sums are added up
+// over the lanes; nothing branches around such a load, or registers would be copied and waited for.
 // x is held as 16-bit fixed point of its block's largest value, in two planes of signed bytes, and multiplied by integer dot
 // products, whose sums are exact. Small floats of 4 bits (FP) are integers too: halves of -12 to 12.
 // NORM: x is normalised first, times rsqrt(mean square + eps) and a weight, by each workgroup for itself.
@@ -35,9 +36,12 @@ shared float part[PARTS];
 // What a lane holds of x: byte planes of word p of a block; the block's unit and sum of elements.
 int high[M * BL * 8], low[M * BL * 8];
 float unit[M * BL], sum[M * BL * SCALES];
-// Codes, scales and biases of a round's rows, the next ones on their way, and a round's results.
-uint code[R * BL * BITS], scale[R * BL * SCALES], bias[R * BL], next_code[R * BL * BITS], next_scale[R * BL * SCALES], next_bias[R * BL];
-float total[M * R];
+// Codes, scales and biases of a round's rows, and its results. Scales and biases of 16 bits are held as the words that they
+// lie in, which are taken apart where they are used: a load of 16 bits would be waited for where it stands.
+const bool WORDS = TS == BF16 || TS == F16;
+uint code[R * BL * BITS], scale[R * BL * SCALES], bias[R * BL], scale_odd[STEP * BL], bias_odd[STEP * BL];
+const uint MOST = 32;                                  // of M * R
+float total[MOST];
 
 // x is prepared by the workgroup together, EACH elements a thread, in shared memory, as many blocks at a time as its teams have lanes.
 const uint CHUNK = SPLIT * LANES, EACH = BITS == 2u ? 16u : 8u, PIECES = 32u / EACH;
@@ -161,6 +165,7 @@ void hold(uint i, uint at, uint thread, uint first)
 // The first of a round's rows: the last round's are moved back into the matrix.
 uint first_row(uint set, uint row) { return min(row, rows[set] - R / STEP); }
 
+#define SCALE_WORD(name, i) (WORDS ? name##32[(i) >> 1] : RAW(name, i, TS))
 #define LOAD_ROWS(name, set, slot, w, s, b) \
     void name(uint row, uint first) \
     { \
@@ -168,19 +173,21 @@ uint first_row(uint set, uint row) { return min(row, rows[set] - R / STEP); }
         [[unroll]] for (uint l = 0u; l < BL; l++) { \
             uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u), from = at + block * BITS; \
             uint s_from = s_at[set] + group + (SCALES * block >> SHIFT), b_from = b_at[set] + group + (block >> SHIFT); \
+            scale_odd[slot * BL + l] = s_from; \
+            bias_odd[slot * BL + l] = b_from; \
             [[unroll]] for (uint j = slot; j < R; j += STEP) { \
                 uint to = j * BL + l, apart = j / STEP; \
                 if (BITS == 2u) { \
                     uvec2 q = w##64[(from >> 1) + apart * BLOCKS]; \
-                    next_code[to * BITS] = q.x; \
-                    next_code[to * BITS + 1u] = q.y; \
+                    code[to * BITS] = q.x; \
+                    code[to * BITS + 1u] = q.y; \
                 } else \
                     [[unroll]] for (uint i = 0u; i < BITS; i += 4u) { \
                         uvec4 q = w##128[(from >> 2) + (apart * (BLOCKS * BITS) + i >> 2)]; \
-                        [[unroll]] for (uint c = 0u; c < 4u; c++) next_code[to * BITS + i + c] = q[c]; \
+                        [[unroll]] for (uint c = 0u; c < 4u; c++) code[to * BITS + i + c] = q[c]; \
                     } \
-                [[unroll]] for (uint h = 0u; h < SCALES; h++) next_scale[to * SCALES + h] = RAW(s, s_from + apart * GROUPS + h, TS); \
-                if (!FP) next_bias[to] = RAW(b, b_from + apart * GROUPS, TS); \
+                [[unroll]] for (uint h = 0u; h < SCALES; h++) scale[to * SCALES + h] = SCALE_WORD(s, s_from + apart * GROUPS + h); \
+                if (!FP) bias[to] = SCALE_WORD(b, b_from + apart * GROUPS); \
             } \
         } \
     }
@@ -250,12 +257,15 @@ float small_product(uint i, uint j, uint l)
     return 0.5 * unit[h] * y;
 }
 
+// What is in `word` for row j, whose slot's first row has element `odd` of the scales or biases.
+float scale_of(uint word, uint odd, uint j) { return number(WORDS ? word >> (odd + j / STEP * GROUPS & 1u) * 16u & 0xffffu : word, TS); }
+
 // Row j's codes of block l times what is held of row i of x.
 float product(uint i, uint j, uint l)
 {
     if (FP) return small_product(i, j, l);
     uint h = i * BL + l, w = (j * BL + l) * BITS;
-    float s = number(scale[j * BL + l], TS), b = number(bias[j * BL + l], TS);
+    float s = scale_of(scale[j * BL + l], scale_odd[j % STEP * BL + l], j), b = scale_of(bias[j * BL + l], bias_odd[j % STEP * BL + l], j);
     int upper = 0, lower = 0;
     [[unroll]] for (uint p = 0u; p < 8u; p++) {
         uint c = code[w + p / PER_BYTE];
@@ -268,23 +278,26 @@ float product(uint i, uint j, uint l)
 }
 
 // Adds up over the lanes; the number of the sum that total[0] then is. Each step halves the sums that a lane looks after.
+// Written out: bounds that depend on a loop around them would cost an index into registers.
+#define HALVE(n) \
+    if (M * R >= n) { \
+        const uint d = LANES * n / (2u * M * R); \
+        bool upper = (lane & d) != 0u; \
+        which += upper ? n / 2u : 0u; \
+        [[unroll]] for (uint v = 0u; v < n / 2u; v++) { \
+            float away = upper ? total[v] : total[v + n / 2u]; \
+            total[v] = (upper ? total[v + n / 2u] : total[v]) + subgroupShuffleXor(away, d); \
+        } \
+    }
 uint add_lanes(uint lane)
 {
-    uint which = 0u, n = M * R, d = LANES / 2u;
-    [[unroll]] for (uint l = 0u; l < 7u; l++, d /= 2u) {
-        if (d == 0u) break;
-        bool upper = (lane & d) != 0u;
-        if (n == 1u) {
-            total[0] += subgroupShuffleXor(total[0], d);
-            continue;
-        }
-        n /= 2u;
-        which += upper ? n : 0u;
-        [[unroll]] for (uint v = 0u; v < n; v++) {
-            float away = upper ? total[v] : total[v + n];
-            total[v] = (upper ? total[v + n] : total[v]) + subgroupShuffleXor(away, d);
-        }
-    }
+    uint which = 0u;
+    HALVE(32u)
+    HALVE(16u)
+    HALVE(8u)
+    HALVE(4u)
+    HALVE(2u)
+    [[unroll]] for (uint d = LANES / (2u * M * R); d != 0u; d /= 2u) total[0] += subgroupShuffleXor(total[0], d);
     return which;
 }
 
@@ -301,6 +314,18 @@ uint round_of(uint r, uint apart)
     return (r / apart * gl_NumWorkGroups.x + gl_WorkGroupID.x) * apart + r % apart;
 }
 
+// A round, in two parts; the next one's loads stand between them. (As functions that are called twice these were 7 % slower
+// on an H200, 580.159.)
+#define MULTIPLY \
+    [[unroll]] for (uint i = 0u; i < M; i++) \
+        [[unroll]] for (uint j = 0u; j < R; j++) { \
+            total[i * R + j] = product(i, j, 0u); \
+            [[unroll]] for (uint l = 1u; l < BL; l++) total[i * R + j] += product(i, j, l); \
+        }
+#define ADD_UP { \
+    uint which = add_lanes(lane); \
+    if ((lane & (LANES / (M * R) - 1u)) == 0u) part[(r * M * R + which) * SPLIT + team] = total[0]; }
+
 void main()
 {
 #ifdef GATHER
@@ -313,25 +338,18 @@ void main()
     uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % SPLIT, thread = gl_SubgroupID * LANES + lane, first = team * LANES + lane;
     uint m0 = gl_WorkGroupID.y * M, count = round_count(), x_first = x_at + x_matrix * x_batch, r = gl_SubgroupID / SPLIT;
     read_pieces(x_first + m0 * x_row, 0u, thread);     // before the weights, behind which they would wait
-    if (round_of(r, apart) < count) load_round(round_of(r, apart), first);
+    uint at_once = gl_NumWorkGroups.x * apart, round = round_of(r, apart), mine = rounds / apart;   // rounds of this team
+    mine = round < count ? min(mine, (count - round + at_once - 1u) / at_once) : 0u;
+    if (mine != 0u) load_round(round, first);
     [[unroll]] for (uint i = 0u; i < M; i++) {
         uint at = x_first + min(m0 + i, m - 1u) * x_row;
         if (i != 0u) read_pieces(at, 0u, thread);
         hold(i, at, thread, first);
     }
-    for (; r < rounds && round_of(r, apart) < count; r += apart) {
-        [[unroll]] for (uint i = 0u; i < R * BL * BITS; i++) code[i] = next_code[i];
-        [[unroll]] for (uint i = 0u; i < R * BL; i++) bias[i] = next_bias[i];
-        [[unroll]] for (uint i = 0u; i < R * BL * SCALES; i++) scale[i] = next_scale[i];
-        uint next = round_of(r + apart, apart);
-        if (r + apart < rounds && next < count) load_round(next, first);
-        [[unroll]] for (uint i = 0u; i < M; i++)
-            [[unroll]] for (uint j = 0u; j < R; j++) {
-                total[i * R + j] = product(i, j, 0u);
-                [[unroll]] for (uint l = 1u; l < BL; l++) total[i * R + j] += product(i, j, l);
-            }
-        uint which = add_lanes(lane);
-        if ((lane & (LANES / (M * R) - 1u)) == 0u) part[(r * M * R + which) * SPLIT + team] = total[0];
+    for (uint n = 1u; n <= mine; n++, r += apart) {
+        MULTIPLY
+        if (n < mine) load_round(round + n * at_once, first);
+        ADD_UP
     }
     barrier();
     for (uint t = thread; t < rounds * (R / STEP) * M; t += gl_WorkGroupSize.x) {

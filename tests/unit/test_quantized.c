@@ -192,6 +192,67 @@ static void test_held(void **state) { (void)state; cases(5, "", 16); }
 static void test_held_rows(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPLIT=1 MLX_VK_QMV_ROWS=2 MLX_VK_QMV_THREADS=32", 8); }
 static void test_held_wild(void **state) { (void)state; cases(5, "MLX_VK_QMV_ROWS=3 MLX_VK_QMV_THREADS=4096", 8); }
 static void test_held_long(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPLIT=2 MLX_VK_QMV_ROWS=4 MLX_VK_QMV_THREADS=32", 8); }
+
+/* Rows from `first` on of a weight, by one row of x; with other rows of it as SwiGLU's second matrix where `other` >= 0. */
+static void rows_of(const struct weight *w, mlxvk_array x, int first, int other, int rows, uint16_t *got, mlxvk_stream s)
+{
+    const mlxvk_optional_int group = { 32, true }, bits = { 4, true };
+    mlxvk_array part[3] = { { NULL } }, y[2] = { { NULL } }, g = mlxvk_array_new();
+    for (int side = 0; side < (other < 0 ? 1 : 2); side++) {
+        int from = side ? other : first;
+        for (int i = 0; i < 3; i++)
+            OK(mlxvk_slice(&part[i], w->array[i], (int[]){ from, 0 }, 2, (int[]){ from + rows, mlxvk_array_dim(w->array[i], 1) }, 2,
+                           (int[]){ 1, 1 }, 2, s), s);
+        OK(mlxvk_quantized_matmul(&y[side], x, part[0], part[1], part[2], true, group, bits, "affine", s), s);
+    }
+    if (other >= 0) {
+        OK(mlxvk_sigmoid(&g, y[0], s), s);
+        OK(mlxvk_multiply(&g, y[0], g, s), s);
+        OK(mlxvk_multiply(&y[0], g, y[1], s), s);
+    }
+    mlxvk_array_free(g);
+    mlxvk_array_free(y[1]);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(part[i]);
+    OK(mlxvk_array_read(y[0], got, (size_t)rows * 2, s), s);
+    mlxvk_array_free(y[0]);
+}
+
+/* Words of scales hold two of them: rows with an odd number of groups, views that begin with an odd one, and two matrices
+ * of which one does. Each row's bits are those that the whole matrix gives it. */
+static void test_held_odd_scales(void **state)
+{
+    enum { ROWS = 41, PART = 37, K = 96 };
+    struct setting t = start("MLX_VK_QMM_KERNEL=5 MLX_VK_QMV_ROWS=4");
+    const struct format f = { 4, 32, true, MLXVK_BFLOAT16, MLXVK_BFLOAT16, NULL };
+    struct rng r = { 77 };
+    uint16_t bytes[K], whole[ROWS], got[PART];
+    struct weight w = random_weight(&r, &f, 0, ROWS, K, t.stream);
+    float *x = random_floats(&r, K, 1.0f, f.x, (uint8_t *)bytes);
+    mlxvk_array a = upload(bytes, 0, 1, K, f.x, t.stream);
+    (void)state;
+    rows_of(&w, a, 0, -1, ROWS, whole, t.stream);
+    compare(&f, &w, x, whole, 0, 1, ROWS, K);
+    for (int first = 0; first <= ROWS - PART; first++) {
+        memset(got, 0xff, sizeof got);
+        rows_of(&w, a, first, -1, PART, got, t.stream);
+        assert_memory_equal(got, whole + first, sizeof got);
+    }
+    for (int first = 0; first < 2; first++)
+        for (int other = 0; other < 2; other++) {
+            memset(got, 0xff, sizeof got);
+            rows_of(&w, a, first, other, PART, got, t.stream);
+            for (int i = 0; i < PART; i++) {
+                double g = load_number(f.x, whole, (size_t)(first + i)).re, u = load_number(f.x, whole, (size_t)(other + i)).re;
+                double want = g / (1 + exp(-g)) * u, have = load_number(f.x, got, (size_t)i).re;
+                if (!(fabs(have - want) <= 0.03 * fabs(want) + 1e-3)) fail_msg("row %d: %g, expected %g", i, have, want);
+            }
+        }
+    mlxvk_array_free(a);
+    weight_free(&w);
+    free(x);
+    finish(&t);
+}
+
 static void test_tiles(void **state) { (void)state; cases(2, "", 8); }
 static void test_coopmat(void **state)
 {
@@ -303,7 +364,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_few_rows), cmocka_unit_test(test_few_rows_plain),
         cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
-        cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
+        cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_held_odd_scales), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
         cmocka_unit_test(test_unpacked), cmocka_unit_test(test_backwards_in_parts),
         cmocka_unit_test(test_small_devices), cmocka_unit_test(test_out_of_reach), cmocka_unit_test(test_empty),
     };
