@@ -12553,6 +12553,7 @@ static struct held_cut cut_held(const struct encoder *e, const struct quant_job 
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, threads, groups;
     while (t->max_m < h.m) t++;
     h.rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
+    if (j->format.bits == 8 && gate[GATE_QMV_ROWS] <= 0) h.rows = min_u32(h.rows, 2);    /* as many bytes */
     while (h.rows & (h.rows - 1)) h.rows &= h.rows - 1;                /* lanes add up by halves */
     threads = min_u32((uint32_t)round_up(h.m == 1 ? HELD_PIECES * blocks : blocks, lanes), HELD_WIDE * lanes);
     if (threads < t->threads) threads = t->threads;

@@ -5,8 +5,9 @@
 #extension GL_EXT_integer_dot_product : require
 // y = x W^T for a few rows of x in half types, 2, 4 or 8 bits, everything aligned. Each lane holds its part of x in registers,
 // BL blocks of 32 elements, and meets row after row of W: SPLIT teams of LANES lanes span K; a workgroup takes `rounds` times
-// R rows, and adds up its teams' sums once at the end. The next round's codes are asked for before one's sums are added up
-// over the lanes; nothing branches around such a load, or registers would be copied and waited for.
+// R rows, and adds up its teams' sums once at the end. The next round's codes are asked for, into the same registers, before
+// one's sums are added up over the lanes. That loop is there once: where a layer's steps together are more code than the
+// instruction cache holds, all of them are slower (held_tunings in mlxvk.c).
 // x is held as 16-bit fixed point of its block's largest value, in two planes of signed bytes, and multiplied by integer dot
 // products, whose sums are exact. Small floats of 4 bits (FP) are integers too: halves of -12 to 12.
 // NORM: x is normalised first, times rsqrt(mean square + eps) and a weight, by each workgroup for itself.
@@ -314,18 +315,6 @@ uint round_of(uint r, uint apart)
     return (r / apart * gl_NumWorkGroups.x + gl_WorkGroupID.x) * apart + r % apart;
 }
 
-// A round, in two parts; the next one's loads stand between them. (As functions that are called twice these were 7 % slower
-// on an H200, 580.159.)
-#define MULTIPLY \
-    [[unroll]] for (uint i = 0u; i < M; i++) \
-        [[unroll]] for (uint j = 0u; j < R; j++) { \
-            total[i * R + j] = product(i, j, 0u); \
-            [[unroll]] for (uint l = 1u; l < BL; l++) total[i * R + j] += product(i, j, l); \
-        }
-#define ADD_UP { \
-    uint which = add_lanes(lane); \
-    if ((lane & (LANES / (M * R) - 1u)) == 0u) part[(r * M * R + which) * SPLIT + team] = total[0]; }
-
 void main()
 {
 #ifdef GATHER
@@ -347,9 +336,14 @@ void main()
         hold(i, at, thread, first);
     }
     for (uint n = 1u; n <= mine; n++, r += apart) {
-        MULTIPLY
+        [[unroll]] for (uint i = 0u; i < M; i++)
+            [[unroll]] for (uint j = 0u; j < R; j++) {
+                total[i * R + j] = product(i, j, 0u);
+                [[unroll]] for (uint l = 1u; l < BL; l++) total[i * R + j] += product(i, j, l);
+            }
         if (n < mine) load_round(round + n * at_once, first);
-        ADD_UP
+        uint which = add_lanes(lane);
+        if ((lane & (LANES / (M * R) - 1u)) == 0u) part[(r * M * R + which) * SPLIT + team] = total[0];
     }
     barrier();
     for (uint t = thread; t < rounds * (R / STEP) * M; t += gl_WorkGroupSize.x) {
