@@ -271,6 +271,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")    \
+    X(SDPA_ONE,      "MLX_VK_SDPA_DECODE_ONE_QUERY",     0, "1: its pipeline for one query on every device")           \
     X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                            \
     X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                              \
     X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                              \
@@ -529,6 +530,7 @@ struct tuning {
         uint32_t rows, most;
         /* for up to two queries, for more: keys a thread reads at once, eights of each */
         uint32_t ahead[2], chunks[2];
+        bool one_query;                              /* a pipeline of its own for one query, of less code */
     } decode;
     struct quant_tuning {
         /* rows of x up to which it holds; rows of W a team; of a workgroup */
@@ -552,14 +554,15 @@ static const struct tuning tunings[] = {
       .row_threads = 64, .row_least = 16, .rope_items = 64, .vjp_rows = 16, .tile_first = 2, .tile_half = 2,
           .tile_count = 1,
       .winograd_byte = 1,
-      .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 } },           /* its caches do what tiles do elsewhere */
+      /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
+      .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, false },
       .qmv = { { 8, 4, 64, 8, 1 } }, .entries = true, .few = UINT32_MAX, .unpack = UINT32_MAX,
       .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64, .segment = { 4, 4 } },
     { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6,
       .rate = 2e7,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
           .winograd_byte = 2,
-      .decode = { 132, 64, 8, 32, { 4, 4 }, { 2, 1 } },
+      .decode = { 132, 64, 8, 32, { 4, 4 }, { 2, 1 }, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
@@ -568,7 +571,7 @@ static const struct tuning tunings[] = {
       .rate = 5e6,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
           .winograd_byte = 8,
-      .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 } },
+      .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 }, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
@@ -576,7 +579,7 @@ static const struct tuning tunings[] = {
     { .name = "shared", .type = -1, .processors = 16, .bandwidth = 5e4, .rate = 5e5,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
           .winograd_byte = 8,
-      .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 } },
+      .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 }, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
@@ -11426,7 +11429,8 @@ static void attention_decode(struct encoder *e, const void *job)
     USE(e, attention_decode, &p, .threads = min_u32(8, min_u32(256, e->device->caps.max_threads) / size) * size,
         .dtype = (uint32_t)a->q->dtype, .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
         .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL,
-        .one_query = a->q->shape[2] == 1 && !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
+        .one_query = (t->one_query || e->device->gate[GATE_SDPA_ONE]) && a->q->shape[2] == 1 &&
+                     !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
     array_release(parts);
 }

@@ -15,6 +15,9 @@ static const struct shape shapes[] = {
     { 1, 2, 1, 20, 41, 64,  32, ADDED_MASK, true  },
     { 1, 2, 1,  9,  5, 33,  40, CAUSAL,     true  },                /* rows before the first key */
     { 1, 4, 2,  9,  5, 64,  64, CAUSAL,     false },
+    { 1, 4, 1,  1, 50, 64,  64, ADDED_MASK, false },                /* what keeps from the pipeline for one query: masks, */
+    { 2, 4, 2,  2, 30, 64,  64, NO_MASK,    false },                /* a second query */
+    { 1, 4, 2,  1, 37, 64,  64, CAUSAL,     true  },
 };
 
 /* A tensor on the host with its strides, and the array that views the same numbers. */
@@ -133,6 +136,7 @@ static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, s
 static void test_attention(void **state)
 {
     static const char *const gates[] = { "", "MLX_VK_SDPA_SPLIT_K=3 MLX_VK_SDPA_DECODE_ROWS=4", "MLX_VK_SDPA_SPLIT_K=2",
+                                         "MLX_VK_SDPA_DECODE_ONE_QUERY=1", "MLX_VK_SDPA_DECODE_ONE_QUERY=1 MLX_VK_SDPA_SPLIT_K=3",
                                          "MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_ENABLE_SUBGROUP=0",
                                          "MLX_VK_ENABLE_SDPA_NATIVE=0",
                                          "MLX_VK_MAX_THREADS=256", "MLX_VK_MAX_SHARED_MEMORY=16384",
