@@ -1,4 +1,4 @@
-/* mlxvk - MLX's GPU backend for every Vulkan device, in one C file.                          SPDX-License-Identifier: MIT
+/* mlxvk - MLX's GPU backend for every Vulkan device, in one C file.                       SPDX-License-Identifier: MIT
  *
  * Arrays, streams and operations with MLX's semantics, as Vulkan compute shaders, in plain C11: no C++, no Python, no
  * shader compiler at run time.
@@ -35,8 +35,8 @@
  *              other owner, may be updated in place (slice_update on a cache). Free every handle once.
  *   Laziness   An operation records; nothing runs before mlxvk_eval, mlxvk_async_eval, mlxvk_array_read, an item, a
  *              synchronize or the stream's own threshold. Results that nobody owns when it runs need not be computed.
- *   Threads    Every function may be called from any thread; a stream may be used by one thread at a time. Arrays may be
- *              shared between streams: the library orders them.
+ *   Threads    Every function may be called from any thread; a stream may be used by one thread at a time. Arrays may
+ *              be shared between streams: the library orders them.
  *   Devices    A device lives until mlxvk_device_free and the last handle made from it. The default device is made at
  *              first use by calls that name none, and is the library's only global.
  *
@@ -103,8 +103,8 @@ MLXVK_API const char *mlxvk_result_text(int code);
 
 /* MLX's dtypes in MLX's order. FLOAT64 exists as a name only: MLX's GPU backends refuse it, and so does mlxvk. */
 typedef enum mlxvk_dtype {
-    MLXVK_BOOL, MLXVK_UINT8, MLXVK_UINT16, MLXVK_UINT32, MLXVK_UINT64, MLXVK_INT8, MLXVK_INT16, MLXVK_INT32, MLXVK_INT64,
-    MLXVK_FLOAT16, MLXVK_FLOAT32, MLXVK_FLOAT64, MLXVK_BFLOAT16, MLXVK_COMPLEX64,
+    MLXVK_BOOL, MLXVK_UINT8, MLXVK_UINT16, MLXVK_UINT32, MLXVK_UINT64, MLXVK_INT8, MLXVK_INT16, MLXVK_INT32,
+    MLXVK_INT64, MLXVK_FLOAT16, MLXVK_FLOAT32, MLXVK_FLOAT64, MLXVK_BFLOAT16, MLXVK_COMPLEX64,
     MLXVK_DTYPE_COUNT
 } mlxvk_dtype;
 
@@ -152,8 +152,8 @@ typedef struct mlxvk_adopt {
 
 /* Zero means default in every field; a gate in `gates` wins over the environment. */
 typedef struct mlxvk_device_desc {
-    const char *name;                /* device by index ("1") or part of its name; NULL: MLX_VK_DEVICE, else the first of
-                                        discrete, integrated, virtual, CPU */
+    const char *name;                /* device by index ("1") or part of its name; NULL: MLX_VK_DEVICE, else the first
+                                        of discrete, integrated, virtual, CPU */
     const mlxvk_adopt *adopt;        /* use this device instead of making one */
     mlxvk_allocator allocator;
     const char *gates;               /* "NAME=value NAME=value ...", names as mlxvk_gates prints them */
@@ -165,8 +165,8 @@ typedef struct mlxvk_device_desc {
 } mlxvk_device_desc;
 
 /* Makes a device. desc may be NULL. Errors: NO_LOADER, NO_DEVICE (the text says what to install), HOST_MEMORY, VULKAN.
- * Keep one open in a program that closes and opens devices over and over, or lists them: NVIDIA's driver starts 30 times in a
- * process and no more, and it ends with the process's last VkInstance. */
+ * Keep one open in a program that closes and opens devices over and over, or lists them: NVIDIA's driver starts 30
+ * times in a process and no more, and it ends with the process's last VkInstance. */
 MLXVK_API int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc);
 /* The default device, made at first use; { NULL } when there is none. Not to be freed more often than got. */
 MLXVK_API mlxvk_device mlxvk_device_new(void);
@@ -200,8 +200,8 @@ MLXVK_API int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t 
 /* ==== >>memory ==================================================================================================== */
 
 /* MLX's counters and limits, in bytes, of the default device. Freed memory is kept in a cache for reuse up to the cache
- * limit; the memory limit makes the cache shrink first and never makes an allocation fail. Setters return the old value in
- * res (may be NULL). */
+ * limit; the memory limit makes the cache shrink first and never makes an allocation fail. Setters return the old value
+ * in res (may be NULL). */
 MLXVK_API int mlxvk_get_active_memory(size_t *res);
 MLXVK_API int mlxvk_get_peak_memory(size_t *res);
 MLXVK_API int mlxvk_reset_peak_memory(void);                         /* to 0, as MLX does */
@@ -225,14 +225,14 @@ MLXVK_API int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_devi
 /* Device memory of `size` bytes; zero bytes are allowed. The contents are undefined. */
 MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device);
 /* A VkBuffer of the caller's (usage STORAGE_BUFFER | TRANSFER_SRC | TRANSFER_DST) from byte `offset`, with the host
- * pointer to that byte where it is mapped, else NULL. It must outlive the mlxvk buffer. On a device without 8-bit and 16-bit
- * storage offset + size must be a multiple of 4, else MLXVK_ERROR_ARGUMENT. */
+ * pointer to that byte where it is mapped, else NULL. It must outlive the mlxvk buffer. On a device without 8-bit and
+ * 16-bit storage offset + size must be a multiple of 4, else MLXVK_ERROR_ARGUMENT. */
 MLXVK_API int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped,
                                  mlxvk_device device);
 MLXVK_API int mlxvk_buffer_free(mlxvk_buffer buffer);
 MLXVK_API size_t mlxvk_buffer_size(mlxvk_buffer buffer);
-/* The host's pointer to it, or NULL where it is not mapped. Reading or writing is right only when no submitted or recorded
- * work uses it: synchronize first. */
+/* The host's pointer to it, or NULL where it is not mapped. Reading or writing is right only when no submitted or
+ * recorded work uses it: synchronize first. */
 MLXVK_API void *mlxvk_buffer_data(mlxvk_buffer buffer);
 /* Blocks until no submitted work uses the buffer. */
 MLXVK_API int mlxvk_buffer_wait(mlxvk_buffer buffer);
@@ -261,11 +261,12 @@ MLXVK_API int mlxvk_async_eval(mlxvk_vector_array outputs);
 
 /* ==== >>event ===================================================================================================== */
 
-/* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. A signal's
- * value must be over those of all signals before it, of streams and of the host: else ARGUMENT. LIMIT: a value farther ahead
- * of where the event is than the device counts (2^31 - 1 or more). */
+/* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. A
+ * signal's value must be over those of all signals before it, of streams and of the host: else ARGUMENT. LIMIT: a value
+ * farther ahead of where the event is than the device counts (2^31 - 1 or more). */
 MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
-MLXVK_API int mlxvk_event_free(mlxvk_event event);   /* never blocks: submitted work may still wait for it or signal it */
+/* never blocks: submitted work may still wait for it or signal it */
+MLXVK_API int mlxvk_event_free(mlxvk_event event);
 MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
@@ -288,8 +289,8 @@ MLXVK_API mlxvk_array mlxvk_array_new_complex(float real, float imag);
 /* The same with a device. data NULL leaves the contents undefined. */
 MLXVK_API int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim,
                                           mlxvk_dtype dtype, mlxvk_device device);
-/* Over memory the caller owns: `offset` in bytes, strides in elements (NULL: row-major), any sign, zero too. Every element
- * must lie inside the buffer. The array holds a reference on the buffer. */
+/* Over memory the caller owns: `offset` in bytes, strides in elements (NULL: row-major), any sign, zero too. Every
+ * element must lie inside the buffer. The array holds a reference on the buffer. */
 MLXVK_API int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides,
                                      int dim, mlxvk_dtype dtype, size_t offset);
 
@@ -298,7 +299,8 @@ MLXVK_API size_t mlxvk_array_size(mlxvk_array array);                /* elements
 MLXVK_API size_t mlxvk_array_nbytes(mlxvk_array array);
 MLXVK_API size_t mlxvk_array_ndim(mlxvk_array array);
 MLXVK_API const int *mlxvk_array_shape(mlxvk_array array);           /* valid while the handle is */
-MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);     /* in elements; mlx-c has size_t, but they have signs */
+/* in elements; mlx-c has size_t, but they have signs */
+MLXVK_API const int64_t *mlxvk_array_strides(mlxvk_array array);
 MLXVK_API int mlxvk_array_dim(mlxvk_array array, int dim);           /* negative counts from the end; 0 if outside */
 MLXVK_API mlxvk_dtype mlxvk_array_dtype(mlxvk_array array);
 MLXVK_API bool mlxvk_array_is_row_contiguous(mlxvk_array array);
@@ -310,21 +312,23 @@ MLXVK_API int mlxvk_array_eval(mlxvk_array array);
 MLXVK_API int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s);
 /* The one element of an array of size 1, evaluated; the dtype must match. More of these: >>objects. */
 MLXVK_API int mlxvk_array_item_bool(bool *res, mlxvk_array array);
-/* The host's pointer to element [0, ...] of an evaluated array, as its strides say; NULL where the memory is not mapped. */
+/* The host's pointer to element [0, ...] of an evaluated array, as its strides say; NULL where the memory is not
+ * mapped. */
 MLXVK_API const void *mlxvk_array_data(mlxvk_array array);
 
-/* For front ends with arrays of their own, which keep one handle on each piece of memory and lay views over it. An array's
- * memory need not exist yet when these are called: it comes when the operation that writes it is lowered. */
+/* For front ends with arrays of their own, which keep one handle on each piece of memory and lay views over it. An
+ * array's memory need not exist yet when these are called: it comes when the operation that writes it is lowered. */
 
 /* Another layout of the memory that base lies in: `offset` in bytes from the memory's start (not from base's first
  * element), strides in elements (NULL: row-major), any sign, zero too. Every element must lie inside the memory. */
-MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides, int dim,
-                                   mlxvk_dtype dtype, size_t offset);
-MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);              /* bytes from the memory's start to element [0, ...] */
+MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int *shape, const int64_t *strides,
+                                   int dim, mlxvk_dtype dtype, size_t offset);
+/* bytes from the memory's start to element [0, ...] */
+MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);
 MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes of the memory */
 MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
-/* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not wait:
- * what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
+/* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not
+ * wait: what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */
 MLXVK_API int mlxvk_array_host(void **data, mlxvk_array array);
 /* Submits, and blocks until the work that writes the array's memory (with `readers`: all that uses it) is done. */
 MLXVK_API int mlxvk_array_wait(mlxvk_array array, bool readers);
@@ -343,8 +347,8 @@ MLXVK_API int mlxvk_vector_array_set(mlxvk_vector_array *vector, mlxvk_vector_ar
 
 /* ==== >>objects: mlx-c's strings, vectors and maps ================================================================ */
 
-/* They belong to the host and hold copies; a container is used by one thread at a time. `get` of a string gives a pointer
- * into the container. Iterators go in the order of the keys; next returns 0, or not 0 behind the last entry. */
+/* They belong to the host and hold copies; a container is used by one thread at a time. `get` of a string gives a
+ * pointer into the container. Iterators go in the order of the keys; next returns 0, or not 0 behind the last entry. */
 typedef struct mlxvk_string { void *ctx; } mlxvk_string;
 MLXVK_API mlxvk_string mlxvk_string_new(void);
 MLXVK_API mlxvk_string mlxvk_string_new_data(const char *str);
@@ -461,9 +465,9 @@ MLXVK_API int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr);
 
 /* ==== >>files ===================================================================================================== */
 
-/* What reads or writes for load_..._reader and save_..._writer, on a descriptor of the caller's. Readers need seek, tell
- * and read (or read_at_offset beside seek and tell), writers write; the others may be NULL. good: did all go well so far?
- * free: called by mlxvk_io_reader_free and mlxvk_io_writer_free. */
+/* What reads or writes for load_..._reader and save_..._writer, on a descriptor of the caller's. Readers need seek,
+ * tell and read (or read_at_offset beside seek and tell), writers write; the others may be NULL. good: did all go well
+ * so far? free: called by mlxvk_io_reader_free and mlxvk_io_writer_free. */
 typedef struct mlxvk_io_vtable {
     bool (*is_open)(void *);
     bool (*good)(void *);
@@ -486,10 +490,10 @@ MLXVK_API int mlxvk_io_writer_descriptor(void **desc, mlxvk_io_writer io);
 MLXVK_API int mlxvk_io_writer_tostring(mlxvk_string *str, mlxvk_io_writer io);
 MLXVK_API int mlxvk_io_writer_free(mlxvk_io_writer io);
 
-/* Arrays by name, and the metadata's strings. Everything is read before the call returns; nothing of a wrong file is kept.
- * F8_E4M3 and F8_E8M0 become uint8. */
-MLXVK_API int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1, const char *file,
-                                     mlxvk_stream s);
+/* Arrays by name, and the metadata's strings. Everything is read before the call returns; nothing of a wrong file is
+ * kept. F8_E4M3 and F8_E8M0 become uint8. */
+MLXVK_API int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
+                                     const char *file, mlxvk_stream s);
 MLXVK_API int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
                                             mlxvk_io_reader in_stream, mlxvk_stream s);
 /* metadata may be { NULL }. Errors are with the device (mlxvk_device_error). */
@@ -503,9 +507,10 @@ MLXVK_API int mlxvk_load_reader(mlxvk_array *res, mlxvk_io_reader in_stream, mlx
 MLXVK_API int mlxvk_save(const char *file, mlxvk_array a);
 MLXVK_API int mlxvk_save_writer(mlxvk_io_writer out_stream, mlxvk_array a);
 
-/* GGUF files of versions 2 and 3: tensors by name, and metadata: numbers (an array: one, or a list), texts, lists of texts.
- * Tensors in blocks (Q4_0, Q4_1, Q8_0) become what quantized_matmul takes: "x.weight" (words of codes), "x.scales" and
- * "x.biases" (float16), group size 32. float64 metadata become float32. Saved are whole elements only. */
+/* GGUF files of versions 2 and 3: tensors by name, and metadata: numbers (an array: one, or a list), texts, lists
+ * of texts. Tensors in blocks (Q4_0, Q4_1, Q8_0) become what quantized_matmul takes: "x.weight" (words of codes),
+ * "x.scales" and "x.biases" (float16), group size 32. float64 metadata become float32. Saved are whole elements
+ * only. */
 typedef struct mlxvk_io_gguf { void *ctx; } mlxvk_io_gguf;
 MLXVK_API mlxvk_io_gguf mlxvk_io_gguf_new(void);
 MLXVK_API int mlxvk_io_gguf_free(mlxvk_io_gguf io);
@@ -538,7 +543,8 @@ MLXVK_API int mlxvk_ones(mlxvk_array *res, const int *shape, size_t shape_num, m
 MLXVK_API int mlxvk_ones_like(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 /* num elements from start to stop, both included; computed in float32. */
 MLXVK_API int mlxvk_linspace(mlxvk_array *res, double start, double stop, int num, mlxvk_dtype dtype, mlxvk_stream s);
-MLXVK_API int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s);   /* ones on diagonal k */
+/* ones on diagonal k */
+MLXVK_API int mlxvk_eye(mlxvk_array *res, int n, int m, int k, mlxvk_dtype dtype, mlxvk_stream s);
 MLXVK_API int mlxvk_identity(mlxvk_array *res, int n, mlxvk_dtype dtype, mlxvk_stream s);
 /* Ones at and below diagonal k; x with zeros above (tril) or below (triu) it. */
 MLXVK_API int mlxvk_tri(mlxvk_array *res, int n, int m, int k, mlxvk_dtype type, mlxvk_stream s);
@@ -553,7 +559,7 @@ MLXVK_API int mlxvk_hanning(mlxvk_array *res, int M, mlxvk_stream s);
 MLXVK_API int mlxvk_meshgrid(mlxvk_vector_array *res, mlxvk_vector_array arrays, bool sparse, const char *indexing,
                              mlxvk_stream s);
 
-/* ==== >>shape: views where MLX makes views; a kernel runs only where memory must move ============================== */
+/* ==== >>shape: views where MLX makes views; a kernel runs only where memory must move ============================= */
 
 MLXVK_API int mlxvk_copy(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_contiguous(mlxvk_array *res, mlxvk_array a, bool allow_col_major, mlxvk_stream s);
@@ -577,8 +583,8 @@ MLXVK_API int mlxvk_broadcast_arrays(mlxvk_vector_array *res, mlxvk_vector_array
 MLXVK_API int mlxvk_atleast_1d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_atleast_2d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_atleast_3d(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
-/* A view of a (row-major; a copy of it where it is not): strides and offset in elements from a's first one, any sign, zero too.
- * SHAPE where it would reach outside a. */
+/* A view of a (row-major; a copy of it where it is not): strides and offset in elements from a's first one, any sign,
+ * zero too. SHAPE where it would reach outside a. */
 MLXVK_API int mlxvk_as_strided(mlxvk_array *res, mlxvk_array a, const int *shape, size_t shape_num,
                                const int64_t *strides, size_t strides_num, size_t offset, mlxvk_stream s);
 /* a[start:stop:strides] by axis, NumPy's rules for negative and out-of-range values. Always a view. */
@@ -591,12 +597,13 @@ MLXVK_API int mlxvk_slice_update(mlxvk_array *res, mlxvk_array src, mlxvk_array 
 /* The same with what is there and update added, multiplied, or the greater or lesser one. */
 #define MLXVK_SLICE_UPDATE_FUNCTIONS(X) X(slice_update_add) X(slice_update_prod) X(slice_update_max) X(slice_update_min)
 #define MLXVK_X(name)                                                                                                 \
-    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start, size_t start_num, \
-                               const int *stop, size_t stop_num, const int *strides, size_t strides_num, mlxvk_stream s);
+    MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array src, mlxvk_array update, const int *start,               \
+                               size_t start_num, const int *stop, size_t stop_num, const int *strides,                \
+                               size_t strides_num, mlxvk_stream s);
 MLXVK_SLICE_UPDATE_FUNCTIONS(MLXVK_X)
 #undef MLXVK_X
-/* slice_size elements of a, from start (integers, one an axis of axes; 0 along others) on. A slice that would
- * reach over a's end is moved to where it fits. slice_update_dynamic: src with update there, broadcast to src's shape beside
+/* slice_size elements of a, from start (integers, one an axis of axes; 0 along others) on. A slice that would reach
+ * over a's end is moved to where it fits. slice_update_dynamic: src with update there, broadcast to src's shape beside
  * the axes; one that would reach over src's end is left out. In place where *res is src's only owner. */
 MLXVK_API int mlxvk_slice_dynamic(mlxvk_array *res, mlxvk_array a, mlxvk_array start, const int *axes, size_t axes_num,
                                   const int *slice_size, size_t slice_size_num, mlxvk_stream s);
@@ -604,8 +611,10 @@ MLXVK_API int mlxvk_slice_update_dynamic(mlxvk_array *res, mlxvk_array src, mlxv
                                          const int *axes, size_t axes_num, mlxvk_stream s);
 /* Elements offset to the right of the diagonal of two axes, as a last axis: a view. trace: their sum, in dtype. */
 MLXVK_API int mlxvk_diagonal(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_stream s);
-MLXVK_API int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype, mlxvk_stream s);
-MLXVK_API int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s);       /* of a matrix, or a matrix with it */
+MLXVK_API int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis2, mlxvk_dtype dtype,
+                          mlxvk_stream s);
+/* of a matrix, or a matrix with it */
+MLXVK_API int mlxvk_diag(mlxvk_array *res, mlxvk_array a, int k, mlxvk_stream s);
 MLXVK_API int mlxvk_concatenate(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);          /* axis 0 */
 MLXVK_API int mlxvk_concatenate_axis(mlxvk_array *res, mlxvk_vector_array arrays, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_stack(mlxvk_array *res, mlxvk_vector_array arrays, mlxvk_stream s);
@@ -613,14 +622,15 @@ MLXVK_API int mlxvk_stack_axis(mlxvk_array *res, mlxvk_vector_array arrays, int 
 MLXVK_API int mlxvk_split(mlxvk_vector_array *res, mlxvk_array a, int num_splits, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_split_sections(mlxvk_vector_array *res, mlxvk_array a, const int *indices, size_t indices_num,
                                    int axis, mlxvk_stream s);
-/* mode: "constant" (pad_value, one number; { NULL }: 0), "edge", "reflect" (without the edge) or "symmetric" (with it). */
+/* mode: "constant" (pad_value, one number; { NULL }: 0), "edge", "reflect" (without the edge) or "symmetric" (with
+ * it). */
 MLXVK_API int mlxvk_pad(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, const int *low_pad_size,
                         size_t low_pad_size_num, const int *high_pad_size, size_t high_pad_size_num,
                         mlxvk_array pad_value, const char *mode, mlxvk_stream s);
 MLXVK_API int mlxvk_pad_symmetric(mlxvk_array *res, mlxvk_array a, int pad_width, mlxvk_array pad_value,
                                   const char *mode, mlxvk_stream s);
-/* Shifted along an axis, what falls off one end coming back at the other; several shifts of one axis add up. Without axis:
- * of the flattened array. */
+/* Shifted along an axis, what falls off one end coming back at the other; several shifts of one axis add up. Without
+ * axis: of the flattened array. */
 MLXVK_API int mlxvk_roll(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, mlxvk_stream s);
 MLXVK_API int mlxvk_roll_axis(mlxvk_array *res, mlxvk_array a, const int *shift, size_t shift_num, int axis,
                               mlxvk_stream s);
@@ -638,23 +648,24 @@ MLXVK_API int mlxvk_depends(mlxvk_vector_array *res, mlxvk_vector_array inputs, 
 MLXVK_API int mlxvk_take(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_stream s);
 MLXVK_API int mlxvk_take_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
 MLXVK_API int mlxvk_take_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, mlxvk_stream s);
-/* Windows of a, of slice_sizes, that start at the indices along axes (0 to a.ndim - 1, each once) and at 0 along the others.
- * The index arrays (one an axis, integers) are broadcast; res: their shape, then slice_sizes. Negative indices wrap once; a
- * window that does not fit into a then is moved to the nearest place where it does. */
-MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes, size_t axes_num,
-                           const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
-MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis, const int *slice_sizes,
-                                  size_t slice_sizes_num, mlxvk_stream s);
-/* a with values put, or added, along axis; put: of several values for one place any one stays. Positions outside are left out. */
+/* Windows of a, of slice_sizes, that start at the indices along axes (0 to a.ndim - 1, each once) and at 0 along the
+ * others. The index arrays (one an axis, integers) are broadcast; res: their shape, then slice_sizes. Negative indices
+ * wrap once; a window that does not fit into a then is moved to the nearest place where it does. */
+MLXVK_API int mlxvk_gather(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, const int *axes,
+                           size_t axes_num, const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
+MLXVK_API int mlxvk_gather_single(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, int axis,
+                                  const int *slice_sizes, size_t slice_sizes_num, mlxvk_stream s);
+/* a with values put, or added, along axis; put: of several values for one place any one stays. Positions outside are
+ * left out. */
 MLXVK_API int mlxvk_put_along_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                    mlxvk_stream s);
 MLXVK_API int mlxvk_scatter_add_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array indices, mlxvk_array values, int axis,
                                      mlxvk_stream s);
 /* a with updates (cast to its dtype) put, added, multiplied, ... into windows that start at the indices, as for gather.
- * updates: the index arrays' broadcast shape, then one dimension for each of a's, at most as long. Windows that do not fit
- * into a are left out. Where several go to one place, the result is the same in every run: of mlxvk_scatter the last one
- * stays; sums and products of floats are taken in order, in float32. max and min pass over NaN among the updates. In place
- * where *res is a's only owner. _single: one index array. */
+ * updates: the index arrays' broadcast shape, then one dimension for each of a's, at most as long. Windows that do not
+ * fit into a are left out. Where several go to one place, the result is the same in every run: of mlxvk_scatter the
+ * last one stays; sums and products of floats are taken in order, in float32. max and min pass over NaN among the
+ * updates. In place where *res is a's only owner. _single: one index array. */
 #define MLXVK_SCATTER_FUNCTIONS(X) X(scatter) X(scatter_add) X(scatter_prod) X(scatter_max) X(scatter_min)
 #define MLXVK_X(name)                                                                                                 \
     MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_vector_array indices, mlxvk_array updates,      \
@@ -666,18 +677,18 @@ MLXVK_SCATTER_FUNCTIONS(MLXVK_X)
 /* a with the rows of src, in order, where mask is true. mask: bool, the first dimensions of a; src: a row for each true
  * element (what it lacks stays a's), or, with fewer dimensions, one row for all. */
 MLXVK_API int mlxvk_masked_scatter(mlxvk_array *res, mlxvk_array a, mlxvk_array mask, mlxvk_array src, mlxvk_stream s);
-/* For each element of v, how many of the sorted sequence a are less (side "left") or not greater ("right"): uint32. NaN is
- * the greatest, as in sort. In MLX, but not in mlx-c yet. */
+/* For each element of v, how many of the sorted sequence a are less (side "left") or not greater ("right"): uint32. NaN
+ * is the greatest, as in sort. In MLX, but not in mlx-c yet. */
 MLXVK_API int mlxvk_searchsorted(mlxvk_array *res, mlxvk_array a, mlxvk_array v, const char *side, mlxvk_stream s);
 
 /* ==== >>elementwise =============================================================================================== */
 
 /* One line a function: name, and what is particular. Integers and bool are cast to float32 by those marked f. */
 #define MLXVK_UNARY_FUNCTIONS(X)                                                                                      \
-    X(abs) X(negative) X(sign) X(square) X(logical_not) X(bitwise_invert) X(floor) X(ceil) X(conjugate) X(real) X(imag) \
-    X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) X(log1p) X(sin) X(cos) X(tan) X(sinh)       \
-    X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) X(arctanh) X(erf) X(erfinv) X(sigmoid)         \
-    X(isnan) X(isinf) X(isfinite) X(isposinf) X(isneginf) X(degrees) X(radians)
+    X(abs) X(negative) X(sign) X(square) X(logical_not) X(bitwise_invert) X(floor) X(ceil) X(conjugate) X(real)       \
+    X(imag) X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) X(log1p) X(sin) X(cos) X(tan)      \
+    X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) X(arctanh) X(erf) X(erfinv)           \
+    X(sigmoid) X(isnan) X(isinf) X(isfinite) X(isposinf) X(isneginf) X(degrees) X(radians)
 #define MLXVK_X(name) MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_UNARY_FUNCTIONS(MLXVK_X)
 #undef MLXVK_X
@@ -694,12 +705,12 @@ MLXVK_BINARY_FUNCTIONS(MLXVK_X)
 #undef MLXVK_X
 /* { floor(a / b), remainder with b's sign }. */
 MLXVK_API int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
-/* Not in mlx-c: divide where integers stay integers and are rounded towards 0 (0 where b is 0), which is MLX's primitive
- * Divide; equality where NaN equals NaN. */
+/* Not in mlx-c: divide where integers stay integers and are rounded towards 0 (0 where b is 0), which is MLX's
+ * primitive Divide; equality where NaN equals NaN. */
 MLXVK_API int mlxvk_divide_truncate(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
 MLXVK_API int mlxvk_equal_nan(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
-/* |a - b| <= atol + rtol |b|, infinities equal to themselves; of all elements as one bool: allclose. array_equal: one bool,
- * false where shapes differ. */
+/* |a - b| <= atol + rtol |b|, infinities equal to themselves; of all elements as one bool: allclose. array_equal: one
+ * bool, false where shapes differ. */
 MLXVK_API int mlxvk_isclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan,
                             mlxvk_stream s);
 MLXVK_API int mlxvk_allclose(mlxvk_array *res, mlxvk_array a, mlxvk_array b, double rtol, double atol, bool equal_nan,
@@ -772,13 +783,14 @@ MLXVK_API int mlxvk_matmul(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk
 /* alpha * a @ b + beta * c, c broadcast to the result. */
 MLXVK_API int mlxvk_addmm(mlxvk_array *res, mlxvk_array c, mlxvk_array a, mlxvk_array b, float alpha, float beta,
                           mlxvk_stream s);
-/* Products of matrices chosen by index arrays, which broadcast: res[i...] = a[lhs[i...]] @ b[rhs[i...]], the batch dimensions of
- * a and b counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix. sorted_indices needs
- * not be true: rows are grouped by the matrix of b on the GPU where that pays. */
+/* Products of matrices chosen by index arrays, which broadcast: res[i...] = a[lhs[i...]] @ b[rhs[i...]], the batch
+ * dimensions of a and b counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix.
+ * sorted_indices needs not be true: rows are grouped by the matrix of b on the GPU where that pays. */
 MLXVK_API int mlxvk_gather_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array lhs_indices,
                               mlxvk_array rhs_indices, bool sorted_indices, mlxvk_stream s);
-/* Sums of products over pairs of axes, or over the last `axis` axes of a and the first of b; what remains are a's other axes,
- * then b's. inner: over the last axis of both. Floating dtypes, but for inner with an operand of no dimensions. */
+/* Sums of products over pairs of axes, or over the last `axis` axes of a and the first of b; what remains are a's
+ * other axes, then b's. inner: over the last axis of both. Floating dtypes, but for inner with an operand of no
+ * dimensions. */
 MLXVK_API int mlxvk_tensordot(mlxvk_array *res, mlxvk_array a, mlxvk_array b, const int *axes_a, size_t axes_a_num,
                               const int *axes_b, size_t axes_b_num, mlxvk_stream s);
 MLXVK_API int mlxvk_tensordot_axis(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
@@ -786,68 +798,74 @@ MLXVK_API int mlxvk_inner(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_
 /* All products of an element of a and one of b, both flattened; kron: blocks of b times an element of a. Any dtype. */
 MLXVK_API int mlxvk_outer(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
 MLXVK_API int mlxvk_kron(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
-/* NumPy's einsum ("bij,bjk->bik", "...i,i", "ii->i"): two operands at a time, those that leave least first, as matrix products. */
+/* NumPy's einsum ("bij,bjk->bik", "...i,i", "ii->i"): two operands at a time, those that leave least first, as matrix
+ * products. */
 MLXVK_API int mlxvk_einsum(mlxvk_array *res, const char *subscripts, mlxvk_vector_array operands, mlxvk_stream s);
-/* res[...] = a[:, s:e] @ b[s:e, :] for each pair (s, e) of segments (..., 2); a and b are matrices. Empty ranges give zeros. */
+/* res[...] = a[:, s:e] @ b[s:e, :] for each pair (s, e) of segments (..., 2); a and b are matrices. Empty ranges give
+ * zeros. */
 MLXVK_API int mlxvk_segmented_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_array segments, mlxvk_stream s);
-/* a @ b with masks of blocks of block_size (32, 64) squared elements of a, b and the result: bool ones keep a block or make it
- * 0, others are multiplied. Masks have a dimension for each of blocks down and across, and batch dimensions; or are { NULL }. */
-MLXVK_API int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size, mlxvk_array mask_out,
-                                    mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s);
-/* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales and
- * biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
+/* a @ b with masks of blocks of block_size (32, 64) squared elements of a, b and the result: bool ones keep a block or
+ * make it 0, others are multiplied. Masks have a dimension for each of blocks down and across, and batch dimensions; or
+ * are { NULL }. */
+MLXVK_API int mlxvk_block_masked_mm(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int block_size,
+                                    mlxvk_array mask_out, mlxvk_array mask_lhs, mlxvk_array mask_rhs, mlxvk_stream s);
+/* x (..., M, K) times w, uint32 words that hold `bits`-bit codes in groups of group_size along w's last axis; scales
+ * and biases of each group. transpose: w is (N, K * bits / 32) and the result x @ w^T; else w is (K, N * bits / 32).
  * mode "affine": value = scale * code + bias; bits 1, 2, 3, 4, 5, 6, 8, groups of 32, 64, 128; default 4 and 64. Modes
- * "mxfp4", "mxfp8" (groups of 32) and "nvfp4" (of 16): codes are small floats (e2m1, e4m3), scales uint8 (powers of two, e4m3
- * for nvfp4), biases { NULL }; the result has x's dtype. */
+ * "mxfp4", "mxfp8" (groups of 32) and "nvfp4" (of 16): codes are small floats (e2m1, e4m3), scales uint8 (powers of
+ * two, e4m3 for nvfp4), biases { NULL }; the result has x's dtype. */
 MLXVK_API int mlxvk_quantized_matmul(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales,
                                      mlxvk_array biases, bool transpose, mlxvk_optional_int group_size,
                                      mlxvk_optional_int bits, const char *mode, mlxvk_stream s);
-/* quantized_matmul of matrices chosen by index arrays, which broadcast: res[i...] = x[lhs[i...]] times w[rhs[i...]], the batch
- * dimensions of x and w counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the last matrix.
- * sorted_indices needs not be true: rows are grouped by weight on the GPU. */
+/* quantized_matmul of matrices chosen by index arrays, which broadcast: res[i...] = x[lhs[i...]] times w[rhs[i...]],
+ * the batch dimensions of x and w counted flat; an absent array counts 0, 1, 2, ... An index outside is taken as the
+ * last matrix. sorted_indices needs not be true: rows are grouped by weight on the GPU. */
 MLXVK_API int mlxvk_gather_qmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_array lhs_indices, mlxvk_array rhs_indices, bool transpose,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                bool sorted_indices, mlxvk_stream s);
-/* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for nvfp4, the
- * largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that are powers of two
- * are rounded up, as MLX has it since 0.31; gate MLX_VK_MX_SCALES_NEAREST: to the nearest one, as before. */
+/* res: { codes, scales, biases }, or { codes, scales } in the modes without biases. global_scale: one float32 for
+ * nvfp4, the largest magnitude of the whole tensor, to which the scales become relative; else { NULL }. Scales that
+ * are powers of two are rounded up, as MLX has it since 0.31; gate MLX_VK_MX_SCALES_NEAREST: to the nearest one, as
+ * before. */
 MLXVK_API int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int group_size,
                              mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale, mlxvk_stream s);
 MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scales, mlxvk_array biases,
                                mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                                mlxvk_array global_scale, mlxvk_optional_dtype dtype, mlxvk_stream s);
-/* x @ w^T with both operands quantized: x through the mode (not "affine") and back, w (N x K) codes with w_scales, or floating
- * and w_scales { NULL }. The global scales are for nvfp4, both or neither. The result has x's dtype. */
-MLXVK_API int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
-                         mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x, mlxvk_array global_scale_w,
-                         mlxvk_stream s);
-/* The Hadamard transform of rows of m * 2^k elements, m of 1, 12, 20, 28, times scale (1 / sqrt of their number); in float32,
- * rounded once. Dtypes that are not floating are cast to float32. */
+/* x @ w^T with both operands quantized: x through the mode (not "affine") and back, w (N x K) codes with w_scales, or
+ * floating and w_scales { NULL }. The global scales are for nvfp4, both or neither. The result has x's dtype. */
+MLXVK_API int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales,
+                         mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                         mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s);
+/* The Hadamard transform of rows of m * 2^k elements, m of 1, 12, 20, 28, times scale (1 / sqrt of their number); in
+ * float32, rounded once. Dtypes that are not floating are cast to float32. */
 MLXVK_API int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s);
-/* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are +-480). */
+/* To e4m3 bytes (nearest, ties to even; 448 is the largest, NaN becomes it too), and from them (0x7f and 0xff are
+ * +-480). */
 MLXVK_API int mlxvk_to_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_stream s);
 MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype, mlxvk_stream s);
 
 /* ==== >>convolution =============================================================================================== */
 
 /* Convolutions as neural networks have them (cross-correlations): input (N, spatial axes, C), weight (O, kernel's axes,
- * C / groups), result (N, spatial axes, O), of a floating dtype, sums in float32. One to three spatial axes; groups, which
- * cut both kinds of channels into as many parts, with one or two. Along an axis the result at o is the sum over taps t of
+ * C / groups), result (N, spatial axes, O), of a floating dtype, sums in float32. One to three spatial axes; groups,
+ * which cut both kinds of channels into as many parts, with one or two. Along an axis the result at o is the sum over
+ * taps t of
  *     weight[t] * input[(o * stride - padding_lo + t * kernel_dilation) / input_dilation]
  * where that position exists; flip mirrors the kernel. Negative padding cuts from the input before it is dilated.
- * Large ones by 3 x 3 are computed in Winograd's way where that is faster: errors are then relative to the largest values of
- * a neighbourhood of 6 x 6, and what is not finite reaches all 4 x 4 results there (gate MLX_VK_ENABLE_WINOGRAD=0: it is not).
- * A list has a value for each spatial axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do
- * not fit or the padded input is smaller than the kernel (by a stride or more: by less there is one position, as in MLX),
- * _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
+ * Large ones by 3 x 3 are computed in Winograd's way where that is faster: errors are then relative to the largest
+ * values of a neighbourhood of 6 x 6, and what is not finite reaches all 4 x 4 results there (gate
+ * MLX_VK_ENABLE_WINOGRAD=0: it is not). A list has a value for each spatial axis, or one for all, or none (0 for
+ * padding, else 1). Errors: _SHAPE when shapes do not fit or the padded input is smaller than the kernel (by a stride
+ * or more: by less there is one position, as in MLX), _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
 MLXVK_API int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, const int *stride,
                                  size_t stride_num, const int *padding_lo, size_t padding_lo_num, const int *padding_hi,
                                  size_t padding_hi_num, const int *kernel_dilation, size_t kernel_dilation_num,
                                  const int *input_dilation, size_t input_dilation_num, int groups, bool flip,
                                  mlxvk_stream s);
-MLXVK_API int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding, int dilation,
-                           int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding,
+                           int dilation, int groups, mlxvk_stream s);
 MLXVK_API int mlxvk_conv2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
                            int padding_0, int padding_1, int dilation_0, int dilation_1, int groups, mlxvk_stream s);
 MLXVK_API int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
@@ -857,44 +875,45 @@ MLXVK_API int mlxvk_conv3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weig
  * (n - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + output_padding. */
 MLXVK_API int mlxvk_conv_transpose1d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride, int padding,
                                      int dilation, int output_padding, int groups, mlxvk_stream s);
-MLXVK_API int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
-                                     int padding_0, int padding_1, int dilation_0, int dilation_1, int output_padding_0,
-                                     int output_padding_1, int groups, mlxvk_stream s);
-MLXVK_API int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0, int stride_1,
-                                     int stride_2, int padding_0, int padding_1, int padding_2, int dilation_0,
-                                     int dilation_1, int dilation_2, int output_padding_0, int output_padding_1,
-                                     int output_padding_2, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose2d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0,
+                                     int stride_1, int padding_0, int padding_1, int dilation_0, int dilation_1,
+                                     int output_padding_0, int output_padding_1, int groups, mlxvk_stream s);
+MLXVK_API int mlxvk_conv_transpose3d(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, int stride_0,
+                                     int stride_1, int stride_2, int padding_0, int padding_1, int padding_2,
+                                     int dilation_0, int dilation_1, int dilation_2, int output_padding_0,
+                                     int output_padding_1, int output_padding_2, int groups, mlxvk_stream s);
 
 /* ==== >>fft ======================================================================================================= */
 
 typedef enum mlxvk_fft_norm { MLXVK_FFT_NORM_BACKWARD, MLXVK_FFT_NORM_ORTHO, MLXVK_FFT_NORM_FORWARD } mlxvk_fft_norm;
 
-/* Discrete Fourier transforms along an axis, to complex64 (irfft: float32), of any length up to 2^26. n: the length, to which
- * the operand is cut or padded with zeros. rfft takes real numbers and gives the n / 2 + 1 first bins, irfft makes n real
- * numbers of such. norm: the inverse is divided by n (backward), the forward transform (forward), or both by sqrt(n) (ortho).
- * The forms for two and more axes are one: n may be empty (the operand's lengths; the last one of irfft2 and irfftn is
- * 2 (length - 1)); of real transforms the last axis is the one that is halved. Without axes the operand is the result.
- * Errors: _AXIS out of range or twice, _ARGUMENT lengths below 1 or not as many as axes, _LIMIT. Source: MLX fft. */
+/* Discrete Fourier transforms along an axis, to complex64 (irfft: float32), of any length up to 2^26. n: the length, to
+ * which the operand is cut or padded with zeros. rfft takes real numbers and gives the n / 2 + 1 first bins, irfft
+ * makes n real numbers of such. norm: the inverse is divided by n (backward), the forward transform (forward), or both
+ * by sqrt(n) (ortho). The forms for two and more axes are one: n may be empty (the operand's lengths; the last one of
+ * irfft2 and irfftn is 2 (length - 1)); of real transforms the last axis is the one that is halved. Without axes the
+ * operand is the result. Errors: _AXIS out of range or twice, _ARGUMENT lengths below 1 or not as many as axes, _LIMIT.
+ * Source: MLX fft. */
 MLXVK_API int mlxvk_fft_fft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
 MLXVK_API int mlxvk_fft_ifft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
 MLXVK_API int mlxvk_fft_rfft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
 MLXVK_API int mlxvk_fft_irfft(mlxvk_array *res, mlxvk_array a, int n, int axis, mlxvk_fft_norm norm, mlxvk_stream s);
-MLXVK_API int mlxvk_fft_fft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
-                             mlxvk_fft_norm norm, mlxvk_stream s);
-MLXVK_API int mlxvk_fft_ifft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
-                              mlxvk_fft_norm norm, mlxvk_stream s);
-MLXVK_API int mlxvk_fft_rfft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
-                              mlxvk_fft_norm norm, mlxvk_stream s);
-MLXVK_API int mlxvk_fft_irfft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
-                               mlxvk_fft_norm norm, mlxvk_stream s);
-MLXVK_API int mlxvk_fft_fftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
-                             mlxvk_fft_norm norm, mlxvk_stream s);
-MLXVK_API int mlxvk_fft_ifftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
-                              mlxvk_fft_norm norm, mlxvk_stream s);
-MLXVK_API int mlxvk_fft_rfftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
-                              mlxvk_fft_norm norm, mlxvk_stream s);
-MLXVK_API int mlxvk_fft_irfftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes, size_t axes_num,
-                               mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_fft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes,
+                             size_t axes_num, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes,
+                              size_t axes_num, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes,
+                              size_t axes_num, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_irfft2(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes,
+                               size_t axes_num, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_fftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes,
+                             size_t axes_num, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_ifftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes,
+                              size_t axes_num, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_rfftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes,
+                              size_t axes_num, mlxvk_fft_norm norm, mlxvk_stream s);
+MLXVK_API int mlxvk_fft_irfftn(mlxvk_array *res, mlxvk_array a, const int *n, size_t n_num, const int *axes,
+                               size_t axes_num, mlxvk_fft_norm norm, mlxvk_stream s);
 /* The zero frequency to the middle of each axis, and back. */
 MLXVK_API int mlxvk_fft_fftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
 MLXVK_API int mlxvk_fft_ifftshift(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, mlxvk_stream s);
@@ -914,9 +933,9 @@ MLXVK_API int mlxvk_fast_rms_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, ml
                                       float eps, mlxvk_stream s);
 MLXVK_API int mlxvk_fast_layer_norm_vjp(mlxvk_vector_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias,
                                         mlxvk_array cotangent, float eps, mlxvk_stream s);
-/* Rotary embedding of the first dims features of x (B, ..., T, D) at positions scale * (offset + t). Exactly one of base
- * and freqs (float32, dims / 2). traditional: pairs (2j, 2j+1), else (j, j + dims/2). A scale of the other sign rotates
- * back, which is rope's gradient. */
+/* Rotary embedding of the first dims features of x (B, ..., T, D) at positions scale * (offset + t). Exactly one of
+ * base and freqs (float32, dims / 2). traditional: pairs (2j, 2j+1), else (j, j + dims/2). A scale of the other sign
+ * rotates back, which is rope's gradient. */
 MLXVK_API int mlxvk_fast_rope(mlxvk_array *res, mlxvk_array x, int dims, bool traditional, mlxvk_optional_float base,
                               float scale, int offset, mlxvk_array freqs, mlxvk_stream s);
 /* offset as an integer array: one value, or one for each of B. */
@@ -972,8 +991,8 @@ MLXVK_API int mlxvk_random_permutation_arange(mlxvk_array *res, int x, mlxvk_arr
 
 /* ==== >>linalg ==================================================================================================== */
 
-/* axis: one axis (vectors) or two (matrices), NULL: all. ord of vectors: any; of matrices 1, -1, inf, -inf, 2, -2 (singular
- * values). norm_matrix: "fro", "nuc". norm_l2: root of the sum of squares. Computed in float32. */
+/* axis: one axis (vectors) or two (matrices), NULL: all. ord of vectors: any; of matrices 1, -1, inf, -inf, 2, -2
+ * (singular values). norm_matrix: "fro", "nuc". norm_l2: root of the sum of squares. Computed in float32. */
 MLXVK_API int mlxvk_linalg_norm(mlxvk_array *res, mlxvk_array a, double ord, const int *axis, size_t axis_num,
                                 bool keepdims, mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_norm_matrix(mlxvk_array *res, mlxvk_array a, const char *ord, const int *axis,
@@ -982,22 +1001,26 @@ MLXVK_API int mlxvk_linalg_norm_l2(mlxvk_array *res, mlxvk_array a, const int *a
                                    mlxvk_stream s);
 /* Of vectors of 2 or 3 elements along axis. */
 MLXVK_API int mlxvk_linalg_cross(mlxvk_array *res, mlxvk_array a, mlxvk_array b, int axis, mlxvk_stream s);
-/* Factorisations of float32 matrices (..., rows, columns), on the GPU, where MLX has them on the CPU. Matrices that cannot
- * be inverted or factorised give infinities and NaN, not errors. Triangles: only that triangle of a is read. */
+/* Factorisations of float32 matrices (..., rows, columns), on the GPU, where MLX has them on the CPU. Matrices that
+ * cannot be inverted or factorised give infinities and NaN, not errors. Triangles: only that triangle of a is read. */
 MLXVK_API int mlxvk_linalg_tri_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_cholesky(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
-MLXVK_API int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);  /* of a factor a */
+/* of a factor a */
+MLXVK_API int mlxvk_linalg_cholesky_inv(mlxvk_array *res, mlxvk_array a, bool upper, mlxvk_stream s);
 /* { P, L, U }: row i of the matrix is row P[i] of L U. lu_factor: L and U in one matrix, and the exchanges of rows. */
 MLXVK_API int mlxvk_linalg_lu(mlxvk_vector_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_lu_factor(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
-MLXVK_API int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);   /* Q, R; reduced */
+/* Q, R; reduced */
+MLXVK_API int mlxvk_linalg_qr(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_inv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_pinv(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 /* x of a x = b; b (..., rows, columns) or one vector. */
 MLXVK_API int mlxvk_linalg_solve(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_solve_triangular(mlxvk_array *res, mlxvk_array a, mlxvk_array b, bool upper, mlxvk_stream s);
-/* Eigenvalues, ascending, and eigenvectors as columns, by Jacobi rotations; UPLO "L" or "U": the triangle that is read. */
-MLXVK_API int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO, mlxvk_stream s);
+/* Eigenvalues, ascending, and eigenvectors as columns, by Jacobi rotations; UPLO "L" or "U": the triangle that is
+ * read. */
+MLXVK_API int mlxvk_linalg_eigh(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, const char *UPLO,
+                                mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_eigvalsh(mlxvk_array *res, mlxvk_array a, const char *UPLO, mlxvk_stream s);
 /* { U, S, V^T } with square U and V, S descending; { S } without compute_uv. By Jacobi rotations. */
 MLXVK_API int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool compute_uv, mlxvk_stream s);
@@ -1005,12 +1028,13 @@ MLXVK_API int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool comp
 MLXVK_API int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
 
-/* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================== */
+/* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================= */
 
 typedef struct mlxvk_kernel_desc {
     const char *name;                /* for errors and statistics */
-    const uint32_t *spirv;           /* a compute module with entry point "main"; copied; UNSUPPORTED where it declares what the
-                                        device lacks (storage of bytes and halves that it loads and stores is emulated) */
+    const uint32_t *spirv;           /* a compute module with entry point "main"; copied; UNSUPPORTED where it declares
+                                        what the device lacks (storage of bytes and halves that it loads and stores is
+                                        emulated) */
     size_t spirv_size;               /* bytes */
     uint32_t bindings;               /* storage buffers: set 0, bindings 0 .. bindings-1 */
     uint32_t push_size;              /* bytes of push constants, at most 128 */
@@ -1023,12 +1047,14 @@ MLXVK_API int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc,
 MLXVK_API int mlxvk_kernel_free(mlxvk_kernel kernel);
 
 /* An array without contents, to be written by a kernel. */
-MLXVK_API int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype, mlxvk_stream s);
+MLXVK_API int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
+                                mlxvk_stream s);
 
-/* The stream's encoder, with all operations before this call encoded. Use it until the next operation on the stream, which
- * forgets what was set up; it is not freed. Set the kernel first, then arrays and bytes, in any order, for each dispatch anew:
- * a dispatch, and a call that fails, forget them. What is bound may be freed. Barriers are inserted where bound byte ranges
- * overlap and one of them is written. Errors: ARGUMENT, and LIMIT for a grid, a range or bytes over the device's limits. */
+/* The stream's encoder, with all operations before this call encoded. Use it until the next operation on the stream,
+ * which forgets what was set up; it is not freed. Set the kernel first, then arrays and bytes, in any order, for each
+ * dispatch anew: a dispatch, and a call that fails, forget them. What is bound may be freed. Barriers are inserted
+ * where bound byte ranges overlap and one of them is written. Errors: ARGUMENT, and LIMIT for a grid, a range or bytes
+ * over the device's limits. */
 MLXVK_API int mlxvk_stream_encoder(mlxvk_encoder *res, mlxvk_stream stream);
 MLXVK_API int mlxvk_set_kernel(mlxvk_encoder e, mlxvk_kernel kernel);
 /* Binds the bytes that the array spans, rounded down to the device's alignment; *shift, where not NULL, receives the
@@ -1047,41 +1073,51 @@ MLXVK_API int mlxvk_encoder_barrier(mlxvk_encoder e);
 MLXVK_API int mlxvk_start_concurrent(mlxvk_encoder e);
 MLXVK_API int mlxvk_end_concurrent(mlxvk_encoder e);
 
-/* A kernel of the caller's as an operation, in the shape of mlx-c's fast_metal_kernel: new, config, apply. The source is SPIR-V
- * (a compute module with entry point "main"; copied), so it needs no device yet: apply makes the kernel on its stream's, once for
- * each device and choice of constants. In the module
+/* A kernel of the caller's as an operation, in the shape of mlx-c's fast_metal_kernel: new, config, apply. The source
+ * is SPIR-V (a compute module with entry point "main"; copied), so it needs no device yet: apply makes the kernel on
+ * its stream's, once for each device and choice of constants. In the module
  *     set 0, binding i    is input i, and after the inputs output i, each a storage buffer;
- *     push constants      are, if declared, a uint for each binding: the element of the buffer that is the array's first (bindings
- *                         start at the device's alignment, so it may be other than 0);
- *     local_size          is the thread group where its sides are specialization constants (local_size_x_id = n); a fixed one
- *                         must be what config says;
- *     constants           are set by template arguments, by their name in the module (glslang writes it unless told -g0) or by their
- *                         number in decimal ("3"); a dtype is the number of its mlxvk_dtype. Of 32 bits or bool.
- * ensure_row_contiguous: inputs that are not row-contiguous are copied; else views come as they are, and strides are the kernel's
- * affair. new returns { NULL } without memory, for what is no module, without outputs, and for more than 16 arrays in all. */
+ *     push constants      are, if declared, a uint for each binding: the element of the buffer that is the array's
+ *                         first (bindings start at the device's alignment, so it may be other than 0);
+ *     local_size          is the thread group where its sides are specialization constants (local_size_x_id = n); a
+ *                         fixed one must be what config says;
+ *     constants           are set by template arguments, by their name in the module (glslang writes it unless told
+ *                         -g0) or by their number in decimal ("3"); a dtype is the number of its mlxvk_dtype. Of 32
+ *                         bits or bool.
+ * ensure_row_contiguous: inputs that are not row-contiguous are copied; else views come as they are, and strides are
+ * the kernel's affair. new returns { NULL } without memory, for what is no module, without outputs, and for more than
+ * 16 arrays in all. */
 typedef struct mlxvk_fast_spirv_kernel { void *ctx; } mlxvk_fast_spirv_kernel;
 typedef struct mlxvk_fast_spirv_kernel_config { void *ctx; } mlxvk_fast_spirv_kernel_config;
 MLXVK_API mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names,
-                                                              mlxvk_vector_string output_names, const uint32_t *spirv, size_t spirv_size,
-                                                              bool ensure_row_contiguous);
+                                                              mlxvk_vector_string output_names, const uint32_t *spirv,
+                                                              size_t spirv_size, bool ensure_row_contiguous);
 MLXVK_API int mlxvk_fast_spirv_kernel_free(mlxvk_fast_spirv_kernel cls);     /* waits for the devices that it ran on */
-MLXVK_API mlxvk_fast_spirv_kernel_config mlxvk_fast_spirv_kernel_config_new(void);   /* a grid and a thread group of 1 x 1 x 1 */
+/* a grid and a thread group of 1 x 1 x 1 */
+MLXVK_API mlxvk_fast_spirv_kernel_config mlxvk_fast_spirv_kernel_config_new(void);
 MLXVK_API int mlxvk_fast_spirv_kernel_config_free(mlxvk_fast_spirv_kernel_config cls);
-MLXVK_API int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config cls, const int *shape, size_t size,
-                                                            mlxvk_dtype dtype);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_output_arg(mlxvk_fast_spirv_kernel_config cls, const int *shape,
+                                                            size_t size, mlxvk_dtype dtype);
 /* Threads in all, rounded up to whole thread groups: the kernel checks its bounds. */
-MLXVK_API int mlxvk_fast_spirv_kernel_config_set_grid(mlxvk_fast_spirv_kernel_config cls, int grid1, int grid2, int grid3);
-MLXVK_API int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1, int thread2, int thread3);
-MLXVK_API int mlxvk_fast_spirv_kernel_config_set_init_value(mlxvk_fast_spirv_kernel_config cls, float value);   /* outputs begin with it */
-MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls, const char *name,
-                                                                    mlxvk_dtype dtype);
-MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_config cls, const char *name, int value);
-MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel_config cls, const char *name, bool value);
-/* *outputs receives the results, row-contiguous. The dispatch is encoded at once, behind all that the stream has recorded. Of one
- * kernel, from one thread at a time. Errors: ARGUMENT for another number of inputs or outputs than names, unknown constants, a thread
- * group that the module does not have; LIMIT and UNSUPPORTED as in mlxvk_kernel_new. */
-MLXVK_API int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_kernel cls, mlxvk_vector_array inputs,
-                                            mlxvk_fast_spirv_kernel_config config, mlxvk_stream stream);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_set_grid(mlxvk_fast_spirv_kernel_config cls, int grid1, int grid2,
+                                                      int grid3);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1,
+                                                              int thread2, int thread3);
+/* outputs begin with it */
+MLXVK_API int mlxvk_fast_spirv_kernel_config_set_init_value(mlxvk_fast_spirv_kernel_config cls, float value);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls,
+                                                                    const char *name, mlxvk_dtype dtype);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_config cls, const char *name,
+                                                                  int value);
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_bool(mlxvk_fast_spirv_kernel_config cls, const char *name,
+                                                                   bool value);
+/* *outputs receives the results, row-contiguous. The dispatch is encoded at once, behind all that the stream has
+ * recorded. Of one kernel, from one thread at a time. Errors: ARGUMENT for another number of inputs or outputs than
+ * names, unknown constants, a thread group that the module does not have; LIMIT and UNSUPPORTED as in
+ * mlxvk_kernel_new. */
+MLXVK_API int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_kernel cls,
+                                            mlxvk_vector_array inputs, mlxvk_fast_spirv_kernel_config config,
+                                            mlxvk_stream stream);
 
 /* ==== >>observability ============================================================================================= */
 
@@ -1104,11 +1140,12 @@ MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
                                  void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user),
                                  void *user);
 
-/* What ran how often, or was refused (reason; else NULL), by signature: rows, groups per column, shapes, strides; sizes that
- * change from step to step by powers of two. Counted where a gate asks for it: MLX_VK_STATS=1 all of it, MLX_VK_QMM_STATS,
- * MLX_VK_SDPA_STATS and MLX_VK_ALGO_STATS their families, which are also printed to stderr when the device goes (the default
- * device: at exit). Families: "quantized_matmul", "attention", "attention parts", "rope", "argreduce", "binary", "bitwise",
- * "dequantize", "gather", "fused", "algorithms". In order of family and count; strings are valid during the call. */
+/* What ran how often, or was refused (reason; else NULL), by signature: rows, groups per column, shapes, strides; sizes
+ * that change from step to step by powers of two. Counted where a gate asks for it: MLX_VK_STATS=1 all of it,
+ * MLX_VK_QMM_STATS, MLX_VK_SDPA_STATS and MLX_VK_ALGO_STATS their families, which are also printed to stderr when the
+ * device goes (the default device: at exit). Families: "quantized_matmul", "attention", "attention parts", "rope",
+ * "argreduce", "binary", "bitwise", "dequantize", "gather", "fused", "algorithms". In order of family and count;
+ * strings are valid during the call. */
 typedef struct mlxvk_stat { const char *family, *kernel, *signature, *reason; uint64_t count; } mlxvk_stat;
 
 MLXVK_API int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user);
