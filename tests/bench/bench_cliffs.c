@@ -140,9 +140,9 @@ static int product_apply(const int *p, mlxvk_array *y)
 
 static const struct line product_lines[] = {
     /* those that were known first */
-    { "m=4096 k=4096 n=4096 dtype=bf16", "m=128 k=192 n=128 dtype=bf16",
+    { "m=4096 k=4096 n=4096 dtype=bf16", "m=192 k=192 n=192 dtype=bf16",
       "m-1,k-1,n-1 c=1 c=2 k-1 k+1 m-1 m+1 n-1 n+1 bt=0 at=1 at=1,bt=0 offset=1 dtype=f16 batch=4,m/2,n/2" },
-    { "m=4096 k=4096 n=4096", "m=128 k=192 n=128",
+    { "m=4096 k=4096 n=4096", "m=192 k=192 n=192",
       "m-1,k-1,n-1 c=1 c=2 k-1 k+1 m-1 m+1 n-1 n+1 bt=0 at=1 at=1,bt=0 offset=1 batch=4,m/2,n/2" },
     { "m=16 k=4096 n=4096", "m=16 k=512 n=256", "m=32,n*3 k-1 k+1 n-1 n+1 offset=1 bt=0" },
     { "m=1 k=4096 n=4096 dtype=bf16", "m=1 k=1024 n=512 dtype=bf16", "k-1 k+1 n-1 n+1 offset=1 bt=0 c=1 dtype=f16 dtype=f32 n*3" },
