@@ -5,8 +5,8 @@
  *
  * A case's work is the time that its bytes take at the copy bandwidth, or its arithmetic at the best speed that its family
  * reached in this run, whichever is longer. What a launch takes is subtracted, and nothing is expected to take less than a few
- * of them. Each operation waits for the one before it, and has operands that no cache holds; a round is submitted at once, so
- * that the CPU's part does not count. A CPU driver gets sizes that it can do; its times are those of all threads together. */
+ * of them. Each operation waits for the one before it, and has operands that no cache holds. Recording counts, in a launch, too.
+ * A CPU driver gets sizes that it can do; its times are those of all threads together. */
 #include <ctype.h>
 #include <math.h>
 #include "bench.h"
@@ -117,8 +117,14 @@ static mlxvk_array positions(int count, int n)
     return a;
 }
 
-/* Operations that only move bytes: a CPU driver takes its time by elements, not by bytes. */
+/* Operations that only move bytes: a CPU driver takes its time by elements, too. */
 static struct work moved(int dtype, double elements) { return (struct work){ elements * element(dtype), gpu ? 0 : elements }; }
+
+/* Those that compute: on a CPU driver loads and arithmetic take turns, and two bytes count as an operation. */
+static struct work computed(double bytes, double operations)
+{
+    return (struct work){ gpu ? bytes : 0, gpu ? operations : operations + bytes / 2 };
+}
 
 /* ---- products ---- */
 
@@ -130,7 +136,7 @@ static struct work product_prepare(const int *p)
     x[0] = matrix(p[DTYPE], p[OFFSET], p[BATCH], p[M], p[K], p[AT]);
     x[1] = matrix(p[DTYPE], p[OFFSET], p[BATCH], p[K], p[N], p[BT]);
     if (p[C]) x[2] = matrix(p[DTYPE], p[OFFSET], 1, p[C] == 2 ? p[M] : 1, p[N], false);
-    return (struct work){ p[BATCH] * (m * k + k * n + m * n + (p[C] == 2 ? m * n : 0)) * element(p[DTYPE]), 2.0 * p[BATCH] * m * k * n };
+    return computed(p[BATCH] * (m * k + k * n + m * n + (p[C] == 2 ? m * n : 0)) * element(p[DTYPE]), 2.0 * p[BATCH] * m * k * n);
 }
 
 static int product_apply(const int *p, mlxvk_array *y)
@@ -177,8 +183,8 @@ static struct work quantized_prepare(const int *p)
         x[3] = matrix(d, 0, 1, n, k / p[GROUP], false);
     }
     x_and_y = (double)p[M] * (p[K] + p[N]) * element(d);
-    if (p[BITS] == PLAIN) return (struct work){ weights * element(d) + x_and_y, 2 * p[M] * weights };
-    return (struct work){ weights * p[BITS] / 8 + 2 * groups * element(d) + x_and_y, (2 * p[M] + UNPACKING) * weights };
+    if (p[BITS] == PLAIN) return computed(weights * element(d) + x_and_y, 2 * p[M] * weights);
+    return computed(weights * p[BITS] / 8 + 2 * groups * element(d) + x_and_y, (2 * p[M] + UNPACKING) * weights);
 }
 
 static int quantized_apply(const int *p, mlxvk_array *y)
@@ -212,7 +218,7 @@ static struct work attention_prepare(const int *p)
     x[0] = dense(p[DTYPE], p[OFFSET], (int[]){ p[ENTRIES], p[HEADS], p[QUERIES], p[WIDTH] }, 4);
     for (int i = 1; i < 3; i++)
         x[i] = strided(p[DTYPE], p[OFFSET], (int[]){ p[ENTRIES], p[ON], p[KEYS], p[WIDTH] }, strides, 4, p[ENTRIES] * strides[0]);
-    return (struct work){ 2 * p[ENTRIES] * width * (p[HEADS] * q + p[ON] * (double)p[KEYS]) * e, 4 * p[ENTRIES] * p[HEADS] * width * seen };
+    return computed(2 * p[ENTRIES] * width * (p[HEADS] * q + p[ON] * (double)p[KEYS]) * e, 4 * p[ENTRIES] * p[HEADS] * width * seen);
 }
 
 static int attention_apply(const int *p, mlxvk_array *y)
@@ -425,8 +431,8 @@ static struct work conv_prepare(const int *p)
     double window = (double)p[KERNEL] * p[KERNEL] * p[CHANNELS] / p[GROUPS];
     x[0] = dense(p[DTYPE], p[OFFSET], (int[]){ p[IMAGES], p[SIDE], p[SIDE], p[CHANNELS] }, 4);
     x[1] = dense(p[DTYPE], p[OFFSET], (int[]){ p[OUT], p[KERNEL], p[KERNEL], p[CHANNELS] / p[GROUPS] }, 4);
-    return (struct work){ ((double)p[IMAGES] * p[SIDE] * p[SIDE] * p[CHANNELS] + results + window * p[OUT]) * element(p[DTYPE]),
-                          2 * results * window };
+    return computed(((double)p[IMAGES] * p[SIDE] * p[SIDE] * p[CHANNELS] + results + window * p[OUT]) * element(p[DTYPE]),
+                    2 * results * window);
 }
 
 static int conv_apply(const int *p, mlxvk_array *y)
@@ -451,7 +457,7 @@ static struct work fft_prepare(const int *p)
 {
     double all = (double)p[TRANSFORMS] * p[LENGTH], real = p[DTYPE] == C64 ? 1 : 0.5;
     x[0] = matrix(p[DTYPE], p[OFFSET], 1, p[ALONG] ? p[TRANSFORMS] : p[LENGTH], p[ALONG] ? p[LENGTH] : p[TRANSFORMS], false);
-    return (struct work){ all * 16 * real, 5 * all * log2(p[LENGTH]) * real };
+    return computed(all * 16 * real, 5 * all * log2(p[LENGTH]) * real);
 }
 
 static int fft_apply(const int *p, mlxvk_array *y)
@@ -576,10 +582,11 @@ static const char *text_of(const struct sample *s, char text[128])
 /* Seconds, on a CPU driver of the process on all cores: what else the machine does would count otherwise. */
 static double ticks(void) { return gpu ? now() : (double)clock() / CLOCKS_PER_SEC; }
 
-/* Seconds of one: `repeat` of them, each after the one before, submitted at once. */
+/* Seconds of one: `repeat` of them, each after the one before. The clock runs while they are recorded, because some may run
+ * before the last is. */
 static double round_of(const struct sample *s, int repeat)
 {
-    double start;
+    double start = ticks();
     for (int i = 0; i < repeat; i++) {
         mlxvk_array y = { NULL };
         mlxvk_encoder e;
@@ -589,7 +596,6 @@ static double round_of(const struct sample *s, int repeat)
         check(mlxvk_encoder_barrier(e), "barrier");
         mlxvk_array_free(y);
     }
-    start = ticks();
     check(mlxvk_synchronize(stream), "synchronize");
     return (ticks() - start) / repeat;
 }
