@@ -364,7 +364,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_few_rows), cmocka_unit_test(test_few_rows_plain),
         cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
-        cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_held_odd_scales), cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
+        cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_held_odd_scales),
+        cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
         cmocka_unit_test(test_unpacked), cmocka_unit_test(test_backwards_in_parts),
         cmocka_unit_test(test_small_devices), cmocka_unit_test(test_out_of_reach), cmocka_unit_test(test_empty),
     };
