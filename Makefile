@@ -15,6 +15,8 @@
 #   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n)
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
+#   make profile             a decode step and a prompt as timelines, build/profile/*.svg (MODEL=dir, RANDOM=0.6b,
+#                            PROFILE="--bench 2048,1 --depth 4096")
 #   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
 #   make validate            that step by step: from a Python expression to a Vulkan dispatch and back
 #   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
@@ -76,8 +78,8 @@ fuzzers := $(call programs_of,fuzz)
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
-.PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops shaders check-gen
-.PHONY: check dist clean
+.PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops profile shaders
+.PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
@@ -200,6 +202,14 @@ bench: $(benches) $(qwen3)
 
 bench-ops: $(BUILD)/bench/bench_ops
 	@$<
+
+# A prompt and a decode step, each dispatch of it: needs Python and matplotlib, as nothing else here does.
+profile:
+	@tests/tools/setup build picture
+	@$(build) $(BUILD)/qwen3
+	@mkdir -p build/profile
+	@$(BUILD)/qwen3 $(if $(RANDOM),--random "$(RANDOM)",--model "$$MODEL") --profile build/profile/dispatches.csv $(PROFILE)
+	@tests/tools/timeline build/profile/dispatches.csv build/profile
 
 # ---- the stock MLX wheel on mlxvk ------------------------------------------------------------------------------------
 # Everything in one folder of its own: a virtual environment, and in it the bridge (tests/mlx/*.cpp and mlxvk.c in one

@@ -2703,7 +2703,8 @@ static int slot_create(struct device *d, struct slot *slot)
     r = d->vk.vkAllocateCommandBuffers(d->handle, &info, &slot->commands);
     if (r >= 0 && d->gate[GATE_PROFILE]) {
         slot->timed = host_alloc(d, QUERIES / 2 * sizeof *slot->timed);
-        r = slot->timed ? d->vk.vkCreateQueryPool(d->handle, &query, NULL, &slot->queries) : VK_ERROR_OUT_OF_HOST_MEMORY;
+        r = slot->timed ? d->vk.vkCreateQueryPool(d->handle, &query, NULL, &slot->queries)
+            : VK_ERROR_OUT_OF_HOST_MEMORY;
     }
     if (r >= 0) return 0;
     host_free(d, slot->timed);
@@ -12682,6 +12683,14 @@ static int forced_kernel(const struct device *d)
     return wanted < 1 || wanted > 5 ? 0 : wanted == 5 ? QMM_HELD : wanted + 1;
 }
 
+/* Multiplications of all sets. */
+static double quant_work(const struct quant_job *j)
+{
+    double rows = 0;
+    for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
+    return rows * j->k * j->m * j->batch;
+}
+
 /* By the best of a table. False: x has a norm, which one kernel alone does, and that is not the best. */
 static bool quant_by(struct encoder *e, const struct quant_job *j, const struct candidate *table, size_t count,
                      int forced)
@@ -12690,6 +12699,7 @@ static bool quant_by(struct encoder *e, const struct quant_job *j, const struct 
     const struct candidate *c = choose(e, table, count, forced, NOTE_QMM, j, text);
     if (j->norm && c->plan != plan_held) return false;
     NOTE(e->device, NOTE_QMM, c->name, NULL, "%s", text);
+    if (!e->step.work) set_work(e, quant_work(j));   /* a fusion's */
     c->plan(e, j);
     return true;
 }
