@@ -203,7 +203,7 @@ bench: $(benches) $(qwen3)
 bench-ops: $(BUILD)/bench/bench_ops
 	@$<
 
-# A prompt and a decode step, each dispatch of it: needs Python and matplotlib, as nothing else here does.
+# Each dispatch of a prompt and of a decode step; drawn with Python and matplotlib.
 profile:
 	@tests/tools/setup build picture
 	@$(build) $(BUILD)/qwen3
@@ -213,7 +213,7 @@ profile:
 
 # ---- the stock MLX wheel on mlxvk ------------------------------------------------------------------------------------
 # Everything in one folder of its own: a virtual environment, and in it the bridge (tests/mlx/*.cpp and mlxvk.c in one
-# library). Nothing else needs Python. Without a net: PIP_NO_INDEX=1 PIP_FIND_LINKS=folder-of-wheels make mlx
+# library). Nothing else but make profile needs Python. Without a net: PIP_NO_INDEX=1 PIP_FIND_LINKS=folder-of-wheels make mlx
 mlx := build/mlx
 mlx_python := $(mlx)/bin/python
 mlx_library := $(mlx)/libmlxvk_mlx.so
