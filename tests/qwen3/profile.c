@@ -83,20 +83,51 @@ static bool write_copy(FILE *out, struct gpu *g, struct error *e)
     return gpu_ok(g, "copy", e) && write_all(out, "copy", g, e);
 }
 
-static bool write_product(FILE *out, struct gpu *g, mlxvk_dtype dtype, struct error *e)
+/* The weight of a layer that is quantized as q says. */
+static void quantize(struct gpu *g, mlxvk_array weight, const struct quantization *q, struct linear *l)
 {
-    mlxvk_array a = none, y = none;
+    mlxvk_optional_int group_size = { q->group_size, true }, bits = { q->bits, true };
+    mlxvk_array *const to[] = { &l->weight, &l->scales, &l->biases };
+    mlxvk_vector_array parts = { NULL };
+    gpu_check(g, mlxvk_quantize(&parts, weight, group_size, bits, "affine", none, g->stream));
+    for (size_t i = 0; i < 3 && !g->code; i++)
+        gpu_check(g, mlxvk_vector_array_get(to[i], parts, i));
+    mlxvk_vector_array_free(parts);
+}
+
+/* x by itself, and where the model is quantized by such a weight: which is faster, devices differ in. */
+static void multiply(struct model *m, mlxvk_array x, const struct linear *l)
+{
+    struct gpu *g = m->gpu;
+    mlxvk_optional_int group_size = { l->q.group_size, true }, bits = { l->q.bits, true };
+    mlxvk_array y = none;
+    gpu_check(g, mlxvk_matmul(&y, x, x, g->stream));
+    gpu_check(g, mlxvk_array_eval(y));
+    if (l->q.bits && !g->code) {
+        gpu_check(g, mlxvk_quantized_matmul(&y, x, l->weight, l->scales, l->biases, true, group_size, bits, "affine", g->stream));
+        gpu_check(g, mlxvk_array_eval(y));
+    }
+    gpu_drop(&y);
+}
+
+static bool write_product(FILE *out, struct model *m, struct error *e)
+{
+    struct gpu *g = m->gpu;
+    mlxvk_array x = none;
+    struct linear l = { .q = m->layers[0].up.q };
     int side = is_cpu(g) ? 512 : 4096, shape[] = { side, side };
-    gpu_check(g, mlxvk_random_normal(&a, shape, 2, dtype, 0, 1, none, g->stream));
-    gpu_check(g, mlxvk_array_eval(a));
+    gpu_check(g, mlxvk_random_normal(&x, shape, 2, m->dtype, 0, 1, none, g->stream));
+    if (l.q.bits)
+        quantize(g, x, &l.q, &l);
     for (int i = 0; i < WARM + 3; i++) {
         if (i == WARM)
             forget(g);
-        gpu_check(g, mlxvk_matmul(&y, a, a, g->stream));
-        gpu_check(g, mlxvk_array_eval(y));
+        multiply(m, x, &l);
     }
-    gpu_drop(&a);
-    gpu_drop(&y);
+    gpu_drop(&x);
+    gpu_drop(&l.weight);
+    gpu_drop(&l.scales);
+    gpu_drop(&l.biases);
     return gpu_ok(g, "product", e) && write_all(out, "product", g, e);
 }
 
@@ -168,7 +199,7 @@ bool profile_run(const char *path, struct model *m, const char *name, int prompt
         return fail(e, "%s: %s", path, strerror(errno));
     int32_t *ids = bench_tokens(m, depth > prompt ? depth : prompt);
     write_head(out, m, name, prompt, depth);
-    bool ok = write_copy(out, m->gpu, e) && write_product(out, m->gpu, m->dtype, e) &&
+    bool ok = write_copy(out, m->gpu, e) && write_product(out, m, e) &&
               write_prompt(out, m, ids, prompt, depth, e) && write_step(out, m, ids, depth, e);
     free(ids);
     ok = (!ferror(out) || !ok || fail(e, "%s: cannot be written", path)) && ok;
