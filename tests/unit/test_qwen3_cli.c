@@ -364,9 +364,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help),        cmocka_unit_test(test_text),     cmocka_unit_test(test_ids),
         cmocka_unit_test(test_utf8),        cmocka_unit_test(test_bench),    cmocka_unit_test(test_profile),
-        cmocka_unit_test(test_bad_options),
-        cmocka_unit_test(test_no_device),   cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_check_fails),
+        cmocka_unit_test(test_bad_options), cmocka_unit_test(test_no_device), cmocka_unit_test(test_long_prompt),
+        cmocka_unit_test(test_bad_files),   cmocka_unit_test(test_check_fails),
     };
     return cmocka_run_group_tests_name("qwen3 command line", tests, find_program, remove_dir);
 }
