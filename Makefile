@@ -16,6 +16,8 @@
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make bench-cliffs        fails where work takes over 1.5 times what nearly the same work takes (FAMILY=product)
+#   make profile             a decode step and a prompt as timelines, build/profile/*.svg (MODEL=dir, RANDOM=0.6b,
+#                            PROFILE="--bench 2048,1 --depth 4096")
 #   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
 #   make validate            that step by step: from a Python expression to a Vulkan dispatch and back
 #   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
@@ -77,7 +79,8 @@ fuzzers := $(call programs_of,fuzz)
 with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/dev/null)
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
-.PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs shaders
+.PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
+.PHONY: shaders
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
 .SECONDARY:
@@ -205,9 +208,18 @@ bench-ops: $(BUILD)/bench/bench_ops
 bench-cliffs: $(BUILD)/bench/bench_cliffs
 	@$< $(FAMILY)
 
+# Each dispatch of a prompt and of a decode step; drawn with Python and matplotlib.
+profile:
+	@tests/tools/setup build picture
+	@$(build) $(BUILD)/qwen3
+	@mkdir -p build/profile
+	@$(BUILD)/qwen3 $(if $(RANDOM),--random "$(RANDOM)",--model "$$MODEL") --profile build/profile/dispatches.csv $(PROFILE)
+	@tests/tools/timeline build/profile/dispatches.csv build/profile
+
 # ---- the stock MLX wheel on mlxvk ------------------------------------------------------------------------------------
 # Everything in one folder of its own: a virtual environment, and in it the bridge (tests/mlx/*.cpp and mlxvk.c in one
-# library). Nothing else needs Python. Without a net: PIP_NO_INDEX=1 PIP_FIND_LINKS=folder-of-wheels make mlx
+# library). Nothing else but make profile needs Python.
+# Without a net: PIP_NO_INDEX=1 PIP_FIND_LINKS=folder-of-wheels make mlx
 mlx := build/mlx
 mlx_python := $(mlx)/bin/python
 mlx_library := $(mlx)/libmlxvk_mlx.so

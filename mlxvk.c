@@ -318,7 +318,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(DEBUG_GATHER,  "MLX_VK_DEBUG_GATHER_FALLBACK",     0, "the same for gathers")                                    \
     X(DEBUG_FUSED,   "MLX_VK_DEBUG_COMPILED_DETAIL",     0, "print once what is fused, for each signature")            \
     X(DEBUG_CHAINS, "MLX_VK_DEBUG_CHAINS", 0, "write each chain's kernel to chain-*.spv in the current folder")       \
-    X(PROFILE,       "MLX_VK_PROFILE",                   0, "a timestamp around each dispatch")                        \
+    X(PROFILE, "MLX_VK_PROFILE", 0, "a timestamp around each dispatch (2: kept one by one, mlxvk_dispatch_trace)")    \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")    \
     X(POISON, "MLX_VK_POISON", 0, "fill new and freed mapped memory with garbage (2: with NaN)")                      \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
@@ -653,6 +653,7 @@ struct device {
         polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNTS];
+    struct list trace;                               /* dispatches whose times are known, where a gate asks for them */
     uint32_t noted;                                  /* bits of families whose notes are taken */
     struct table notes;
     uint64_t pipelines_found, buffers_found, buffers_made;
@@ -2469,6 +2470,7 @@ struct step {
     uint32_t first, bounds;
     uint32_t groups[3], push_used;
     float work, time;                                /* multiplications, and an estimate of its microseconds */
+    uint64_t moved[2];                               /* bytes that it reads; that it may write */
     /* 4 + where push has the node's late parameter, and what is added to that */
     uint32_t late_at, late_plus;
     uint16_t late_node;
@@ -2494,10 +2496,12 @@ struct slot {
     uint64_t value;                                  /* of the timeline; 0: never used */
     VkDescriptorPool *sets;                          /* where there are no push descriptors */
     uint32_t set_pools, sets_used;
-    VkQueryPool queries;                             /* with profiling on */
+    VkQueryPool queries;                             /* with profiling on, */
     uint32_t query_count;
-    uint16_t query_kernel[QUERIES / 2];
+    struct timed *timed;                             /* and the dispatch of every two of them */
 };
+
+struct timed { mlxvk_dispatch what; uint32_t counted_as; };
 
 struct encoder {
     struct stream *stream;
@@ -2506,6 +2510,7 @@ struct encoder {
     const struct pipeline *in_use;
     struct step step;                                /* that is being set up, with its ranges by slot */
     struct bound bound[MAX_BOUND];
+    uint64_t touched[MAX_BOUND];                     /* bytes of the arrays that are bound, without their gaps */
     uint32_t registered;                             /* of them, at the end: accessed, but not bound */
     struct plan plan;
     struct access pending[MAX_PENDING], live[MAX_LIVE];   /* of the dispatch being encoded; since the last barrier */
@@ -2696,14 +2701,31 @@ static int slot_create(struct device *d, struct slot *slot)
     if (r < 0) return vk_code(d, r);
     info.commandPool = slot->pool;
     r = d->vk.vkAllocateCommandBuffers(d->handle, &info, &slot->commands);
-    if (r >= 0 && d->gate[GATE_PROFILE]) r = d->vk.vkCreateQueryPool(d->handle, &query, NULL, &slot->queries);
+    if (r >= 0 && d->gate[GATE_PROFILE]) {
+        slot->timed = host_alloc(d, QUERIES / 2 * sizeof *slot->timed);
+        r = slot->timed ? d->vk.vkCreateQueryPool(d->handle, &query, NULL, &slot->queries)
+            : VK_ERROR_OUT_OF_HOST_MEMORY;
+    }
     if (r >= 0) return 0;
+    host_free(d, slot->timed);
     d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
     memset(slot, 0, sizeof *slot);
     return vk_code(d, r);
 }
 
-/* Adds the times of a finished submission to the kernels' counts: of dispatches whose two times the driver has. */
+/* A dispatch that ran from `begin` to `end`, in the device's ticks. Without memory it is not kept. */
+static void note_time(struct device *d, const struct timed *t, uint64_t begin, uint64_t end)
+{
+    struct timed *kept = NULL;
+    d->kernel_counts[t->counted_as].ns += (uint64_t)((double)(end - begin) * d->caps.timestamp_ns);
+    if (d->gate[GATE_PROFILE] > 1) kept = ADD(d, &d->trace, struct timed);
+    if (!kept) return;
+    *kept = *t;
+    kept->what.begin = (uint64_t)((double)begin * d->caps.timestamp_ns);
+    kept->what.end = (uint64_t)((double)end * d->caps.timestamp_ns);
+}
+
+/* Notes the times of a finished submission: of dispatches whose two times the driver has. */
 static void read_queries(struct device *d, struct slot *slot)
 {
     struct { uint64_t time, there; } q[QUERIES];
@@ -2714,8 +2736,7 @@ static void read_queries(struct device *d, struct slot *slot)
                                     VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WITH_AVAILABILITY_BIT);
     for (uint32_t i = 0; i + 1 < slot->query_count && r >= 0; i += 2)
         if (q[i].there && q[i + 1].there && q[i + 1].time >= q[i].time)
-            d->kernel_counts[slot->query_kernel[i / 2]].ns +=
-                (uint64_t)((double)(q[i + 1].time - q[i].time) * d->caps.timestamp_ns);
+            note_time(d, &slot->timed[i / 2], q[i].time, q[i + 1].time);
     slot->query_count = 0;
 }
 
@@ -2958,6 +2979,7 @@ static void slot_destroy(struct device *d, struct slot *slot)
 {
     for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
     host_free(d, slot->sets);
+    host_free(d, slot->timed);
     d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
     d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
 }
@@ -3431,6 +3453,7 @@ static uint32_t bind_array(struct encoder *e, uint32_t slot, struct array *a, bo
     if (e->code) return 0;
     array_span(a, &low, &high);
     if (low == high) return 0;
+    e->touched[slot] = min_size((size_t)(high - low), a->size * item_size(a));
     low = binding_low(e, st, low);
     high = (int64_t)round_up((size_t)(shift + high), 16) - shift;
     if ((size_t)(high - low) > binding_range(e->device, item_size(a))) {
@@ -3550,9 +3573,11 @@ static void step_add(struct encoder *e)
         return;
     }
     e->step.time = e->step.work / (float)e->device->tuning->rate;
+    memset(e->step.moved, 0, sizeof e->step.moved);
     for (uint32_t bits = all; bits; bits &= bits - 1) {
         *b = e->bound[lowest_bit(bits)];
         bytes += (double)(b->high - b->low);
+        e->step.moved[b->write] += b->view ? e->touched[lowest_bit(bits)] : (uint64_t)(b->high - b->low);
         b++;
     }
     if (e->step.time < bytes / e->device->tuning->bandwidth)
@@ -3737,11 +3762,16 @@ static uint32_t counted_as(const struct encoder *e, const struct pipeline *p)
     return e->fusion && e->device->gate[GATE_PROFILE_FUSED] ? KERNEL_COUNT + e->fusion : p->kernel;
 }
 
-static void write_timestamp(struct encoder *e, const struct pipeline *p)
+/* In front of a dispatch and behind it. */
+static void write_timestamp(struct encoder *e, const struct step *t, const struct pipeline *p)
 {
     struct slot *slot = &e->stream->slots[e->stream->slot];
+    struct timed *to;
     if (!slot->queries || slot->query_count >= QUERIES) return;
-    slot->query_kernel[slot->query_count / 2] = (uint16_t)counted_as(e, p);
+    to = &slot->timed[slot->query_count / 2];
+    to->counted_as = counted_as(e, p);
+    to->what = (mlxvk_dispatch){ .submission = slot->value, .read = t->moved[0], .written = t->moved[1],
+        .multiplications = (double)t->work, .groups = { t->groups[0], t->groups[1], t->groups[2] } };
     e->device->vk.vkCmdWriteTimestamp(e->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->queries,
                                       slot->query_count++);
 }
@@ -3840,9 +3870,9 @@ static void record_dispatch(struct encoder *e, const struct step *t, const struc
     if (t->push_used)
         d->vk.vkCmdPushConstants(e->commands, d->layouts[p->bindings], VK_SHADER_STAGE_COMPUTE_BIT, 0,
                                  (t->push_used + 3) & ~3u, t->push);
-    write_timestamp(e, p);
+    write_timestamp(e, t, p);
     d->vk.vkCmdDispatch(e->commands, t->groups[0], t->groups[1], t->groups[2]);
-    write_timestamp(e, p);
+    write_timestamp(e, t, p);
 }
 
 static void count_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p)
@@ -4389,6 +4419,7 @@ static void device_destroy(struct device *d)
 {
     print_notes(d);
     free_notes(d);
+    host_free(d, d->trace.items);
     if (d->handle) {
         mutex_lock(&d->lock);
         destroy_objects(d);
@@ -12655,6 +12686,14 @@ static int forced_kernel(const struct device *d)
     return wanted < 1 || wanted > 5 ? 0 : wanted == 5 ? QMM_HELD : wanted + 1;
 }
 
+/* Multiplications of all sets. */
+static double quant_work(const struct quant_job *j)
+{
+    double rows = 0;
+    for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
+    return rows * j->k * j->m * j->batch;
+}
+
 /* By the best of a table. False: x has a norm, which one kernel alone does, and that is not the best. */
 static bool quant_by(struct encoder *e, const struct quant_job *j, const struct candidate *table, size_t count,
                      int forced)
@@ -12663,6 +12702,7 @@ static bool quant_by(struct encoder *e, const struct quant_job *j, const struct 
     const struct candidate *c = choose(e, table, count, forced, NOTE_QMM, j, text);
     if (j->norm && c->plan != plan_held) return false;
     NOTE(e->device, NOTE_QMM, c->name, NULL, "%s", text);
+    if (!e->step.work) set_work(e, quant_work(j));   /* a fusion's */
     c->plan(e, j);
     return true;
 }
@@ -12800,6 +12840,7 @@ static void plan_unpacked(struct encoder *e, const void *job)
     struct array *w = scratch(e, (size_t)j->k * t->rows, j->to);
     if (w) {
         struct product p = product_of_job(j, j->x, w);
+        set_work(e, 0);                              /* it is the product's */
         unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
         product_batch(e, &p);
     }
@@ -21374,10 +21415,28 @@ int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device)
     return d ? drop_with(d, GIVE(res, d->stats)) : MLXVK_ERROR_ARGUMENT;
 }
 
+/* What counted_as() counts there. */
+static const char *counted_name(uint32_t count)
+{
+    if (count < KERNEL_COUNT) return kernel_table[count].name;
+    return count == KERNEL_COUNT ? "custom" : fusion_table[count - KERNEL_COUNT - 1].name;
+}
+
+/* Waits for what runs, and reads the times of all that ran. */
+static void read_times(struct device *d)
+{
+    if (d->gate[GATE_PROFILE]) wait_streams(d);
+    for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
+        for (uint32_t i = 0; i < s->slot_count; i++)
+            if (s->slots[i].value <= s->line->completed) read_queries(d, &s->slots[i]);
+}
+
 int mlxvk_reset_stats(mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
     if (!d) return MLXVK_ERROR_ARGUMENT;
+    read_times(d);                                   /* they belong to what is forgotten */
+    d->trace.count = 0;
     memset(&d->stats, 0, sizeof d->stats);
     memset(d->kernel_counts, 0, sizeof d->kernel_counts);
     d->pipelines_found = d->buffers_found = d->buffers_made = 0;
@@ -21391,17 +21450,38 @@ int mlxvk_kernel_stats(mlxvk_device device,
     struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    if (d->gate[GATE_PROFILE]) wait_streams(d);
-    for (struct stream *s = d->streams; s && d->gate[GATE_PROFILE] && !d->lost; s = s->next)
-        for (uint32_t i = 0; i < s->slot_count; i++)
-            if (s->slots[i].value <= s->line->completed) read_queries(d, &s->slots[i]);
+    read_times(d);
     memcpy(counts, d->kernel_counts, sizeof counts);
     unlock_and_drop(d);
-    for (int i = 0; i < KERNEL_COUNTS; i++)
-        if (counts[i].count)
-            each(i < KERNEL_COUNT ? kernel_table[i].name : i == KERNEL_COUNT ? "custom"
-                 : fusion_table[i - KERNEL_COUNT - 1].name, counts[i].count, counts[i].ns, user);
+    for (uint32_t i = 0; i < KERNEL_COUNTS; i++)
+        if (counts[i].count) each(counted_name(i), counts[i].count, counts[i].ns, user);
     return 0;
+}
+
+static int by_begin(const void *a, const void *b)
+{
+    const struct timed *x = a, *y = b;
+    return (x->what.begin > y->what.begin) - (x->what.begin < y->what.begin);
+}
+
+int mlxvk_dispatch_trace(mlxvk_device device, void (*each)(const mlxvk_dispatch *dispatch, void *user), void *user)
+{
+    struct device *d = each ? lock_device(device.ctx) : NULL;
+    struct list trace;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
+    read_times(d);
+    trace = d->trace;                                /* the caller's function may call the library */
+    d->trace = (struct list){ 0 };
+    mutex_unlock(&d->lock);                          /* the reference stays */
+    if (trace.count) qsort(trace.items, trace.count, sizeof(struct timed), by_begin);
+    for (uint32_t i = 0; i < trace.count; i++) {
+        struct timed *t = ITEM(trace, struct timed, i);
+        t->what.kernel = counted_name(t->counted_as);
+        each(&t->what, user);
+    }
+    mutex_lock(&d->lock);
+    host_free(d, trace.items);
+    return drop_with(d, d->lost);
 }
 
 int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat, void *user), void *user)

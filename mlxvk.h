@@ -1134,11 +1134,28 @@ typedef struct mlxvk_stats {
 } mlxvk_stats;
 
 MLXVK_API int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device);
-MLXVK_API int mlxvk_reset_stats(mlxvk_device device);
+MLXVK_API int mlxvk_reset_stats(mlxvk_device device);                /* with profiling on it waits for what runs */
 /* One line per kernel that ran: name, dispatches, and with profiling on (gate MLX_VK_PROFILE=1) GPU time. */
 MLXVK_API int mlxvk_kernel_stats(mlxvk_device device,
                                  void (*each)(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user),
                                  void *user);
+
+typedef struct mlxvk_dispatch {
+    const char *kernel;              /* as mlxvk_kernel_stats names it; valid as long as the library */
+    /* nanoseconds of the device's clock; where no barrier is between two, one's time may count as the other's */
+    uint64_t begin, end;
+    uint64_t submission;             /* the value of its stream's timeline: the same for all of one command buffer */
+    uint64_t read, written;          /* bytes of the arrays that it reads, and that it may write: a gather reads less */
+    double multiplications;          /* by the estimate that submissions are cut by; 0 where memory takes the time */
+    uint32_t groups[3];              /* workgroups */
+} mlxvk_dispatch;
+
+/* Each dispatch since the last call or mlxvk_reset_stats, once, in the order in which they began: kept with the gate
+ * MLX_VK_PROFILE=2, else there is none. Waits for what runs. A command buffer has times for its first 512 dispatches;
+ * those without are not told. The function may call the library. Errors: ARGUMENT; DEVICE_LOST, after what was known
+ * is told. */
+MLXVK_API int mlxvk_dispatch_trace(mlxvk_device device, void (*each)(const mlxvk_dispatch *dispatch, void *user),
+                                   void *user);
 
 /* What ran how often, or was refused (reason; else NULL), by signature: rows, groups per column, shapes, strides; sizes
  * that change from step to step by powers of two. Counted where a gate asks for it: MLX_VK_STATS=1 all of it,

@@ -20,24 +20,24 @@ static void add(struct timing *t, double rate)
     t->count++;
 }
 
-/* The same tokens in every run and on every machine. */
-static void fill(int32_t *ids, size_t count, int vocab)
+int32_t *bench_tokens(const struct model *m, int count)
 {
     uint64_t state = 0x9e3779b97f4a7c15u;
-    for (size_t i = 0; i < count; i++) {
+    int32_t *ids = new_bytes((size_t)count, sizeof *ids);
+    for (int i = 0; i < count; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
-        ids[i] = (int32_t)((state >> 33) % (uint64_t)vocab);
+        ids[i] = (int32_t)((state >> 33) % (uint64_t)m->config.vocab);
     }
+    return ids;
 }
 
-/* Brings the cache to the depth at which both tests begin. */
-static bool go_to_depth(const struct bench *b, struct model *m, const int32_t *ids, struct error *e)
+bool bench_context(struct model *m, const int32_t *ids, int depth, struct error *e)
 {
-    model_rewind(m, b->depth);
-    if (m->offset == b->depth)
+    model_rewind(m, depth);
+    if (m->offset == depth)
         return true;
     model_reset(m);
-    if (!model_prompt(m, ids, (size_t)b->depth, WANT_CACHE, NULL, e))
+    if (!model_prompt(m, ids, (size_t)depth, WANT_CACHE, NULL, e))
         return false;
     model_eval_cache(m);
     return gpu_ok(m->gpu, "context", e);
@@ -48,7 +48,7 @@ static bool time_prompt(const struct bench *b, struct model *m, const int32_t *i
     mlxvk_array logits = none;
     if (!b->prompt)
         return true;
-    if (!go_to_depth(b, m, ids, e))
+    if (!bench_context(m, ids, b->depth, e))
         return false;
     double start = seconds_now();
     bool ok = model_prompt(m, ids, (size_t)b->prompt, WANT_LAST, &logits, e);
@@ -65,7 +65,7 @@ static bool time_generation(const struct bench *b, struct model *m, struct sampl
     struct generation run = { .max_tokens = b->generate, .ignore_eos = true };
     if (!b->generate)
         return true;
-    if (!go_to_depth(b, m, ids, e))
+    if (!bench_context(m, ids, b->depth, e))
         return false;
     double start = seconds_now();
     bool ok = generate(&run, m, s, ids, 1, e);
@@ -127,9 +127,7 @@ bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *o
         return fail(e, "--bench: the model's context of %d is too short", m->config.max_positions);
     if (!sampler_open(&greedy, m->gpu, 0, 0, 0, 0, e))
         return false;
-    size_t count = (size_t)(b->depth > b->prompt ? b->depth : b->prompt) + 1;
-    int32_t *ids = new_bytes(count, sizeof *ids);
-    fill(ids, count, m->config.vocab);
+    int32_t *ids = bench_tokens(m, (b->depth > b->prompt ? b->depth : b->prompt) + 1);
     mlxvk_device_reset_peak_memory(m->gpu->device); /* loading is not what is measured */
     bool ok = true;
     for (int i = -1; ok && i < b->trials; i++) {

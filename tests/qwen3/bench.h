@@ -15,4 +15,9 @@ struct bench {
 /* Prints a table: prompt and generation, each beginning with `depth` tokens in the cache, after one run to warm up. */
 bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *out, struct error *e);
 
+/* What both tests begin with, as profile.h does: at least `count` tokens, the same in every run and on every machine, to be
+ * freed; and `depth` of them in the cache. */
+int32_t *bench_tokens(const struct model *m, int count);
+bool bench_context(struct model *m, const int32_t *ids, int depth, struct error *e);
+
 #endif

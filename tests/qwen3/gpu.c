@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-bool gpu_open(struct gpu *g, const char *name, struct error *e)
+bool gpu_open(struct gpu *g, const char *name, const char *gates, struct error *e)
 {
     mlxvk_error error = { 0 };
-    mlxvk_device_desc desc = { .name = name, .error = &error };
+    mlxvk_device_desc desc = { .name = name, .gates = gates, .error = &error };
     *g = (struct gpu){ 0 };
     int code = mlxvk_device_create(&g->device, &desc);
     if (code)

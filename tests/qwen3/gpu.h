@@ -12,8 +12,8 @@ struct gpu {
     mlxvk_error  error;
 };
 
-/* name: index or part of the name; NULL lets the library choose. */
-bool gpu_open(struct gpu *g, const char *name, struct error *e);
+/* name: index or part of the name; NULL lets the library choose. gates: "NAME=value ...", or NULL. */
+bool gpu_open(struct gpu *g, const char *name, const char *gates, struct error *e);
 void gpu_close(struct gpu *g);
 
 /* Takes the result of a call on g->stream. The first error sticks, and a failed call leaves its handles valid, so a

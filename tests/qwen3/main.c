@@ -9,6 +9,7 @@
 #include "check.h"
 #include "generate.h"
 #include "options.h"
+#include "profile.h"
 #include "tokenizer.h"
 
 #include <stdio.h>
@@ -66,12 +67,17 @@ static void show_progress(void *user, size_t done, size_t total)
     fflush(stderr);
 }
 
+static bool open_gpu(struct program *p, struct error *e)
+{
+    return gpu_open(&p->gpu, p->options.device, p->options.profile ? PROFILE_GATES : NULL, e);
+}
+
 /* Weights from a checkpoint: everything about the files is checked before the device is asked for anything. */
 static bool open_checkpoint(struct program *p, struct error *e)
 {
     int shown = -1;
     bool tty = isatty(STDERR_FILENO);
-    if (!safetensors_open(&p->weights, p->options.model, e) || !gpu_open(&p->gpu, p->options.device, e))
+    if (!safetensors_open(&p->weights, p->options.model, e) || !open_gpu(p, e))
         return false;
     bool ok = model_load(&p->model, &p->gpu, &p->config, &p->weights, tty ? show_progress : NULL, &shown, e);
     if (tty && !ok && shown >= 0)
@@ -82,7 +88,7 @@ static bool open_checkpoint(struct program *p, struct error *e)
 
 static bool open_random(struct program *p, struct error *e)
 {
-    return config_preset(&p->config, p->options.random, p->options.bits, e) && gpu_open(&p->gpu, p->options.device, e) &&
+    return config_preset(&p->config, p->options.random, p->options.bits, e) && open_gpu(p, e) &&
            model_random(&p->model, &p->gpu, &p->config, p->options.seed, e);
 }
 
@@ -215,14 +221,16 @@ static bool write_text(struct program *p, struct error *e)
 
 static bool run_bench(struct program *p, struct error *e)
 {
-    struct bench bench = { .depth = p->options.depth, .trials = p->options.trials };
+    struct bench bench = { .prompt = 512, .depth = p->options.depth, .trials = p->options.trials };
     char name[128], rest;
-    if (sscanf(p->options.bench, "%d,%d%c", &bench.prompt, &bench.generate, &rest) != 2)
+    if (p->options.bench && sscanf(p->options.bench, "%d,%d%c", &bench.prompt, &bench.generate, &rest) != 2)
         return fail(e, "--bench %s: not two numbers with a comma between", p->options.bench);
     if (p->options.random)
         snprintf(name, sizeof name, "Qwen3-%s %d-bit, random", p->options.random, p->options.bits);
     else
         snprintf(name, sizeof name, "%s", p->options.model);
+    if (p->options.profile)
+        return profile_run(p->options.profile, &p->model, name, bench.prompt, bench.depth, e);
     return bench_run(&bench, &p->model, name, stdout, e);
 }
 
@@ -235,13 +243,13 @@ static bool run(struct program *p, struct error *e)
         return fail(e, "give either --model DIR or --random SIZE; --help lists the options");
     if (!sampler_check(o->temp, o->top_p, o->top_k, e))
         return false;
-    if (o->random && !o->bench)
-        return fail(e, "--random is for --bench: random weights write nothing");
+    bool measures = o->bench || o->profile, writes = !o->check && !measures;
+    if (o->random && !measures)
+        return fail(e, "--random is for --bench and --profile: random weights write nothing");
     if (!o->has_seed && !o->random)
         o->seed = (uint64_t)time(NULL);
     if (o->random)
         return open_random(p, e) && run_bench(p, e);
-    bool writes = !o->check && !o->bench;
     if (!config_read(&p->config, o->model, e) || (writes && (!open_tokenizer(p, e) || !read_prompt(p, e))))
         return false;
     if (writes && !p->ids.length)
@@ -250,7 +258,7 @@ static bool run(struct program *p, struct error *e)
         return false;
     if (!open_checkpoint(p, e))
         return false;
-    if (o->bench)
+    if (measures)
         return run_bench(p, e);
     if (!o->check)
         return write_text(p, e);

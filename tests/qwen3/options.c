@@ -30,7 +30,8 @@ static const struct option {
     ROW("--ids", FLAG, ids, NULL, "print token ids instead of text"),
     ROW("--check", TEXT, check, "FILE", "compare with a reference's tokens and logits; exit code 1 if they differ"),
     ROW("--bench", TEXT, bench, "P,G", "time a prompt of P tokens and the generation of G"),
-    ROW("--depth", INTEGER, depth, "N", "with --bench: begin with N tokens in the context (0)"),
+    ROW("--profile", TEXT, profile, "FILE", "write each dispatch of a prompt of P tokens (512) and of a step behind it"),
+    ROW("--depth", INTEGER, depth, "N", "with --bench, --profile: begin with N tokens in the context (0)"),
     ROW("--trials", INTEGER, trials, "N", "with --bench: mean of N runs after one to warm up (3)"),
     ROW("--random", TEXT, random, "SIZE", "instead of --model: random weights of 0.6b, 1.7b, 4b, 8b, 14b or 32b"),
     ROW("--bits", INTEGER, bits, "N", "with --random: 2, 3, 4, 5, 6, 8, or 16 for bfloat16 (4)"),
@@ -104,7 +105,8 @@ void options_print_help(FILE *out)
     fputs("qwen3 - a Qwen3 language model on the GPU, through mlxvk\n\n"
           "  qwen3 --model DIR --prompt TEXT        write text\n"
           "  qwen3 --model DIR --check FILE         compare with a reference\n"
-          "  qwen3 --random 8b --bench 512,128      measure\n\n", out);
+          "  qwen3 --random 8b --bench 512,128      measure\n"
+          "  qwen3 --random 8b --profile FILE       what make profile draws\n\n", out);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         char left[40];
         snprintf(left, sizeof left, "%s %s", table[i].name, table[i].value ? table[i].value : "");

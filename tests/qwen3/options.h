@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 struct options {
-    const char *model, *prompt, *system, *device, *check, *bench, *random;
+    const char *model, *prompt, *system, *device, *check, *bench, *profile, *random;
     int         max_tokens, top_k, bits, depth, trials;
     double      temp, top_p;
     uint64_t    seed;

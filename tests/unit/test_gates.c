@@ -526,6 +526,66 @@ static void test_fused_names(void **state)
     }
 }
 
+/* Each dispatch one by one; the last ones are an addition of two arrays, and a product of two matrices. */
+struct trace { mlxvk_device device; mlxvk_dispatch seen[16]; int count; };
+
+static void take_dispatch(const mlxvk_dispatch *dispatch, void *user)
+{
+    struct trace *t = user;
+    mlxvk_stats stats;
+    assert_in_range(t->count, 0, 15);
+    OK_DEVICE(mlxvk_get_stats(&stats, t->device), t->device);  /* the library may be called */
+    t->seen[t->count++] = *dispatch;
+}
+
+static void add_and_multiply(mlxvk_stream s)
+{
+    mlxvk_array x = two_dims(64, 32, MLXVK_FLOAT32, 1, s), y = two_dims(64, 32, MLXVK_FLOAT32, 2, s), z = { NULL };
+    OK(mlxvk_add(&z, x, y, s), s);
+    OK(eval_one(z), s);
+    OK(mlxvk_transpose(&y, y, s), s);
+    OK(mlxvk_matmul(&z, x, y, s), s);
+    OK(eval_one(z), s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(z);
+}
+
+static void check_trace(const struct trace *t)
+{
+    const mlxvk_dispatch *sum = &t->seen[t->count - 2], *product = sum + 1;
+    const uint64_t bytes = 64 * 32 * 4;
+    assert_in_range(t->count, 2, 16);
+    for (const mlxvk_dispatch *at = t->seen; at < product; at++)
+        assert_true(at->begin <= at->end && at->begin <= at[1].begin && at->submission <= at[1].submission);
+    assert_true(product->begin <= product->end && strlen(sum->kernel) && strcmp(sum->kernel, product->kernel));
+    assert_true(sum->submission < product->submission);
+    assert_true(sum->read >= 2 * bytes && sum->read < 3 * bytes && sum->written == bytes);
+    assert_true(product->read == 2 * bytes && product->written == 64 * 64 * 4);
+    assert_true(sum->multiplications == 0 && product->multiplications == 64 * 64 * 32);
+    for (int i = 0; i < 3; i++) assert_true(sum->groups[i] && product->groups[i]);
+}
+
+static void test_dispatch_trace(void **state)
+{
+    (void)state;
+    mlxvk_device d = open_new_device("MLX_VK_PROFILE=2");
+    mlxvk_stream s = open_stream(d);
+    struct trace t = { .device = d };
+    add_and_multiply(s);
+    OK_DEVICE(mlxvk_reset_stats(d), d);                            /* what ran before is forgotten */
+    OK_DEVICE(mlxvk_dispatch_trace(d, take_dispatch, &t), d);
+    assert_int_equal(t.count, 0);
+    add_and_multiply(s);
+    for (int i = 0; i < 2; i++) {                                  /* each is told once */
+        OK_DEVICE(mlxvk_dispatch_trace(d, take_dispatch, &t), d);
+        check_trace(&t);
+    }
+    assert_int_equal(mlxvk_dispatch_trace(d, NULL, NULL), MLXVK_ERROR_ARGUMENT);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
 /* ---- what is printed ---- */
 
 /* Lines of stderr that `work` and the device's end write. */
@@ -664,7 +724,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal_results), cmocka_unit_test(test_all_are_tested), cmocka_unit_test(test_device_gate),
-        cmocka_unit_test(test_statistics), cmocka_unit_test(test_nothing_is_counted), cmocka_unit_test(test_fused_names),
+        cmocka_unit_test(test_statistics), cmocka_unit_test(test_nothing_is_counted), cmocka_unit_test(test_fused_names), cmocka_unit_test(test_dispatch_trace),
         cmocka_unit_test(test_rejects), cmocka_unit_test(test_fused_detail), cmocka_unit_test(test_printed_statistics),
     };
     return run_group("gates", tests, NULL, NULL);

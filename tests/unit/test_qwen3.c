@@ -27,7 +27,7 @@ static int open_all(void **state)
     struct error e = { "" };
     if (make_dir(state))
         return -1;
-    bool ok = gpu_open(&gpu, NULL, &e);
+    bool ok = gpu_open(&gpu, NULL, NULL, &e);
     if (!ok)
         fprintf(stderr, "%s\n", e.text);
     return ok ? 0 : -1;

@@ -244,6 +244,29 @@ static void test_bench(void **state)
     free_outcome(&o);
 }
 
+/* Lines of dispatches, of each part some. */
+static void test_profile(void **state)
+{
+    static const char *const begins[] = { "\ncopy,", "\nproduct,", "\nprompt,", "\ndecode,", "\nnext," };
+    struct outcome o;
+    struct text text = { 0 };
+    struct error e = { "" };
+    char *path = path_join(dir, "profile"), arguments[256];
+    (void)state;
+    snprintf(arguments, sizeof arguments, "--model|" MODEL "|--bench|16,1|--depth|8|--profile|%s", path);
+    run(&o, arguments, NULL, false);
+    assert_int_equal(o.code, 0);
+    assert_int_equal(o.out.length, 0);
+    assert_true(read_whole(&text, path, 1 << 20, &e));
+    assert_non_null(strstr(text.data, "# a prompt of 16 tokens behind 8\n"));
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        assert_non_null(strstr(text.data, begins[i]));
+    remove_file("profile");
+    text_free(&text);
+    free(path);
+    free_outcome(&o);
+}
+
 static void test_bad_options(void **state)
 {
     (void)state;
@@ -258,6 +281,8 @@ static void test_bad_options(void **state)
     refused("--model|" MODEL "|--prompt|x|--device|no such device", "no such device");
     refused("--model|" MODEL "|--bench|7", "not two numbers");
     refused("--model|" MODEL "|--bench|5000,1", "context of 4096 is too short");
+    refused("--model|" MODEL "|--profile|x|--bench|0,1", "a prompt of 0 tokens");
+    refused("--model|" MODEL "|--profile|/no/such/file", "/no/such/file");
     refused("--random|9b|--bench|1,1", "--random 9b");
     refused("--random|8b", "--random is for --bench");
     refused("--model|" MODEL "|--check|/no/such/file", "/no/such/file");
@@ -338,9 +363,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help),        cmocka_unit_test(test_text),     cmocka_unit_test(test_ids),
-        cmocka_unit_test(test_utf8),        cmocka_unit_test(test_bench),    cmocka_unit_test(test_bad_options),
-        cmocka_unit_test(test_no_device),   cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_check_fails),
+        cmocka_unit_test(test_utf8),        cmocka_unit_test(test_bench),    cmocka_unit_test(test_profile),
+        cmocka_unit_test(test_bad_options), cmocka_unit_test(test_no_device), cmocka_unit_test(test_long_prompt),
+        cmocka_unit_test(test_bad_files),   cmocka_unit_test(test_check_fails),
     };
     return cmocka_run_group_tests_name("qwen3 command line", tests, find_program, remove_dir);
 }
