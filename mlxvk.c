@@ -239,6 +239,8 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SWIGLU,        "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", 1, "sigmoid * x * y (SwiGLU) fused")               \
     X(ROPE_CACHE,    "MLX_VK_ENABLE_ROPE_CACHE_WRITE",   1, "rope + cache write fused")                                \
     X(NORM_ROPE,     "MLX_VK_ENABLE_RMSNORM_ROPE",       1, "rms_norm + rope fused")                                   \
+    X(ROPE_SDPA,     "MLX_VK_ENABLE_ROPE_SDPA",          1,                                                           \
+      "(rms_norm +) rope + cache writes + attention of one query fused")                                             \
     X(RMSNORM,       "MLX_VK_ENABLE_RMSNORM_NATIVE",     1, "rms_norm in one kernel")                                  \
     X(ROPE,          "MLX_VK_ENABLE_ROPE_NATIVE",        1, "rope in one kernel")                                      \
     X(ROPE_HS,       "MLX_VK_ENABLE_ROPE_HS_TRANSPOSED", 1, "rope reads heads and sequence transposed without a copy") \
@@ -3377,7 +3379,7 @@ static bool too_long(const struct encoder *e, double multiplications)
 /* Kernels that can find in memory what differs from one time to the next: recorded for good, they add to words of
  * their push constants, so to where the arrays at `slot` begin (or to a plain number), what a binding says that they
  * do not use otherwise. at, base, flag_at: words of the push constants; dtype: the constant that has the arrays'. */
-enum { LATE_MOST = 3, NO_SLOT = -1 };
+enum { LATE_MOST = 4, NO_SLOT = -1 };
 struct late_row {
     uint32_t kernel, binding, base, flag_at, flag, dtype, count;
     struct { uint32_t at; int slot; } word[LATE_MOST];
@@ -3396,6 +3398,12 @@ static const struct late_row late_table[] = {
       { { PUSH_WORD(attention_decode, k_at), SLOT_attention_decode_k },
         { PUSH_WORD(attention_decode, v_at), SLOT_attention_decode_v },
         { PUSH_WORD(attention_decode, key_count), NO_SLOT } } },
+    { K_ATTENTION_ROPE, SLOT_attention_rope_mask, PUSH_WORD(attention_rope, mask_at),
+      PUSH_WORD(attention_rope, flags), ATTEND_LATE, offsetof(attention_rope_constants, dtype) / 4, 4,
+      { { PUSH_WORD(attention_rope, k_at), SLOT_attention_rope_k },
+        { PUSH_WORD(attention_rope, v_at), SLOT_attention_rope_v },
+        { PUSH_WORD(attention_rope, key_count), NO_SLOT },
+        { PUSH_WORD(attention_rope, offset), NO_SLOT } } },
 };
 
 /* The step's row, if the binding is free; else NULL. */
@@ -8272,12 +8280,15 @@ static struct array *rope_layout(struct encoder *e, const struct rope_params *r,
     return x;
 }
 
+/* The upper part of the rate has few bits: it is exact when multiplied by an index. */
+static float rate_high(const struct rope_params *r) { return (float)(floor(r->rate * 1024) / 1024); }
+static float rate_low(const struct rope_params *r) { return (float)(r->rate - (double)rate_high(r)); }
+
 static void rope_whole(struct encoder *e, const struct rope_params *r, struct array *x, struct array *out,
                        struct array *offsets, struct array *freqs, bool norm, struct array *weight, float eps)
 {
-    double high = (double)(float)(floor(r->rate * 1024) / 1024);     /* few bits: exact when multiplied by an index */
     struct rope_push p = { .eps = eps, .dims = r->dims, .offset = r->offset, .scale = r->scale, .heads_each = 1,
-                           .base_high = (float)high, .base_low = (float)(r->rate - high) };
+                           .base_high = rate_high(r), .base_low = rate_low(r) };
     uint32_t threads, most = e->device->tuning->rope_items;
     bool fours = r->dims % 8 == 0;
     if (norm && !rope_norm_fits(r, x, out, weight))
@@ -11439,14 +11450,26 @@ static const char *decode_fits(const struct encoder *e, const void *job)
     return gate[GATE_SDPA_D128] ? NULL : "a gate";
 }
 
+/* Threads that share a key, and those of a workgroup, in the kernels for few queries. */
+static uint32_t decode_lanes(const struct encoder *e, const struct attention *a, const struct decode_cut *cut)
+{
+    int wide = a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3];
+    uint32_t chunks = decode_tuning(e)->chunks[cut->rows > 2];
+    return min_u32(pow2_at_least(ceil_div((uint64_t)wide, 8 * chunks)), e->device->caps.subgroup);
+}
+static uint32_t decode_threads(const struct encoder *e)
+{
+    uint32_t size = e->device->caps.subgroup;
+    return min_u32(8, min_u32(256, e->device->caps.max_threads) / size) * size;
+}
+
 /* One dispatch: where the keys are split, the last workgroup to finish a row adds up the parts. */
 static void attention_decode(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     const struct decode_row *t = decode_tuning(e);
     struct decode_cut cut = cut_decode(e, a);
-    uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3], size = e->device->caps.subgroup;
-    uint32_t lanes = min_u32(pow2_at_least(ceil_div(d > dv ? d : dv, 8 * t->chunks[cut.rows > 2])), size);
+    uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3], lanes = decode_lanes(e, a, &cut);
     struct attention_push p;
     struct array *parts = NULL;
     NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), cut.splits,
@@ -11459,13 +11482,111 @@ static void attention_decode(struct encoder *e, const void *job)
         set_output(e, SLOT_attention_decode_part, parts);
         set_counters(e, SLOT_attention_decode_finished);
     }
-    USE(e, attention_decode, &p, .threads = min_u32(8, min_u32(256, e->device->caps.max_threads) / size) * size,
-        .dtype = (uint32_t)a->q->dtype, .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
+    USE(e, attention_decode, &p, .threads = decode_threads(e), .dtype = (uint32_t)a->q->dtype,
+        .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
         .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL,
         .one_query = (t->one_query || e->device->gate[GATE_SDPA_ONE]) && a->q->shape[2] == 1 &&
                      !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
     array_release(parts);
+}
+
+static double attention_work(const struct attention *a)
+{
+    return (double)a->q->size * a->k->shape[2] * (1 + (double)a->v->shape[3] / a->q->shape[3]);
+}
+
+/* What the one query of a decoding step meets first: its key and value, which are not in the cache yet. q, k: before
+ * rope, and where there is a norm in front of that before it. All of them (1, heads, 1, width). */
+struct newest {
+    struct array *q, *k, *v, *q_weight, *k_weight, *freqs;
+    const struct rope_params *rope;
+    bool norm;
+    float eps;
+};
+
+/* Binds what a decoding step brings. */
+static void bind_newest(struct encoder *e, const struct newest *n, struct attention_rope_push *p)
+{
+    p->q_at = set_input(e, SLOT_attention_rope_q, n->q);
+    p->new_k_at = set_input(e, SLOT_attention_rope_new_k, n->k);
+    p->new_v_at = set_input(e, SLOT_attention_rope_new_v, n->v);
+    p->q_stride = (uint32_t)n->q->strides[1];
+    p->new_k_stride = (uint32_t)n->k->strides[1];
+    p->new_v_stride = (uint32_t)n->v->strides[1];
+    if (n->q_weight) p->q_weight_at = set_input(e, SLOT_attention_rope_q_weight, n->q_weight);
+    if (n->k_weight) p->k_weight_at = set_input(e, SLOT_attention_rope_k_weight, n->k_weight);
+    if (!n->freqs) return;
+    p->freqs_at = set_input(e, SLOT_attention_rope_freqs, n->freqs);
+    p->freqs_step = last_stride(n->freqs);
+    p->flags |= ATTEND_FREQS;
+}
+
+/* Attention to what the cache has and to the newest key and value, which go there: keys and values of `a` are those of
+ * the cache with room for them at the end. One batch, one query, features as decode_fits and newest_fit want them. */
+static void attention_rope(struct encoder *e, const struct attention *a, const struct newest *n)
+{
+    const struct decode_row *t = decode_tuning(e);
+    struct attention old = *a;
+    struct decode_cut cut;
+    struct array *parts = NULL;
+    uint32_t d = (uint32_t)a->q->shape[3], lanes, heads = (uint32_t)a->q->shape[1];
+    struct attention_rope_push p = { .query_heads = heads, .key_count = a->keys - 1, .width = d,
+        .group_size = head_group(a), .offset = n->rope->offset, .scale = a->scale * 1.44269504088896341f,
+        .eps = n->eps, .rope_scale = n->rope->scale, .base_high = rate_high(n->rope), .base_low = rate_low(n->rope) };
+    old.keys--;
+    cut = cut_decode(e, &old);
+    lanes = decode_lanes(e, a, &cut);
+    if (cut.splits > 1 && !(parts = scratch(e, (size_t)heads * cut.splits * (d + 2), MLXVK_FLOAT32))) return;
+    p.splits = cut.splits;
+    p.split_keys = cut.each;
+    set_late(e, offsetof(struct attention_rope_push, key_count));
+    p.o_at = set_output(e, SLOT_attention_rope_o, a->o);
+    p.k_at = set_output(e, SLOT_attention_rope_k, a->k);
+    p.v_at = set_output(e, SLOT_attention_rope_v, a->v);
+    copy_strides(p.k_stride, &(struct array){ .strides = { a->k->strides[1], a->k->strides[2] } }, 2);
+    copy_strides(p.v_stride, &(struct array){ .strides = { a->v->strides[1], a->v->strides[2] } }, 2);
+    bind_newest(e, n, &p);
+    if (parts) {
+        set_output(e, SLOT_attention_rope_part, parts);
+        set_counters(e, SLOT_attention_rope_finished);
+    }
+    USE(e, attention_rope, &p, .threads = decode_threads(e), .dtype = (uint32_t)a->q->dtype, .rows = cut.rows,
+        .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
+        .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0);
+    dispatch_groups(e, (uint64_t)ceil_div(p.group_size, cut.rows) * (heads / p.group_size) * p.splits);
+    array_release(parts);
+}
+
+/* (1, heads, 1, width) of a dtype, features side by side. */
+static bool is_step_row(const struct array *x, int heads, int width, mlxvk_dtype dtype)
+{
+    return x->ndim == 4 && x->dtype == dtype && x->shape[0] == 1 && x->shape[1] == heads && x->shape[2] == 1 &&
+           x->shape[3] == width && x->strides[3] == 1 && x->strides[1] >= 0 && x->strides[1] <= INT32_MAX;
+}
+
+static bool is_step_weight(const struct array *w, int width, mlxvk_dtype dtype)
+{
+    return w->ndim == 1 && w->row && w->shape[0] == width && w->dtype == dtype;
+}
+
+/* Does attention_rope take these? What decode_fits says of `a` comes on top. */
+static bool newest_fit(const struct encoder *e, const struct attention *a, const struct newest *n)
+{
+    const struct array *q = a->q, *k = a->k, *v = a->v;
+    int width = q->shape[3];
+    uint32_t eight = 16 / (uint32_t)item_size(q);
+    if (!has_kernel(e->device, K_ATTENTION_ROPE) || q->shape[0] != 1 || q->shape[2] != 1 || a->flags || !a->keys)
+        return false;
+    if (v->shape[3] != width || width % 8 || n->rope->dims != width || n->rope->traditional) return false;
+    if (!is_step_row(n->q, q->shape[1], width, q->dtype) || !is_step_row(n->k, k->shape[1], width, q->dtype) ||
+        !is_step_row(n->v, k->shape[1], width, q->dtype) || k->strides[3] != 1 || v->strides[3] != 1) return false;
+    if (!n->q_weight != !n->k_weight || (n->q_weight && (!is_step_weight(n->q_weight, width, q->dtype) ||
+                                                          !is_step_weight(n->k_weight, width, q->dtype))))
+        return false;
+    return aligned_rows(n->v, place_of_array(e, n->v), eight) && fits_binding(e->device, k) &&
+           fits_binding(e->device, v) && fits_binding(e->device, n->q) && fits_binding(e->device, n->k) &&
+           fits_binding(e->device, n->v) && !too_long(e, attention_work(a));
 }
 
 enum { COOPMAT_KEYS = 32, COOPMAT_SUBGROUPS = 4 };
@@ -11539,11 +11660,6 @@ static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
     return a;
 }
 
-static double attention_work(const struct attention *a)
-{
-    return (double)a->q->size * a->k->shape[2] * (1 + (double)a->v->shape[3] / a->q->shape[3]);
-}
-
 /* What the device cannot bind whole, by batches, by heads of keys with those of queries that read them, or by queries
  * (of which, with a causal mask, the first ones do not see the last keys). */
 static void attention_split(struct encoder *e, const struct attention *a)
@@ -11577,17 +11693,24 @@ static void attention_split(struct encoder *e, const struct attention *a)
     }
 }
 
-static void lower_attention(struct encoder *e, const struct node *n)
+/* The result, which lies there as (B, L, H, Dv), seen as (B, H, L, Dv). */
+static struct array attention_result(const struct node *n)
 {
-    struct array *q = dense_of(e, n->in[0], false), *k = dense_of(e, n->in[1], false);
-    struct array *v = dense_of(e, n->in[2], false), o = *n->out[0];  /* o: seen as (B, H, L, Dv) */
-    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
-    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.keys,
-                           n->p.attention.scale };
+    struct array o = *n->out[0];
     o.shape[1] = n->out[0]->shape[2];
     o.shape[2] = n->out[0]->shape[1];
     o.strides[1] = n->out[0]->strides[2];
     o.strides[2] = n->out[0]->strides[1];
+    return o;
+}
+
+static void lower_attention(struct encoder *e, const struct node *n)
+{
+    struct array *q = dense_of(e, n->in[0], false), *k = dense_of(e, n->in[1], false);
+    struct array *v = dense_of(e, n->in[2], false), o = attention_result(n);
+    struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
+    struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.keys,
+                           n->p.attention.scale };
     attention_split(e, &a);
     array_release(q);
     array_release(k);
@@ -16819,6 +16942,15 @@ static uint32_t reader_of(const struct stream *s, uint32_t at, uint32_t end, con
     return UINT32_MAX;
 }
 
+/* The undone node between `from` and `to` that writes what an array views; UINT32_MAX where there is none. */
+static uint32_t writer_of(const struct stream *s, uint32_t from, uint32_t to, const struct array *a)
+{
+    for (uint32_t i = to; i-- > from;)
+        for (int k = 0; k < s->nodes[i].outputs && !s->nodes[i].done; k++)
+            if (s->nodes[i].out[k] && s->nodes[i].out[k]->storage == a->storage) return i;
+    return UINT32_MAX;
+}
+
 /* May node j be lowered together with the nodes of `members` (ascending, the first one where lowering stands)? */
 static bool can_join(struct stream *s, const uint32_t *members, int count, uint32_t j)
 {
@@ -16965,6 +17097,121 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, struct members *
         all->count = 3;
     } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
     rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
+    return true;
+}
+
+/* A query's or a key's way to attention: its rope, and the norm in front of that (or UINT32_MAX); x: what that one
+ * reads, as rope sees it. */
+struct turned { uint32_t norm, rope; struct array x; };
+
+/* The way of what attention, or the write into a cache, at node `to` reads; `from`: the first node of a fusion. */
+static bool find_turned(const struct stream *s, uint32_t from, uint32_t to, const struct array *read, struct turned *t)
+{
+    const struct node *rope, *norm;
+    t->rope = writer_of(s, from, to, read);
+    if (t->rope == UINT32_MAX) return false;
+    rope = &s->nodes[t->rope];
+    if (rope->op != OP_ROPE || rope->in[1] || !only_between(rope->out[0]) || !same_view(rope->out[0], read))
+        return false;
+    t->x = *rope->in[0];
+    t->norm = writer_of(s, from, t->rope, rope->in[0]);
+    if (t->norm == UINT32_MAX) return true;
+    norm = &s->nodes[t->norm];
+    if (norm->op != OP_NORM || norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0]) ||
+        !sees_rows(rope->in[0], norm->out[0])) return false;
+    t->x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
+    return true;
+}
+
+/* The node that writes, unchanged, the last row of each head of `all`, keys or values that attention at node `to`
+ * reads; UINT32_MAX where another one writes there, or none. */
+static uint32_t newest_writer(const struct stream *s, uint32_t from, uint32_t to, const struct array *all)
+{
+    uint32_t at = writer_of(s, from, to, all);
+    const struct node *n = at == UINT32_MAX ? NULL : &s->nodes[at];
+    const struct array *row = n ? n->out[0] : NULL;
+    if (!n || n->op != OP_ELEMENTWISE || n->p.elementwise.kernel != K_COPY || n->in[0]->dtype != row->dtype ||
+        !is_step_row(row, all->shape[1], all->shape[3], all->dtype) || !same_shape(n->in[0], row)) return UINT32_MAX;
+    if (row->shape[1] > 1 && row->strides[1] != all->strides[1]) return UINT32_MAX;
+    return row->offset == all->offset + (all->shape[2] - 1) * all->strides[2] * (int64_t)item_size(all) ? at
+        : UINT32_MAX;
+}
+
+/* The attention that a query or a key, of which node `at` is the norm or rope, is for: behind rope, the write into a
+ * cache, or neither. */
+static uint32_t attention_behind(const struct stream *s, uint32_t at, uint32_t end)
+{
+    for (int i = 0; i < 3; i++) {
+        at = reader_of(s, at, end, s->nodes[at].out[0]);
+        if (at == UINT32_MAX || s->nodes[at].op == OP_ATTENTION) return at;
+    }
+    return UINT32_MAX;
+}
+
+/* Puts the nodes into the members, ascending; false where they do not begin with the first member, or cannot go
+ * together. */
+static bool join_all(struct stream *s, struct members *all, const uint32_t *nodes, int count)
+{
+    uint32_t *m = all->node, first = m[0];
+    all->count = 0;
+    for (int i = 0; i < count; i++) {
+        int at = all->count;
+        if (nodes[i] == UINT32_MAX) continue;
+        for (; at > 0 && m[at - 1] > nodes[i]; at--) m[at] = m[at - 1];
+        m[at] = nodes[i];
+        all->count++;
+    }
+    for (int i = 1; i < all->count; i++) if (!can_join(s, m, i, m[i])) return false;
+    return m[0] == first;
+}
+
+/* Both norms of a decoding step, or none. */
+static bool take_norms(const struct stream *s, const struct turned *q, const struct turned *k, struct newest *n)
+{
+    const struct node *of_q = &s->nodes[q->norm], *of_k = &s->nodes[k->norm];
+    n->norm = q->norm != UINT32_MAX;
+    if (n->norm != (k->norm != UINT32_MAX)) return false;
+    if (!n->norm) return true;
+    n->q_weight = of_q->in[1];
+    n->k_weight = of_k->in[1];
+    n->eps = of_q->p.norm.eps;
+    return !memcmp(&n->eps, &of_k->p.norm.eps, sizeof n->eps);
+}
+
+/* A decoding step: rope of the query and of its key, with a norm of each head in front or without, the writes of key
+ * and value into their caches, and attention to what these hold. */
+static bool fuse_attention(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t first = all->node[0], sdpa = attention_behind(s, first, end), k_copy, v_copy;
+    const struct node *n, *rope, *k_rope;
+    struct turned q, k;
+    struct newest step = { 0 };
+    struct array o, v;
+    struct attention a;
+    if (sdpa == UINT32_MAX) return false;
+    n = &s->nodes[sdpa];
+    if (n->in[0]->shape[2] != 1 || n->in[3] || n->in[4] || (uint32_t)n->in[1]->shape[2] != n->p.attention.keys)
+        return false;
+    k_copy = newest_writer(s, first, sdpa, n->in[1]);
+    v_copy = newest_writer(s, first, sdpa, n->in[2]);
+    if (k_copy == UINT32_MAX || v_copy == UINT32_MAX || !find_turned(s, first, sdpa, n->in[0], &q) ||
+        !find_turned(s, first, k_copy, s->nodes[k_copy].in[0], &k) || !take_norms(s, &q, &k, &step)) return false;
+    rope = &s->nodes[q.rope];
+    k_rope = &s->nodes[k.rope];
+    if (memcmp(&rope->p.rope, &k_rope->p.rope, sizeof rope->p.rope) || !rope->in[2] != !k_rope->in[2] ||
+        (rope->in[2] && !same_view(rope->in[2], k_rope->in[2]))) return false;
+    v = *s->nodes[v_copy].in[0];
+    step.q = &q.x;
+    step.k = &k.x;
+    step.v = &v;
+    step.freqs = rope->in[2];
+    step.rope = &rope->p.rope;
+    o = attention_result(n);
+    a = (struct attention){ &o, n->in[0], n->in[1], n->in[2], NULL, NULL, n->p.attention.flags, n->p.attention.keys,
+                            n->p.attention.scale };
+    if (!newest_fit(e, &a, &step) || decode_fits(e, &a) ||
+        !join_all(s, all, (uint32_t[]){ q.norm, q.rope, k.norm, k.rope, k_copy, v_copy, sdpa }, 7)) return false;
+    attention_rope(e, &a, &step);
     return true;
 }
 
@@ -17136,15 +17383,6 @@ static bool fuse_product_add(struct encoder *e, struct stream *s, struct members
 
 /* ---- chains of elementwise operations ---- */
 
-/* The undone node between `from` and `to` that writes what an array views; UINT32_MAX where there is none. */
-static uint32_t writer_of(const struct stream *s, uint32_t from, uint32_t to, const struct array *a)
-{
-    for (uint32_t i = to; i-- > from;)
-        for (int k = 0; k < s->nodes[i].outputs && !s->nodes[i].done; k++)
-            if (s->nodes[i].out[k] && s->nodes[i].out[k]->storage == a->storage) return i;
-    return UINT32_MAX;
-}
-
 /* Adds node j to a chain whose nodes are `members`, ascending, and before it the nodes that it needs. */
 static bool join_chain(struct stream *s, struct chain *c, uint32_t *members, uint32_t j, uint32_t end, int depth)
 {
@@ -17207,6 +17445,8 @@ typedef bool (*fuse_function)(struct encoder *e, struct stream *s, struct member
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
     { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
     { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
+    { "rms_norm + rope + cache writes + attention", GATE_ROPE_SDPA, OP_NORM, fuse_attention },
+    { "rope + cache writes + attention", GATE_ROPE_SDPA, OP_ROPE, fuse_attention },
     { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
     { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
@@ -17285,7 +17525,8 @@ struct kept_group {
     struct members all;
     uint32_t fusion, step, steps, donation, donations;
     bool planned, anew;                              /* planned: there are steps; anew: a node differs this time, */
-    bool adopted;                                    /* or did before, and the steps are that one's */
+    bool adopted;                                    /* or did before, and the steps are that one's; or there are */
+    bool several;                                    /* several nodes with late parameters, of which a step has one */
 };
 
 /* A step's place in a recorded segment; barrier: one stands in front of it; same: so often in a row all it touches
@@ -17755,7 +17996,7 @@ static bool node_matches(struct device *d, struct window *w, struct kept_node *k
     if (k->group == NO_NUMBER) return true;
     g = ITEM(w->groups, struct kept_group, k->group);
     g->anew = true;
-    return g->all.count == 1;
+    return g->all.count == 1 || g->several;
 }
 
 static void next_window(struct device *d)
@@ -17770,7 +18011,7 @@ static bool window_matches(struct stream *s, struct window *w)
     next_window(s->device);
     for (uint32_t i = 0; i < w->groups.count; i++) {
         struct kept_group *g = ITEM(w->groups, struct kept_group, i);
-        g->anew = !g->planned || g->adopted;
+        g->anew = !g->planned || g->adopted || g->several;
     }
     for (uint32_t i = 0; i < s->node_count; i++)
         if (!node_matches(s->device, w, ITEM(w->nodes, struct kept_node, i), &s->nodes[i])) return false;
@@ -17923,7 +18164,7 @@ static void keep_group(struct stream *s, const struct members *all)
     struct window *w = s->keeping;
     struct kept_group *g = ADD(s->device, &w->groups, struct kept_group);
     uint32_t late = 0;
-    uint16_t late_node = 0;
+    uint16_t late_node = NO_NUMBER;
     bool tables = e->plan.tables.count > 0;
     if (e->code || !g || w->groups.count == NO_NUMBER) { w->failed = true; return; }
     *g = (struct kept_group){ .all = *all, .fusion = e->fusion,
@@ -17933,7 +18174,11 @@ static void keep_group(struct stream *s, const struct members *all)
         const struct node *n = &s->nodes[all->node[i]];
         struct kept_node *k = ITEM(w->nodes, struct kept_node, all->node[i]);
         k->group = (uint16_t)(w->groups.count - 1);
-        if (op_table[n->op].late) { late = late_of(n); late_node = (uint16_t)all->node[i]; }
+        if (op_table[n->op].late) {
+            g->several = late_node != NO_NUMBER;
+            late = late_of(n);
+            late_node = (uint16_t)all->node[i];
+        }
         for (int j = 0; j < n->inputs; j++)
             if (n->in[j] && n->in[j]->storage->read)
                 ITEM(w->storages, struct kept_storage, n->in[j]->storage->number)->read = true;
@@ -18174,13 +18419,32 @@ static bool adopt_plan(struct encoder *e, struct window *w, struct kept_group *g
     return true;
 }
 
-/* Plans the group's only node, which is not as it was. */
+/* Plans the nodes of a fusion as one again; false where they are none any more. */
+static bool fuse_again(struct encoder *e, const struct kept_group *g)
+{
+    struct stream *s = e->stream;
+    struct members all = { { g->all.node[0] }, 1 };
+    e->fusion = g->fusion;
+    if (fusion_table[g->fusion - 1].apply(e, s, &all, s->node_count) && !e->code && all.count == g->all.count &&
+        !memcmp(all.node, g->all.node, (size_t)all.count * sizeof *all.node)) return true;
+    plan_clear(e);
+    e->code = 0;
+    e->fusion = 0;
+    return false;
+}
+
+/* Plans a group that has a node which is not as it was: its only one, or those of a fusion, as one where they still
+ * are one. */
 static void replay_anew(struct encoder *e, struct window *w, struct kept_group *g)
 {
-    const struct node *n = &e->stream->nodes[g->all.node[0]];
-    e->fusion = 0;
-    op_table[n->op].lower(e, n);
-    if (adopt_plan(e, w, g)) { replay_group(e, w, g); return; }
+    bool fused = g->all.count > 1 && fuse_again(e, g);
+    if (!fused) e->fusion = 0;
+    for (int i = 0; i < g->all.count && !fused; i++) {
+        const struct node *n = &e->stream->nodes[g->all.node[i]];
+        if (i) bind_plan(e);
+        op_table[n->op].lower(e, n);
+    }
+    if ((fused || g->all.count == 1) && adopt_plan(e, w, g)) { replay_group(e, w, g); return; }
     for (uint32_t k = 0; k < g->steps; k++) miss_step(e, w, g->step + k);
     bind_plan(e);
 }

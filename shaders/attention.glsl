@@ -11,15 +11,45 @@
 //! enum ATTEND_: flags of the attention kernels
 const uint CAUSAL = 1, MASK_BOOL = 2, MASK_ADDS = 4, SINKS = 8;
 const uint FOLDED = 16;                                 // a block's rows are those of all heads that share keys, not of one
-const uint LATE = 32;                                   // instead of a mask: what is added to k_at, v_at and key_count
+const uint LATE = 32;                                   // instead of a mask: what is added to k_at, v_at, key_count, offset
+const uint FREQS = 64;                                  // FRESH: rope's frequencies are in an array
 
 const float LOWEST = -1e30, LOG2E = 1.44269504088896341;
+
+// Numbers of the operands' dtype; the device's conversion may flush float16 denormals, which attention can bear.
+float number(uint bits) { return DTYPE == BF16 ? uintBitsToFloat(bits << 16) : unpackHalf2x16(bits).x; }
+vec2 two_numbers(uint w)
+{
+    return DTYPE == BF16 ? vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xffff0000u)) : unpackHalf2x16(w);
+}
+#define NUMBERS(slot, name) \
+    BUFFER(slot, name) \
+    float number_##name(uint i) { return DTYPE == F32 ? uintBitsToFloat(name##32[i]) : number(uint(name##16[i])); } \
+    void eight_##name(uint i, out vec4 a, out vec4 b) { \
+        if (DTYPE == F32) { a = uintBitsToFloat(name##128[i / 4u]); b = uintBitsToFloat(name##128[i / 4u + 1u]); } \
+        else { \
+            uvec4 w = name##128[i / 8u]; \
+            a = vec4(two_numbers(w.x), two_numbers(w.y)); \
+            b = vec4(two_numbers(w.z), two_numbers(w.w)); \
+        } \
+    }
 BUFFER(0, o)
-BUFFER(1, q)
-BUFFER(2, k)
-BUFFER(3, v)
-BUFFER(4, mask)
-BUFFER(5, sinks)
+NUMBERS(1, q)
+NUMBERS(2, k)
+NUMBERS(3, v)
+NUMBERS(4, mask)
+void store_result(uint i, float x)
+{
+    if (DTYPE == F32) o32[i] = floatBitsToUint(x);
+    else o16[i] = uint16_t(float_to_bits(x, DTYPE));
+}
+
+// One row of a block that begins at `head`: where its operands are, and the keys it attends to.
+struct row_place { uint q, o, mask, head, keys; };
+#ifdef FRESH
+#include "attention_fresh.glsl"
+#else
+NUMBERS(5, sinks)
 
 layout(push_constant) uniform attention_push {
     uint o_at, q_at, k_at, v_at, mask_at, sinks_at;
@@ -33,37 +63,12 @@ layout(push_constant) uniform attention_push {
 };
 bool has(uint flag) { return (flags & flag) != 0u; }
 uint block_heads() { return has(FOLDED) ? group_size : 1u; }
-
-// Numbers of the operands' dtype; the device's conversion may flush float16 denormals, which attention can bear.
-float number(uint bits) { return DTYPE == BF16 ? uintBitsToFloat(bits << 16) : unpackHalf2x16(bits).x; }
-vec2 two_numbers(uint w)
-{
-    return DTYPE == BF16 ? vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xffff0000u)) : unpackHalf2x16(w);
-}
-#define NUMBERS(name) \
-    float number_##name(uint i) { return DTYPE == F32 ? uintBitsToFloat(name##32[i]) : number(uint(name##16[i])); } \
-    void eight_##name(uint i, out vec4 a, out vec4 b) { \
-        if (DTYPE == F32) { a = uintBitsToFloat(name##128[i / 4u]); b = uintBitsToFloat(name##128[i / 4u + 1u]); } \
-        else { \
-            uvec4 w = name##128[i / 8u]; \
-            a = vec4(two_numbers(w.x), two_numbers(w.y)); \
-            b = vec4(two_numbers(w.z), two_numbers(w.w)); \
-        } \
-    }
-NUMBERS(q)
-NUMBERS(k)
-NUMBERS(v)
-NUMBERS(mask)
-NUMBERS(sinks)
-void store_result(uint i, float x)
-{
-    if (DTYPE == F32) o32[i] = floatBitsToUint(x);
-    else o16[i] = uint16_t(float_to_bits(x, DTYPE));
-}
 float sink_of(uint head) { return number_sinks(sinks_at + head) * LOG2E; }
+uint k_row_of(uint batch, uint head) { return k_at + batch * k_stride[0] + head * k_stride[1]; }
+uint v_row_of(uint batch, uint head) { return v_at + batch * v_stride[0] + head * v_stride[1]; }
+#define K_STEP k_stride[2]
+#define V_STEP v_stride[2]
 
-// One row of a block that begins at `head`: where its operands are, and the keys it attends to.
-struct row_place { uint q, o, mask, head, keys; };
 row_place place_of(uint batch, uint head, uint n)
 {
     row_place p;
@@ -92,4 +97,5 @@ float masked(float score, row_place p, uint key)
     else if (!ONE_QUERY && has(MASK_BOOL) && uint(mask8[p.mask + key * mask_stride[3]]) == 0u) return LOWEST;
     return score < LOWEST ? LOWEST : score;              // NaN stays
 }
+#endif
 #endif

@@ -7,6 +7,7 @@
 // threads share a key, each with CHUNKS groups of eight of its features, and go through the keys with a softmax of their
 // own; keys and values are read once, straight into registers, the next ones while these are computed with. Where there are
 // several parts, each writes its result unscaled, with its largest score and its sum, and the last one to finish adds them up.
+// FRESH: the newest key and value come with the query, see attention_fresh.glsl.
 layout(constant_id = 1) const uint DTYPE = 10;
 layout(constant_id = 2) const uint ROWS = 4;           // 1 to 8
 layout(constant_id = 3) const uint LANES = 8;          // a power of two, at most the subgroup's size
@@ -14,16 +15,22 @@ layout(constant_id = 4) const uint CHUNKS = 2;         // of keys: 8 * LANES * C
 layout(constant_id = 5) const uint VALUE_CHUNKS = 2;
 layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at once
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
+#ifdef FRESH
+layout(constant_id = 8) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
+int position;                                           // offset, or what a recorded dispatch finds in memory
+#else
 layout(constant_id = 8) const bool ONE_QUERY = false;  // see attention.glsl
 #define ONE_QUERY ONE_QUERY
+#endif
 uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
 #define KEY_COUNT keys_counted
-#include "attention.glsl"
-const uint WIDTH = 8u * LANES * VALUE_CHUNKS, WORDS = DTYPE == F32 ? 2u : 1u;           // of 16 bytes, for eight features
+const uint WIDTH = 8u * LANES * VALUE_CHUNKS;
 const uint SUBGROUPS = 8u, ROOM = 1024u, ROW_ROOM = SUBGROUPS * WIDTH / 4u;             // at most 8 are dispatched
 const uint AT_ONCE = ROWS * ROW_ROOM <= ROOM ? ROWS : ROOM / ROW_ROOM;                  // rows that are joined at once
 const uint JOIN = 512u;                                 // where sums begin; before them, the parts' figures
 shared vec4 results[ROOM];                              // [row][subgroup][WIDTH]
+#include "attention.glsl"
+const uint WORDS = DTYPE == F32 ? 2u : 1u;              // of 16 bytes, for eight features
 shared vec2 highs[8u * SUBGROUPS];
 shared bool last_one;
 layout(std430, set = 0, binding = 6) coherent buffer part_floats { float part[]; };          // results, then two figures each
@@ -44,7 +51,14 @@ void load_queries(uint batch, uint head, uint first_row, uint share)
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             uint f = 8u * (c * LANES + share);
             vec4 a = vec4(0.0), b = vec4(0.0);
-            if (f < key_width && first_row + r < query_count * block_heads()) eight_q(place[r].q + f, a, b);
+            if (f < key_width && first_row + r < query_count * block_heads()) {
+#ifdef FRESH
+                a = results[(r * WIDTH + f) / 4u];
+                b = results[(r * WIDTH + f) / 4u + 1u];
+#else
+                eight_q(place[r].q + f, a, b);
+#endif
+            }
             qs[(r * CHUNKS + c) * 2u] = a * scale;
             qs[(r * CHUNKS + c) * 2u + 1u] = b * scale;
         }
@@ -58,7 +72,7 @@ void load_keys(uint first, uint step, uint end, uint row, uint share)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
-            uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * k_stride[2];
+            uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * K_STEP;
             bool there = f < key_width;
             at = (there ? at + f : at) / (8u / WORDS);
             [[unroll]] for (uint w = 0u; w < WORDS; w++) {
@@ -71,7 +85,7 @@ void load_values(uint first, uint step, uint end, uint row, uint share)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
-            uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * v_stride[2];
+            uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * V_STEP;
             at = (f < value_width ? at + f : at) / (8u / WORDS);
             [[unroll]] for (uint w = 0u; w < WORDS; w++) vs[(u * VALUE_CHUNKS + c) * WORDS + w] = v128[at + w];
         }
@@ -132,6 +146,33 @@ void add_values()
             }
         }
 }
+
+#ifdef FRESH
+// The newest key comes first, with the lanes that have `first`; keep: its value goes to the cache.
+void meet_newest(uint head, uint v_row, uint thread, uint lane, uint share, bool keep)
+{
+    uint from = new_v_at + head / group_size * new_v_stride, to = v_row + keys_counted * V_STEP;
+    [[unroll]] for (uint r = 0u; r < ROWS; r++) {
+        float s = 0.0;
+        [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
+            uint f = 8u * (c * LANES + share), at = (ROWS * WIDTH + f) / 4u, q = (r * CHUNKS + c) * 2u;
+            if (f < width) s += dot(qs[q], results[at]) + dot(qs[q + 1u], results[at + 1u]);
+        }
+        [[unroll]] for (uint d = 1u; d < LANES; d *= 2u) s += subgroupShuffleXor(s, d);
+        if (thread >= LANES) continue;
+        high[r] = s < LOWEST ? LOWEST : s;
+        total[r] = s <= LOWEST ? 0.0 : 1.0;
+        [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
+            uint f = 8u * (c * LANES + share), o = (r * VALUE_CHUNKS + c) * 2u;
+            if (f < width && s > LOWEST) eight_new_v(from + f, os[o], os[o + 1u]);
+        }
+    }
+    for (uint i = thread; i < width && keep; i += gl_WorkGroupSize.x) {
+        if (DTYPE == F32) v32[to + i] = new_v32[from + i];
+        else v16[to + i] = new_v16[from + i];
+    }
+}
+#endif
 
 // One softmax for all keys of a subgroup.
 void join_lanes()
@@ -251,8 +292,11 @@ void main()
     if (group >= splits * row_blocks * blocks * batches) return;
     uint split = group % splits, first_row = group / splits % row_blocks * ROWS;
     uint block = group / splits / row_blocks, head = block % blocks * block_heads(), batch = block / blocks, kv = head / group_size;
-    uint k_row = k_at + batch * k_stride[0] + kv * k_stride[1], v_row = v_at + batch * v_stride[0] + kv * v_stride[1];
+    uint k_row = k_row_of(batch, kv), v_row = v_row_of(batch, kv);
     keys_counted = key_count;
+#ifdef FRESH
+    position = offset + (has(LATE) ? int(mask32[mask_at + 3u]) : 0);
+#endif
     if (has(LATE)) {
         k_row += mask32[mask_at];
         v_row += mask32[mask_at + 1u];
@@ -267,7 +311,16 @@ void main()
         load_keys(mine, step, end, k_row, share);
         load_values(mine, step, end, v_row, share);
     }
+#ifdef FRESH
+    bool newest = split == splits - 1u, keep = newest && first_row == 0u;
+    prepare(head + first_row, min(ROWS, rows - first_row), k_row, newest, keep, lane);
+    barrier();
+#endif
     load_queries(batch, head, first_row, share);
+#ifdef FRESH
+    if (newest) meet_newest(head, v_row, thread, lane, share, keep);
+    barrier();                                           // what was prepared makes room for results
+#endif
     for (; first < end; first += AHEAD * step) {
         score_keys(mine, step, end);
         mine += AHEAD * step;
