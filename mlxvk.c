@@ -11531,7 +11531,7 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     struct decode_cut cut;
     struct array *parts = NULL;
     uint32_t d = (uint32_t)a->q->shape[3], lanes, heads = (uint32_t)a->q->shape[1];
-    struct attention_rope_push p = { .query_heads = heads, .key_count = a->keys - 1, .width = d,
+    struct attention_rope_push p = { .query_heads = heads, .key_count = a->keys - 1, .value_width = d,
         .group_size = head_group(a), .offset = n->rope->offset, .scale = a->scale * 1.44269504088896341f,
         .eps = n->eps, .rope_scale = n->rope->scale, .base_high = rate_high(n->rope), .base_low = rate_low(n->rope) };
     old.keys--;
@@ -11553,7 +11553,8 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     }
     USE(e, attention_rope, &p, .threads = decode_threads(e), .dtype = (uint32_t)a->q->dtype, .rows = cut.rows,
         .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
-        .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0);
+        .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
+        .pairs = ceil_div(d / 2, e->device->caps.subgroup));
     dispatch_groups(e, (uint64_t)ceil_div(p.group_size, cut.rows) * (heads / p.group_size) * p.splits);
     array_release(parts);
 }

@@ -139,7 +139,7 @@ static_assert(sizeof(struct attention_push) == 128, "attention_push");
 struct attention_rope_push {
     uint32_t o_at, q_at, k_at, v_at, mask_at, new_k_at, new_v_at, q_weight_at, k_weight_at, freqs_at;
     uint32_t q_stride, new_k_stride, new_v_stride, k_stride[2], v_stride[2], query_heads, key_count;
-    uint32_t splits, split_keys, width, freqs_step, flags, group_size;
+    uint32_t splits, split_keys, value_width, freqs_step, flags, group_size;
     int32_t offset;
     float scale, eps, rope_scale, base_high, base_low;
 };
@@ -392,7 +392,8 @@ typedef struct attention_coopmat_constants attention_f16_constants; typedef stru
 enum { SLOT_attention_f16_o = 0, SLOT_attention_f16_q = 1, SLOT_attention_f16_k = 2, SLOT_attention_f16_v = 3,
     SLOT_attention_f16_mask = 4, SLOT_attention_f16_sinks = 5 };
 
-struct attention_rope_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts, norm; };
+struct attention_rope_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts, norm,
+    pairs; };
 typedef struct attention_rope_constants attention_rope_constants; typedef struct attention_rope_push attention_rope_push;
 enum { SLOT_attention_rope_o = 0, SLOT_attention_rope_q = 1, SLOT_attention_rope_k = 2,
     SLOT_attention_rope_v = 3, SLOT_attention_rope_mask = 4, SLOT_attention_rope_new_k = 5,
@@ -788,7 +789,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_rope, ATTENTION_ROPE, 12, 0xcd, 124, 9, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_rope, ATTENTION_ROPE, 12, 0xcd, 124, 10, CAP_SUBGROUP | CAP_SMALL) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \

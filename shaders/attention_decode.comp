@@ -17,6 +17,7 @@ layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
 #ifdef FRESH
 layout(constant_id = 8) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
+layout(constant_id = 9) const uint PAIRS = 2;          // half a row, by a subgroup's lanes
 int position;                                           // offset, or what a recorded dispatch finds in memory
 #else
 layout(constant_id = 8) const bool ONE_QUERY = false;  // see attention.glsl
@@ -24,13 +25,13 @@ layout(constant_id = 8) const bool ONE_QUERY = false;  // see attention.glsl
 #endif
 uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
 #define KEY_COUNT keys_counted
-const uint WIDTH = 8u * LANES * VALUE_CHUNKS;
+#include "common.glsl"
+const uint WIDTH = 8u * LANES * VALUE_CHUNKS, WORDS = DTYPE == F32 ? 2u : 1u;          // of 16 bytes, for eight features
 const uint SUBGROUPS = 8u, ROOM = 1024u, ROW_ROOM = SUBGROUPS * WIDTH / 4u;             // at most 8 are dispatched
 const uint AT_ONCE = ROWS * ROW_ROOM <= ROOM ? ROWS : ROOM / ROW_ROOM;                  // rows that are joined at once
 const uint JOIN = 512u;                                 // where sums begin; before them, the parts' figures
 shared vec4 results[ROOM];                              // [row][subgroup][WIDTH]
 #include "attention.glsl"
-const uint WORDS = DTYPE == F32 ? 2u : 1u;              // of 16 bytes, for eight features
 shared vec2 highs[8u * SUBGROUPS];
 shared bool last_one;
 layout(std430, set = 0, binding = 6) coherent buffer part_floats { float part[]; };          // results, then two figures each
@@ -156,18 +157,18 @@ void meet_newest(uint head, uint v_row, uint thread, uint lane, uint share, bool
         float s = 0.0;
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             uint f = 8u * (c * LANES + share), at = (ROWS * WIDTH + f) / 4u, q = (r * CHUNKS + c) * 2u;
-            if (f < width) s += dot(qs[q], results[at]) + dot(qs[q + 1u], results[at + 1u]);
+            if (f < value_width) s += dot(qs[q], results[at]) + dot(qs[q + 1u], results[at + 1u]);
         }
         [[unroll]] for (uint d = 1u; d < LANES; d *= 2u) s += subgroupShuffleXor(s, d);
         if (thread >= LANES) continue;
         high[r] = s < LOWEST ? LOWEST : s;
         total[r] = s <= LOWEST ? 0.0 : 1.0;
         [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
-            uint f = 8u * (c * LANES + share), o = (r * VALUE_CHUNKS + c) * 2u;
-            if (f < width && s > LOWEST) eight_new_v(from + f, os[o], os[o + 1u]);
+            uint o = (r * VALUE_CHUNKS + c) * 2u;
+            if (s > LOWEST) unpacked(newest_v[c * WORDS], newest_v[c * WORDS + WORDS - 1u], os[o], os[o + 1u]);
         }
     }
-    for (uint i = thread; i < width && keep; i += gl_WorkGroupSize.x) {
+    for (uint i = thread; i < value_width && keep; i += gl_WorkGroupSize.x) {
         if (DTYPE == F32) v32[to + i] = new_v32[from + i];
         else v16[to + i] = new_v16[from + i];
     }
@@ -293,6 +294,10 @@ void main()
     uint split = group % splits, first_row = group / splits % row_blocks * ROWS;
     uint block = group / splits / row_blocks, head = block % blocks * block_heads(), batch = block / blocks, kv = head / group_size;
     uint k_row = k_row_of(batch, kv), v_row = v_row_of(batch, kv);
+#ifdef FRESH
+    read_row(head + first_row, min(gl_SubgroupID, ROWS), lane);
+    read_newest_v(new_v_at + kv * new_v_stride, share);
+#endif
     keys_counted = key_count;
 #ifdef FRESH
     position = offset + (has(LATE) ? int(mask32[mask_at + 3u]) : 0);

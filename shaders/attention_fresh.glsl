@@ -12,14 +12,13 @@ layout(push_constant) uniform attention_rope_push {
     uint q_stride, new_k_stride, new_v_stride;          // of heads
     uint k_stride[2], v_stride[2];                      // head, position
     uint query_heads, key_count, splits, split_keys;    // key_count: without the newest
-    uint width, freqs_step, flags;
+    uint value_width, freqs_step, flags;
     uint group_size;                                    // query heads of one key head
     int offset;                                         // the newest key's position
     float scale, eps, rope_scale, base_high, base_low;  // scale: times log2(e); base: as in rope.comp
 };
 const uint batches = 1u, query_count = 1u;
-#define key_width width
-#define value_width width
+#define key_width value_width                           // there is one
 bool has(uint flag) { return (flags & flag & ~SINKS) != 0u; }
 #include "rope.glsl"
 uint block_heads() { return group_size; }
@@ -31,46 +30,80 @@ uint v_row_of(uint batch, uint head) { return v_at + head * v_stride[0]; }
 
 row_place place_of(uint batch, uint head, uint n)
 {
-    return row_place(0u, o_at + (head + n) * width, 0u, head + n, n >= group_size ? 0u : KEY_COUNT);
+    return row_place(0u, o_at + (head + n) * value_width, 0u, head + n, n >= group_size ? 0u : KEY_COUNT);
 }
 uint key_end(uint first, uint last) { return KEY_COUNT; }
 float masked(float score, row_place p, uint key) { return key >= p.keys || score < LOWEST ? LOWEST : score; }
 
-// Queries and the newest key as they count, rounded, each WIDTH numbers in `results`; beside them the key goes to the cache.
-#define PREPARED(r, i) results[((r) * WIDTH + (i)) / 4u][((r) * WIDTH + (i)) % 4u]
-float number_from(bool key, uint i) { return key ? number_new_k(i) : number_q(i); }
-float turned(float x, bool key, uint i, bool keep, uint to)
+// A row, of queries or the newest key's (row ROWS): PAIRS pairs a lane, and the weights of its norm. All is asked for at once, and
+// before anything that depends on what other loads bring.
+vec2 angles[PAIRS];                                     // cosine and sine
+float first[PAIRS], second[PAIRS], first_weight[NORM == 2u ? PAIRS : 1u], second_weight[NORM == 2u ? PAIRS : 1u];
+void read_row(uint head, uint r, uint lane)
+{
+    bool key = r == ROWS;
+    uint from = key ? new_k_at + head / group_size * new_k_stride : q_at + (head + r) * q_stride, half_width = value_width / 2u;
+    [[unroll]] for (uint n = 0u; n < PAIRS; n++) {
+        uint i = min(n * gl_SubgroupSize + lane, half_width - 1u), j = i + half_width;
+        first[n] = key ? number_new_k(from + i) : number_q(from + i);
+        second[n] = key ? number_new_k(from + j) : number_q(from + j);
+        if (NORM != 2u) continue;
+        first_weight[n] = key ? number_k_weight(k_weight_at + i) : number_q_weight(q_weight_at + i);
+        second_weight[n] = key ? number_k_weight(k_weight_at + j) : number_q_weight(q_weight_at + j);
+    }
+}
+
+// The newest value, as lanes that share a key have values.
+uvec4 newest_v[VALUE_CHUNKS * WORDS];
+void read_newest_v(uint from, uint share)
+{
+    [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
+        uint f = 8u * (c * LANES + share), at = (f < value_width ? from + f : from) / (8u / WORDS);
+        [[unroll]] for (uint w = 0u; w < WORDS; w++) newest_v[c * WORDS + w] = new_v128[at + w];
+    }
+}
+
+// The rows as they count, rounded, each WIDTH numbers in `results`; beside them the key goes to the cache.
+float turned(float x, bool keep, uint to)
 {
     uint bits = float_to_bits(x, DTYPE);
     if (keep && DTYPE == F32) k32[to] = bits;
     else if (keep) k16[to] = uint16_t(bits);
     return bits_to_float(bits, DTYPE);
 }
+#define PREPARED(r, i) results[((r) * WIDTH + (i)) / 4u][((r) * WIDTH + (i)) % 4u]
+void prepare_row(uint r, bool keep, uint to, uint lane)
+{
+    float factor = 1.0, sum = 0.0;
+    if (NORM != 0u) {
+        [[unroll]] for (uint n = 0u; n < PAIRS; n++)
+            if (n * gl_SubgroupSize + lane < value_width / 2u) sum += first[n] * first[n] + second[n] * second[n];
+        factor = inversesqrt(subgroupAdd(sum) / float(value_width) + eps);
+    }
+    [[unroll]] for (uint n = 0u; n < PAIRS; n++) {
+        uint i = n * gl_SubgroupSize + lane, j = i + value_width / 2u;
+        vec2 cs = angles[n];
+        float a = first[n] * factor, b = second[n] * factor;
+        if (i >= value_width / 2u) continue;
+        if (NORM == 2u) {
+            a *= first_weight[n];
+            b *= second_weight[n];
+        }
+        PREPARED(r, i) = turned(a * cs.x - b * cs.y, keep, to + i);
+        PREPARED(r, j) = turned(a * cs.y + b * cs.x, keep, to + j);
+    }
+}
+
+// A subgroup for each row; the first one's has been read.
 void prepare(uint head, uint count, uint k_row, bool newest, bool keep, uint lane)
 {
+    for (uint n = 0u; n < PAIRS; n++) {
+        uint i = min(n * gl_SubgroupSize + lane, value_width / 2u - 1u);
+        angles[n] = cos_sin(rope_scale * float(position) * inverse_frequency(i));
+    }
     for (uint r = gl_SubgroupID; r <= ROWS; r += gl_NumSubgroups) {
         bool key = r == ROWS;
-        if (key ? !newest : r >= count) continue;
-        uint from = key ? new_k_at + head / group_size * new_k_stride : q_at + (head + r) * q_stride;
-        uint to = k_row + keys_counted * K_STEP;
-        float factor = 1.0, sum = 0.0;
-        if (NORM != 0u) {
-            for (uint i = lane; i < width; i += gl_SubgroupSize) {
-                float x = number_from(key, from + i);
-                sum += x * x;
-            }
-            factor = inversesqrt(subgroupAdd(sum) / float(width) + eps);
-        }
-        for (uint i = lane; i < width / 2u; i += gl_SubgroupSize) {
-            uint j = i + width / 2u;
-            vec2 cs = cos_sin(rope_scale * float(position) * inverse_frequency(i));
-            float a = number_from(key, from + i) * factor, b = number_from(key, from + j) * factor;
-            if (NORM == 2u) {
-                a *= key ? number_k_weight(k_weight_at + i) : number_q_weight(q_weight_at + i);
-                b *= key ? number_k_weight(k_weight_at + j) : number_q_weight(q_weight_at + j);
-            }
-            PREPARED(r, i) = turned(a * cs.x - b * cs.y, key, i, key && keep, to + i);
-            PREPARED(r, j) = turned(a * cs.y + b * cs.x, key, j, key && keep, to + j);
-        }
+        if (r >= gl_NumSubgroups) read_row(head, r, lane);
+        if (key ? newest : r < count) prepare_row(r, key && keep, k_row + keys_counted * K_STEP, lane);
     }
 }
