@@ -109,6 +109,83 @@ static void rope_within_cache(void)
     drop(r);
 }
 
+/* ---- a decoding step ---- */
+
+static int turned_at(int x, int at)
+{
+    struct statement s = call_of("fast_rope");
+    if (x == NONE || chance(4)) return roped(x, x == NONE ? 0 : of(x)->shape[3]);
+    with_input(&s, "x", x);
+    with_number(&s, "dims", of(x)->shape[3]);
+    with_truth(&s, "traditional", false);
+    with_number(&s, "base", 10000);
+    with_number(&s, "scale", 1);
+    with_number(&s, "offset", chance(95) ? at : below(20));
+    with_input(&s, "freqs", NONE);
+    return emit(s);
+}
+
+/* What a product left, by heads, or what else has that shape; normalised, turned. at: below 0, as it is. */
+static int step_rows(int heads, int width, bool norm, int at)
+{
+    int flat[3] = { 1, 1, heads * width }, place[4] = { 1, 1, heads, width };
+    int v = chance(85) ? fresh(float_dtype(), flat, 3, UNIFORM, 0) : shaped(float_dtype(), place, 4);
+    if (v != NONE && of(v)->ndim == 3) { int r = reshaped(v, place, 4); drop(v); v = r; }
+    if (norm && at >= 0 && v != NONE && chance(95)) { int n = normed(v); drop(v); v = n; }
+    if (chance(6)) interlude();
+    if (v != NONE) { int t = transposed(v, (int[]){ 0, 2, 1, 3 }); drop(v); v = t; }
+    if (at < 0 || v == NONE) return v;
+    int r = turned_at(v, at);
+    drop(v);
+    return maybe_view(r, 5);
+}
+
+/* Writes the rows at `at`, mostly, and sees what is there up to them, or something like it. */
+static int cached(int cache, int rows, int at)
+{
+    const int *shape = of(cache)->shape;
+    int one[4] = { 1, shape[1], 1, shape[3] }, all[4] = { 1, shape[1], at + 1, shape[3] };
+    struct region to = { .ndim = 4 }, seen = { .ndim = 4 };
+    if (rows == NONE || !is_there(cache) || of(rows)->ndim != 4) return NONE;
+    for (int i = 0; i < 4; i++) {
+        lay_axis(&to, i, i == 2 ? at : 0, one[i], 1);
+        lay_axis(&seen, i, 0, all[i], 1);
+    }
+    if (chance(6)) lay_axis(&to, 2, below(shape[2]), 1, 1);
+    if (chance(6)) lay_axis(&seen, 2, at, at + 1, -1);
+    update(chance(96) ? "slice_update" : "slice_update_add", cache, rows, &to, chance(92));
+    if (chance(5)) interlude();
+    return is_there(cache) ? slice_of(cache, &seen) : NONE;
+}
+
+static void decoding_step(void)
+{
+    static const int widths[] = { 8, 16, 64, 64, 128 };
+    int kv = between(1, 3), heads = kv * between(1, 4), width = widths[favourite(5)], room = between(2, 24), at = below(room);
+    int place[4] = { 1, kv, room, width };
+    bool norm = chance(60);
+    int keys = fresh(float_dtype(), place, 4, UNIFORM, 0), values = chance(94) ? fresh(float_dtype(), place, 4, UNIFORM, 0) : keys;
+    for (int rounds = between(1, 3); rounds-- && at < room && is_there(keys) && is_there(values); at++) {
+        int q = step_rows(heads, width, norm, at), k = step_rows(kv, width, norm, at), v = step_rows(kv, width, norm, -1);
+        int seen_keys = cached(keys, k, at), seen_values = cached(values, v, at);
+        drop(k);
+        drop(v);
+        if (q == NONE || seen_keys == NONE || seen_values == NONE) return;
+        struct statement s = call_of("fast_scaled_dot_product_attention");
+        with_input(&s, "queries", q);
+        with_input(&s, "keys", seen_keys);
+        with_input(&s, "values", seen_values);
+        with_input(&s, "mask_arr", NONE);
+        with_input(&s, "sinks", NONE);
+        with_number(&s, "scale", 0.125);
+        with_text(&s, "mask_mode", chance(90) ? "" : "causal");
+        emit(s);
+        drop(q);
+        drop(seen_keys);
+        drop(seen_values);
+    }
+}
+
 /* ---- sigmoid(g) * g * u ---- */
 
 static int silu(int gate)
@@ -263,7 +340,7 @@ static void into_itself(void)
 
 void random_motif(void)
 {
-    static void (*const motifs[])(void) = { rope_to_cache, rope_to_cache, rope_within_cache, swiglu, swiglu,
+    static void (*const motifs[])(void) = { rope_to_cache, rope_to_cache, rope_within_cache, decoding_step, decoding_step, swiglu, swiglu,
                                             sum_to_norm, sum_to_norm, product_to_sum, product_to_sum,
                                             feed_forward, into_itself };
     motifs[below(sizeof motifs / sizeof *motifs)]();

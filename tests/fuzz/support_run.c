@@ -31,7 +31,8 @@ const struct setting settings[SETTINGS] = {
 /* What the reference runs without. */
 static const char *const fusion_gates[] = {
     "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", "MLX_VK_ENABLE_ROPE_CACHE_WRITE",
-    "MLX_VK_ENABLE_RMSNORM_ROPE", "MLX_VK_ENABLE_QMM_GROUPED", "MLX_VK_ENABLE_QMM_ADD", "MLX_VK_ENABLE_RMSNORM_QMM",
+    "MLX_VK_ENABLE_RMSNORM_ROPE", "MLX_VK_ENABLE_ROPE_SDPA", "MLX_VK_ENABLE_QMM_GROUPED", "MLX_VK_ENABLE_QMM_ADD",
+    "MLX_VK_ENABLE_RMSNORM_QMM",
     "MLX_VK_ENABLE_CHAINS", "MLX_VK_ENABLE_DONATION",
 };
 enum { FUSION_GATES = sizeof fusion_gates / sizeof *fusion_gates };
