@@ -11577,8 +11577,7 @@ static bool newest_fit(const struct encoder *e, const struct attention *a, const
     const struct array *q = a->q, *k = a->k, *v = a->v;
     int width = q->shape[3];
     uint32_t eight = 16 / (uint32_t)item_size(q);
-    if (!has_kernel(e->device, K_ATTENTION_ROPE) || q->shape[0] != 1 || q->shape[2] != 1 || a->flags || !a->keys)
-        return false;
+    if (!has_kernel(e->device, K_ATTENTION_ROPE) || a->flags || !a->keys) return false;
     if (v->shape[3] != width || width % 8 || n->rope->dims != width || n->rope->traditional) return false;
     if (!is_step_row(n->q, q->shape[1], width, q->dtype) || !is_step_row(n->k, k->shape[1], width, q->dtype) ||
         !is_step_row(n->v, k->shape[1], width, q->dtype) || k->strides[3] != 1 || v->strides[3] != 1) return false;
@@ -17191,8 +17190,7 @@ static bool fuse_attention(struct encoder *e, struct stream *s, struct members *
     struct attention a;
     if (sdpa == UINT32_MAX) return false;
     n = &s->nodes[sdpa];
-    if (n->in[0]->shape[2] != 1 || n->in[3] || n->in[4] || (uint32_t)n->in[1]->shape[2] != n->p.attention.keys)
-        return false;
+    if (n->in[0]->shape[2] != 1 || (uint32_t)n->in[1]->shape[2] != n->p.attention.keys) return false;
     k_copy = newest_writer(s, first, sdpa, n->in[1]);
     v_copy = newest_writer(s, first, sdpa, n->in[2]);
     if (k_copy == UINT32_MAX || v_copy == UINT32_MAX || !find_turned(s, first, sdpa, n->in[0], &q) ||
