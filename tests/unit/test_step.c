@@ -18,7 +18,8 @@ struct step {
     int heads, kv_heads, width, first;               /* first: keys that are there before the first round */
     mlxvk_dtype dtype;
     const char *gates;
-    bool no_norm, no_weight, freqs, window, back;    /* window: the eight last keys alone; back: the second half of rounds repeats */
+    /* window: the eight last keys alone; back: the second half of rounds repeats; rotates: a cache that is full */
+    bool no_norm, no_weight, freqs, window, back, rotates;
     bool traditional, part, other_place, other_row, masked, sinks, owned, wide_v, one_cache, other_eps, other_weight, positions, strided;
     int batch, queries;
 };
@@ -40,6 +41,7 @@ static const struct step steps[] = {
     { FUSES("frequencies from an array"), SHAPE(4, 2, 64, 5, FLOAT32), .freqs = true },
     { FUSES("a window of keys"), SHAPE(4, 2, 64, 20, FLOAT32), .window = true },
     { FUSES("positions that come back"), SHAPE(4, 2, 64, 20, FLOAT32), .back = true },
+    { FUSES("one place for all positions"), SHAPE(4, 2, 64, 20, FLOAT32), .rotates = true },
     { REFUSES("queries and keys of every second feature"), SHAPE(4, 2, 64, 5, FLOAT32), .no_norm = true, .strided = true },
     { REFUSES("pairs side by side"), SHAPE(4, 2, 64, 5, FLOAT32), .traditional = true },
     { REFUSES("rope of a part of the features"), SHAPE(4, 2, 64, 5, FLOAT32), .no_norm = true, .part = true },
@@ -90,12 +92,13 @@ static void run_close(struct run *t)
 }
 
 /* What a product would leave, (batch, queries, heads * width), by heads. */
-static mlxvk_array drawn(struct run *t, int heads, int width, uint32_t seed)
+static mlxvk_array drawn(struct run *t, int heads, int width, uint32_t seed, bool strided)
 {
     const struct step *p = t->p;
-    const int shape[] = { batch_of(p), queries_of(p), heads, p->strided ? 2 * width : width };
+    const int shape[] = { batch_of(p), queries_of(p), heads, strided ? 2 * width : width };
     mlxvk_array x = normals((int[]){ shape[0], shape[1], heads * shape[3] }, 3, p->dtype, seed, t->s);
     OK(mlxvk_reshape(&x, x, shape, 4, t->s), t->s);
+    if (strided) OK(mlxvk_slice(&x, x, (int[]){ 0, 0, 0, 0 }, 4, shape, 4, (int[]){ 1, 1, 1, 2 }, 4, t->s), t->s);
     return x;
 }
 
@@ -103,8 +106,6 @@ static mlxvk_array drawn(struct run *t, int heads, int width, uint32_t seed)
 static void split(struct run *t, mlxvk_array *x, const mlxvk_array *weight, float eps)
 {
     const struct step *p = t->p;
-    if (p->strided)
-        OK(mlxvk_slice(x, *x, (int[]){ 0, 0, 0, 0 }, 4, mlxvk_array_shape(*x), 4, (int[]){ 1, 1, 1, 2 }, 4, t->s), t->s);
     if (weight && !p->no_norm) OK(mlxvk_fast_rms_norm(x, *x, p->no_weight ? NONE : *weight, eps, t->s), t->s);
     OK(mlxvk_transpose_axes(x, *x, (int[]){ 0, 2, 1, 3 }, 4, t->s), t->s);
 }
@@ -136,16 +137,17 @@ static void to_cache(struct run *t, mlxvk_array *cache, mlxvk_array *rows, int a
 static void round_of(struct run *t, int round, mlxvk_array res[2])
 {
     const struct step *p = t->p;
-    const int at = p->first + (p->back ? round % 3 : round) * queries_of(p), end = at + queries_of(p), first = p->window ? end - 8 : 0;
+    const int at = p->first + (p->rotates ? 0 : p->back ? round % 3 : round) * queries_of(p), position = at + (p->rotates ? round : 0), end = at + queries_of(p);
+    const int first = p->window ? end - 8 : 0;
     mlxvk_array q, k, v, mask = NONE, *values = p->one_cache ? &t->keys : &t->values;
-    q = drawn(t, p->heads, p->width, 100 + (uint32_t)round);
-    k = drawn(t, p->kv_heads, p->width, 200 + (uint32_t)round);
-    v = drawn(t, p->kv_heads, mlxvk_array_dim(t->values, 3), 300 + (uint32_t)round);
+    q = drawn(t, p->heads, p->width, 100 + (uint32_t)round, p->strided);
+    k = drawn(t, p->kv_heads, p->width, 200 + (uint32_t)round, p->strided);
+    v = drawn(t, p->kv_heads, mlxvk_array_dim(t->values, 3), 300 + (uint32_t)round, false);
     split(t, &q, &t->q_weight, 1e-5f);
     split(t, &k, p->other_weight ? &NONE : &t->k_weight, p->other_eps ? 0.5f : 1e-5f);
     split(t, &v, NULL, 0);
-    turn(t, &q, p->other_place ? at + 1 : at);
-    turn(t, &k, at);
+    turn(t, &q, p->other_place ? position + 1 : position);
+    turn(t, &k, position);
     if (p->owned) OK(mlxvk_array_set(&res[1], k), t->s);
     to_cache(t, &t->keys, &k, p->other_row ? at - 1 : at, first, end);
     to_cache(t, values, &v, p->one_cache ? CAPACITY - 1 : at, first, end);
