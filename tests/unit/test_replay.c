@@ -9,7 +9,7 @@ static const mlxvk_optional_float BASE = { 10000.0f, true };
 static const mlxvk_array NONE = { NULL };
 enum { ROUNDS = 14, WIDTH = 64, LENGTH = 32, RESULTS = 3 };
 
-struct run { mlxvk_device device; mlxvk_stream s; mlxvk_array cache, weight, x, kept; int round; };
+struct run { mlxvk_device device; mlxvk_stream s; mlxvk_array cache, values, weight, x, kept; int round; };
 
 static mlxvk_array normal(struct run *t, const int *shape, int ndim, uint32_t seed)
 {
@@ -52,6 +52,33 @@ static void decode_window(struct run *t, mlxvk_array *res)
     int at = 8 + t->round % 9;
     decode_at(t, res, at, at - 6, NONE, "");
 }
+
+/* A decoding step, which is one dispatch: the query and its key at a position, the key and its value in a row of caches. */
+static void step_at(struct run *t, mlxvk_array *res, int position, int row, int first)
+{
+    mlxvk_array in[3], *cache[2] = { &t->cache, &t->values }, scale = number(t, 1 + 0.125f * (float)t->round);
+    const int one[] = { 1, 1, 1, 1 };
+    for (int i = 0; i < 3; i++) {
+        in[i] = mlxvk_array_new();
+        OK(mlxvk_multiply(&in[i], t->x, scale, t->s), t->s);
+        OK(mlxvk_add(&scale, scale, scale, t->s), t->s);
+    }
+    for (int i = 0; i < 2; i++) OK(mlxvk_fast_rms_norm(&in[i], in[i], t->weight, 1e-6f, t->s), t->s);
+    for (int i = 0; i < 2; i++) OK(mlxvk_fast_rope(&in[i], in[i], WIDTH, false, BASE, 1, position, NONE, t->s), t->s);
+    for (int i = 0; i < 2; i++) {
+        OK(mlxvk_slice_update(cache[i], *cache[i], in[1 + i], (int[]){ 0, 0, row, 0 }, 4, (int[]){ 1, 2, row + 1, WIDTH }, 4, one, 4,
+                              t->s), t->s);
+        OK(mlxvk_slice(&in[1 + i], *cache[i], (int[]){ 0, 0, first, 0 }, 4, (int[]){ 1, 2, row + 1, WIDTH }, 4, one, 4, t->s), t->s);
+    }
+    OK(mlxvk_fast_scaled_dot_product_attention(&res[0], in[0], in[1], in[2], 0.125f, "", NONE, NONE, t->s), t->s);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(in[i]);
+    mlxvk_array_free(scale);
+}
+static void step(struct run *t, mlxvk_array *res) { step_at(t, res, 3 + t->round, 3 + t->round, 0); }
+static void step_again(struct run *t, mlxvk_array *res) { step_at(t, res, 3 + t->round % 5, 3 + t->round % 5, 0); }
+static void step_window(struct run *t, mlxvk_array *res) { step_at(t, res, t->round, 8 + t->round % 9, 2 + t->round % 9); }
+static void step_in_place(struct run *t, mlxvk_array *res) { step_at(t, res, 3 * t->round, 9, 0); }
+static void step_refused(struct run *t, mlxvk_array *res) { step_at(t, res, t->round, 9, t->round % 6 == 5 ? 9 : 0); }
 
 /* The mask has the binding where late words would be. */
 static void decode_masked(struct run *t, mlxvk_array *res)
@@ -182,6 +209,11 @@ static const struct { const char *name; void (*run)(struct run *t, mlxvk_array *
     { "a step of attention", decode, 5 * (ROUNDS - 3), 3 * (ROUNDS - 5) },
     { "attention as long as before", decode_again, 5 * (ROUNDS - 3), 3 * (ROUNDS - 5) },
     { "attention to a window", decode_window, 5 * (ROUNDS - 3), 3 * (ROUNDS - 7) },
+    { "a decoding step", step, 13 * (ROUNDS - 3), 4 * (ROUNDS - 5) },
+    { "a decoding step as long as before", step_again, 13 * (ROUNDS - 3), 4 * (ROUNDS - 5) },
+    { "a decoding step in a window", step_window, 13 * (ROUNDS - 3), 4 * (ROUNDS - 7) },
+    { "decoding steps in one row", step_in_place, 13 * (ROUNDS - 3), 4 * (ROUNDS - 5) },
+    { "decoding steps of two lengths", step_refused, 1, 0 },
     { "attention with a mask", decode_masked, 1, 0 },
     { "positions from an array", positions, 1, 0 },
     { "rows of several dtypes", writes, 1, ROUNDS },
@@ -201,6 +233,7 @@ static size_t results_of(size_t program, const char *gates, float *values, size_
     t.device = open_device(gates);
     t.s = open_stream(t.device);
     t.cache = normal(&t, (int[]){ 1, 2, LENGTH, WIDTH }, 4, 1);
+    t.values = normal(&t, (int[]){ 1, 2, LENGTH, WIDTH }, 4, 4);
     t.weight = normal(&t, (int[]){ WIDTH }, 1, 2);
     t.x = normal(&t, (int[]){ 1, 2, 1, WIDTH }, 4, 3);
     t.kept = mlxvk_array_new();
@@ -218,6 +251,7 @@ static size_t results_of(size_t program, const char *gates, float *values, size_
     }
     *stats = stats_of(t.device);
     mlxvk_array_free(t.cache);
+    mlxvk_array_free(t.values);
     mlxvk_array_free(t.weight);
     mlxvk_array_free(t.x);
     mlxvk_array_free(t.kept);
