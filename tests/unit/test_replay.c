@@ -74,7 +74,7 @@ static void step_at(struct run *t, mlxvk_array *res, int position, int row, int 
     for (int i = 0; i < 3; i++) mlxvk_array_free(in[i]);
     mlxvk_array_free(scale);
 }
-static void step(struct run *t, mlxvk_array *res) { step_at(t, res, 3 + t->round, 3 + t->round, 0); }
+static void step(struct run *t, mlxvk_array *res) { step_at(t, res, 5 + 3 * t->round, 3 + t->round, 0); }
 static void step_again(struct run *t, mlxvk_array *res) { step_at(t, res, 3 + t->round % 5, 3 + t->round % 5, 0); }
 static void step_window(struct run *t, mlxvk_array *res) { step_at(t, res, t->round, 8 + t->round % 9, 2 + t->round % 9); }
 static void step_in_place(struct run *t, mlxvk_array *res) { step_at(t, res, 3 * t->round, 9, 0); }
@@ -209,10 +209,10 @@ static const struct { const char *name; void (*run)(struct run *t, mlxvk_array *
     { "a step of attention", decode, 5 * (ROUNDS - 3), 3 * (ROUNDS - 5) },
     { "attention as long as before", decode_again, 5 * (ROUNDS - 3), 3 * (ROUNDS - 5) },
     { "attention to a window", decode_window, 5 * (ROUNDS - 3), 3 * (ROUNDS - 7) },
-    { "a decoding step", step, 13 * (ROUNDS - 3), 4 * (ROUNDS - 5) },
-    { "a decoding step as long as before", step_again, 13 * (ROUNDS - 3), 4 * (ROUNDS - 5) },
-    { "a decoding step in a window", step_window, 13 * (ROUNDS - 3), 4 * (ROUNDS - 7) },
-    { "decoding steps in one row", step_in_place, 13 * (ROUNDS - 3), 4 * (ROUNDS - 5) },
+    { "a decoding step", step, 13 * (ROUNDS - 3), 7 * (ROUNDS - 5) },
+    { "a decoding step as long as before", step_again, 13 * (ROUNDS - 3), 7 * (ROUNDS - 5) },
+    { "a decoding step in a window", step_window, 13 * (ROUNDS - 3), 7 * (ROUNDS - 7) },
+    { "decoding steps in one row", step_in_place, 13 * (ROUNDS - 3), 7 * (ROUNDS - 5) },
     { "decoding steps of two lengths", step_refused, 1, 0 },
     { "attention with a mask", decode_masked, 1, 0 },
     { "positions from an array", positions, 1, 0 },
