@@ -8685,10 +8685,10 @@ static struct array *parts_array(struct encoder *e, const struct product *p, uin
     return NULL;
 }
 
-/* How long K of one dispatch may be: kernels take at least 16 of it an iteration; their other loops are short. */
+/* How long K of one dispatch may be: kernels take at least 8 of it an iteration; their other loops are short. */
 static int64_t longest_k(const struct device *d)
 {
-    return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 16 : INT64_MAX;
+    return d->caps.quirks & QUIRK_SHORT_LOOPS ? LOOP_MOST / 2 * 8 : INT64_MAX;
 }
 
 static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p->alpha != 1; }
@@ -8838,7 +8838,7 @@ static void product_vector(struct encoder *e, const void *job)
  * an H200. As measured there; elsewhere their order matters, not their values. */
 struct tile_row { uint16_t bm, bn, bk, tm, tn, threads; float speed; };
 static const struct tile_row tiled_rows[] = {
-    { 128, 128, 16, 8, 8, 256, 0.14f },
+    { 128, 128,  8, 8, 8, 256, 0.15f },
     { 128,  64, 16, 8, 4, 256, 0.12f },
     {  64,  64, 16, 4, 4, 256, 0.10f },
     {  32,  32, 16, 4, 4,  64, 0.06f },
@@ -12259,7 +12259,7 @@ static void unpack_dispatch(struct encoder *e, const struct quant_params *f, str
     if (scale) p.g_at = set_input(e, SLOT_dequantize_g, scale);
     USE(e, dequantize, &p, .threads = threads, .bits = f->bits, .tx = (uint32_t)first, .ts = scales_kind(f, scales),
         .ty = (uint32_t)out->dtype, .vector = p.y_at % 8 == 0, .scaled = scale != NULL);
-    dispatch_groups(e, ceil_div(p.count, threads));
+    dispatch_groups(e, ceil_div(p.count, threads * DEQUANTIZE_EACH));
 }
 
 static void dequantize_part(struct encoder *e, struct array *const *a, const void *job)

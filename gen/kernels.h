@@ -31,6 +31,9 @@ enum { DTYPE_BOOL = 0, DTYPE_U8 = 1, DTYPE_U16 = 2, DTYPE_U32 = 3, DTYPE_U64 = 4
 /* shaders/copy.comp: flag in divisor_shifts */
 enum { COPY_LATE = 0x40000000u };
 
+/* shaders/dequantize.comp: eights of a thread */
+enum { DEQUANTIZE_EACH = 2 };
+
 /* shaders/elementwise.glsl: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements */
 enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FLAT_8 = 4, MODE_STRIDES_4 = 5,
     MODE_STRIDES_8 = 6, MODE_FLAT_16 = 7, MODE_STRIDES_16 = 8 };
