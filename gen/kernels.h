@@ -31,6 +31,9 @@ enum { DTYPE_BOOL = 0, DTYPE_U8 = 1, DTYPE_U16 = 2, DTYPE_U32 = 3, DTYPE_U64 = 4
 /* shaders/copy.comp: flag in divisor_shifts */
 enum { COPY_LATE = 0x40000000u };
 
+/* shaders/dequantize.comp: eights of a thread */
+enum { DEQUANTIZE_EACH = 2 };
+
 /* shaders/elementwise.glsl: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements */
 enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FLAT_8 = 4, MODE_STRIDES_4 = 5,
     MODE_STRIDES_8 = 6, MODE_FLAT_16 = 7, MODE_STRIDES_16 = 8 };
@@ -477,7 +480,7 @@ enum { SLOT_fft_more_d = 0, SLOT_fft_more_a = 1, SLOT_fft_more_first = 2, SLOT_f
 typedef struct elementwise_constants fp8_constants; typedef struct elementwise_push fp8_push;
 enum { SLOT_fp8_dst = 0, SLOT_fp8_src = 1, SLOT_fp8_table = 2 };
 
-struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along; };
+struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along, inside; };
 typedef struct matmul_coopmat2_constants gather_coopmat2_bf16_constants; typedef struct matmul_gather_push gather_coopmat2_bf16_push;
 enum { SLOT_gather_coopmat2_bf16_d = 0, SLOT_gather_coopmat2_bf16_a = 1, SLOT_gather_coopmat2_bf16_b = 2,
     SLOT_gather_coopmat2_bf16_lhs = 4, SLOT_gather_coopmat2_bf16_rhs = 5, SLOT_gather_coopmat2_bf16_ranges = 6 };
@@ -811,8 +814,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_fixed, FFT_FIXED, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
-    X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 7, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 7, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(gather_coopmat_f16, GATHER_COOPMAT_F16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(gather_matvec, GATHER_MATVEC, 7, 0x1, 128, 6, CAP_SMALL) \
@@ -824,8 +827,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(hadamard_step, HADAMARD_STEP, 2, 0x1, 20, 5, CAP_SMALL) \
     X(jacobi, JACOBI, 4, 0x7, 36, 3, CAP_NONE) \
     X(matmul_complex, MATMUL_COMPLEX, 4, 0x1, 128, 3, CAP_SMALL) \
-    X(matmul_coopmat2_bf16, MATMUL_COOPMAT2_BF16, 3, 0x1, 128, 7, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 7, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_coopmat2_bf16, MATMUL_COOPMAT2_BF16, 3, 0x1, 128, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 11, CAP_SMALL) \

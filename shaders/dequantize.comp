@@ -1,6 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Eight values a thread: scale * code (+ bias) rounded to TX, then to TY; times the tensor's scale where there is one.
+// Eight values at a time: scale * code (+ bias) rounded to TX, then to TY; times the tensor's scale where there is one. A thread
+// takes some eights, a workgroup's threads apart, whose codes it asks for before it needs the first.
 #include "quant.glsl"
 SOURCE(0, w)
 SOURCE(1, s)
@@ -12,16 +13,22 @@ layout(constant_id = 5) const bool VECTOR = false;     // the result is aligned 
 layout(constant_id = 6) const bool SCALED = false;
 EIGHT_CODES(eight_codes, w32)
 
-void main()
+//! enum DEQUANTIZE_: eights of a thread
+const uint EACH = 2;
+
+void put(uint i, uvec2 codes, float scale, float bias)
 {
-    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
-    if (i >= count) return;
-    uint block = i >> 2, group = i >> 1 >> group_shift, to = y_at + 8u * i, raw[8];
-    uvec2 codes = eight_codes(w_at + block * BITS, i & 3u);
-    float scale = number(RAW(s, s_at + group, TS), TS), bias = FP ? 0.0 : number(RAW(b, b_at + group, TS), TS);
-    if (SCALED) scale *= uintBitsToFloat(g32[g_at]) * (1.0 / 2688.0);
+    uint to = y_at + 8u * i, raw[8];
+    float value[8];
+    [[unroll]] for (uint k = 0u; k < 8u; k++)
+        value[k] = FP ? scale * code_number(code_of(codes, k)) : scale * float(code_of(codes, k)) + bias;
+    if (VECTOR && TX == BF16 && TY == BF16) {
+        y128[to / 8u] = uvec4(bf16_of_four(vec4(value[0], value[1], value[2], value[3])),
+                              bf16_of_four(vec4(value[4], value[5], value[6], value[7])));
+        return;
+    }
     [[unroll]] for (uint k = 0u; k < 8u; k++) {
-        raw[k] = float_to_bits(FP ? scale * code_number(code_of(codes, k)) : scale * float(code_of(codes, k)) + bias, TX);
+        raw[k] = float_to_bits(value[k], TX);
         if (TX != TY) raw[k] = float_to_bits(bits_to_float(raw[k], TX), TY);
     }
     if (VECTOR && TY != F32)
@@ -31,4 +38,22 @@ void main()
         y128[to / 4u + 1u] = uvec4(raw[4], raw[5], raw[6], raw[7]);
     } else
         [[unroll]] for (uint k = 0u; k < 8u; k++) PUT(y, to + k, TY, raw[k]);
+}
+
+void main()
+{
+    uint first = group_index() * gl_WorkGroupSize.x * EACH + gl_LocalInvocationID.x, scale[EACH], bias[EACH];
+    uvec2 codes[EACH];
+    float all = SCALED ? uintBitsToFloat(g32[g_at]) * (1.0 / 2688.0) : 1.0;
+    [[unroll]] for (uint e = 0u; e < EACH; e++) {
+        uint i = min(first + e * gl_WorkGroupSize.x, count - 1u), block = i >> 2, group = i >> 1 >> group_shift;
+        codes[e] = eight_codes(w_at + block * BITS, i & 3u);
+        scale[e] = RAW(s, s_at + group, TS);
+        bias[e] = FP ? 0u : RAW(b, b_at + group, TS);
+    }
+    [[unroll]] for (uint e = 0u; e < EACH; e++) {
+        uint i = first + e * gl_WorkGroupSize.x;
+        float by = number(scale[e], TS);
+        if (i < count) put(i, codes[e], SCALED ? by * all : by, FP ? 0.0 : number(bias[e], TS));
+    }
 }

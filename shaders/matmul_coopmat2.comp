@@ -2,7 +2,9 @@
 #extension GL_GOOGLE_include_directive : require
 // Matrix products of half types by cooperative matrices of a whole workgroup (VK_NV_cooperative_matrix2), sums in float32. The
 // compiler stages and pipelines the loads. What decides: rows that it can see to be multiples of 16 bytes, which those of all
-// operands must be, loads without bounds checks (tiles inside the matrix), the shape of the tile. BF: bfloat16, else float16.
+// operands must be; a loop that counts its steps, whose number it then knows; loads without bounds checks; the shape of the tile.
+// So that tiles lie inside the matrix, the last ones begin earlier: what two tiles have in common, both compute and store alike.
+// BF: bfloat16, else float16.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_NV_cooperative_matrix2 : require
@@ -19,6 +21,8 @@ layout(constant_id = 3) const uint BM = 128;
 layout(constant_id = 4) const uint BN = 128;
 layout(constant_id = 5) const uint BK = 64;
 layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
+layout(constant_id = 7) const uint INSIDE = 0;        // bits: ROWS: BM <= M, which is in eights where a is read along its columns
+const bool ROWS = (INSIDE & 1u) != 0u, COLUMNS = (INSIDE & 2u) != 0u, STEPS = (INSIDE & 4u) != 0u;    // BN <= N; K in whole BK
 layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
 layout(std430, set = 0, binding = 0) writeonly buffer d_floats { float parts[]; };
 layout(std430, set = 0, binding = 1) readonly buffer a_elements { T a[]; };
@@ -52,6 +56,10 @@ layout(std430, set = 0, binding = 2) readonly buffer b_elements { T b[]; };
 float nearest(const in uint row, const in uint column, const in float x) { return nearest_bf16(x); }
 #endif
 
+#define SHAPE(layout_d) \
+    layout_d = setTensorLayoutDimensionNV(layout_d, M, N); \
+    layout_d = setTensorLayoutStrideNV(layout_d, out_row & ~7u, 1u);
+
 void main()
 {
     uvec2 at = tile();
@@ -59,38 +67,38 @@ void main()
     Place p = place(gl_WorkGroupID.z);
     SKIP_OTHERS(p)
     uint lead_a = ((ALONG & 1u) == 0u ? a_row : a_k) & ~7u, lead_b = ((ALONG & 2u) == 0u ? b_k : b_col) & ~7u;
-    uint first_a = p.a & ~7u, first_b = p.b & ~7u, lead_d = out_row & ~7u, first_d = p.d & ~7u;
+    uint first_a = p.a & ~7u, first_b = p.b & ~7u, first_d = p.d & ~7u;
+    if (ROWS) row = min(row, M - BM) & ((ALONG & 1u) == 0u ? ~0u : ~7u);
+    if (COLUMNS) column = min(column, N - BN) & ~7u;
 
     tensorViewNV<2, false, 1, 0> swap = createTensorViewNV(2, false, 1, 0);
-    EDGE edge_a = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
-    EDGE edge_b = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
-    DIMENSIONS(edge_a, edge_b)
-    SUMS sum = SUMS(0.0);
-    tensorLayoutNV<2> inner_a = createTensorLayoutNV(2), inner_b = createTensorLayoutNV(2);
+    tensorLayoutNV<2> inner_a = createTensorLayoutNV(2), inner_b = createTensorLayoutNV(2), inner_d = createTensorLayoutNV(2);
     DIMENSIONS(inner_a, inner_b)
-    bool rows_inside = row + BM <= M, columns_inside = column + BN <= N;
-    uint k = p.low & ~15u, last = columns_inside ? k + (p.high - k) / BK * BK : k;     // K is cut at multiples of BK
-    if (rows_inside) for (; k < last; k += BK) STEP(inner_a, inner_b)
-    else for (; k < last; k += BK) STEP(edge_a, inner_b)
-    for (; k < p.high; k += BK) STEP(edge_a, edge_b)
+    SUMS sum = SUMS(0.0);
+    uint k = p.low & ~15u, steps = (p.high - k) / BK;  // K is cut at multiples of BK
+    if (ROWS && COLUMNS) for (uint i = 0u; i < steps; i++, k += BK) STEP(inner_a, inner_b)
+    if (INSIDE != 7u) {
+        EDGE edge_a = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+        EDGE edge_b = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+        DIMENSIONS(edge_a, edge_b)
+        if (COLUMNS && !ROWS) for (uint i = 0u; i < steps; i++, k += BK) STEP(edge_a, inner_b)
+        if (!COLUMNS || !STEPS) for (; k < p.high; k += BK) STEP(edge_a, edge_b)
+    }
 
     EDGE edge_d = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
-    edge_d = setTensorLayoutDimensionNV(edge_d, M, N);
+    SHAPE(inner_d)
+    SHAPE(edge_d)
     if (EPILOGUE == PART) {
-        edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
-        coopMatStoreTensorNV(sum, parts, p.d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
+        if (ROWS && COLUMNS) coopMatStoreTensorNV(sum, parts, first_d, sliceTensorLayoutNV(inner_d, row, BM, column, BN));
+        else coopMatStoreTensorNV(sum, parts, first_d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
         return;
     }
     if (EPILOGUE == SCALE) sum = sum * alpha;
-    edge_d = setTensorLayoutStrideNV(edge_d, lead_d, 1u);
 #ifdef BF
     coopMatPerElementNV(sum, sum, nearest);
 #endif
     RESULT rounded = RESULT(sum);
-    if (rows_inside && columns_inside) {
-        tensorLayoutNV<2> inner_d = createTensorLayoutNV(2);
-        inner_d = setTensorLayoutDimensionNV(inner_d, M, N);
-        inner_d = setTensorLayoutStrideNV(inner_d, lead_d, 1u);
+    if (ROWS && COLUMNS)
         coopMatStoreTensorNV(rounded, d, first_d, sliceTensorLayoutNV(inner_d, row, BM, column, BN));
-    } else coopMatStoreTensorNV(rounded, d, first_d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
+    else coopMatStoreTensorNV(rounded, d, first_d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
 }

@@ -312,6 +312,75 @@ static void test_coopmat2(void **state)
     run_matrices("cooperative_matrix2", "MLX_VK_MATMUL_KERNEL=5", "matmul_coopmat2_");
 }
 
+/* Random elements in rows of whole eights, or columns: what those kernels read. */
+static struct operand even_operand(int rows, int columns, bool along_columns, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    int64_t lead = ((along_columns ? rows : columns) + 7) / 8 * 8;
+    struct operand o = { .ndim = 2, .shape = { rows, columns },
+                         .stride = { along_columns ? 1 : lead, along_columns ? lead : 1 } };
+    int size = (int)lead * (along_columns ? columns : rows);
+    uint8_t *bytes = malloc((size_t)size * 4);
+    o.values = malloc((size_t)size * sizeof *o.values);
+    assert_true(bytes && o.values);
+    for (int i = 0; i < size; i++) {
+        store_number(dtype, bytes, (size_t)i, (double)(random_bits(&rng) % 2001) / 1000.0 - 1.0);
+        o.values[i] = (float)load_number(dtype, bytes, (size_t)i).re;
+    }
+    OK(mlxvk_array_new_data_device(&o.array, bytes, &size, 1, dtype, mlxvk_stream_device(s)), s);
+    OK(mlxvk_as_strided(&o.array, o.array, o.shape, 2, o.stride, 2, 0, s), s);
+    free(bytes);
+    return o;
+}
+
+static void even_case(const int *size, int orders, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    int m = size[0], k = size[1], n = size[2];
+    bool bias = size[3] != 0;
+    struct operand a = even_operand(m, k, orders & 1, dtype, s), b = even_operand(k, n, orders & 2, dtype, s);
+    struct operand c = even_operand(1, n, false, dtype, s);
+    mlxvk_array res = { NULL };
+    void *got = malloc((size_t)m * (size_t)n * 2);
+    assert_non_null(got);
+    OK(bias ? mlxvk_addmm(&res, c.array, a.array, b.array, 0.5f, 1, s) : mlxvk_matmul(&res, a.array, b.array, s), s);
+    OK(mlxvk_array_read(res, got, mlxvk_array_nbytes(res), s), s);
+    compare(&a, &b, bias ? &c : NULL, bias ? 0.5f : 1, 1, 2, (int[]){ m, n }, k, dtype, got);
+    free(got);
+    mlxvk_array_free(res);
+    operand_free(&a);
+    operand_free(&b);
+    operand_free(&c);
+}
+
+/* By tiles of a row of their table: the least product that has them inside. */
+static void even_tiles(int row, const int (*sizes)[4], int count)
+{
+    char gates[64];
+    struct setting s;
+    snprintf(gates, sizeof gates, "MLX_VK_MATMUL_KERNEL=5 MLX_VK_MATMUL_TILE=%d", row);
+    s = start(gates);
+    rng.state = (uint64_t)row;
+    for (int i = 0; i < count; i++)
+        even_case(sizes[i], (row + i) % 4, i / 4 % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, s.stream);
+    finish(&s);
+}
+
+/* Each tile; and three with one row, eight columns or eight of K more and less than lie inside, in all orders: what is
+ * assumed of tiles inside, one thing wrong at a time, a's columns that are read in eights among it. */
+static void test_coopmat2_tiles(void **state)
+{
+    static const int tiles[][2] = { { 128, 192 }, { 128, 256 }, { 128, 160 }, { 128, 128 }, { 96, 192 }, { 64, 256 },
+                                    { 64, 64 }, { 32, 128 }, { 32, 64 } };
+    (void)state;
+    need_capability("cooperative_matrix2");
+    for (int i = 0; i < (int)COUNT(tiles); i++) {
+        int m = tiles[i][0], n = tiles[i][1];
+        const int sizes[][4] = { { m, 64, n, 0 }, { m + 1, 64, n, 0 }, { m, 128, n + 8, 0 }, { m + 8, 64, n + 64, 1 },
+                                 { m - 1, 64, n, 0 }, { m, 64, n - 8, 0 }, { m, 72, n, 0 }, { m + 3, 56, n + 40, 1 },
+                                 { m + 17, 704, n + 16, 0 }, { m - 1, 72, n - 8, 0 }, { m + 1, 64, n + 8, 0 } };
+        even_tiles(i + 1, sizes, m > 64 || n > 128 ? 1 : (int)COUNT(sizes));
+    }
+}
+
 /* An argument is a pattern of test names: "test_coop*". */
 int main(int argc, char **argv)
 {
@@ -319,7 +388,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
         cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("matmul", tests, NULL, NULL);

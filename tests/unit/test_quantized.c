@@ -359,6 +359,51 @@ static void test_empty(void **state)
     mlxvk_device_free(d);
 }
 
+/* Unpacked, bit for bit: scales and biases that are no numbers, infinite, opposite or that overflow, which eights of
+ * bfloat16 are tested for together; more eights than whole workgroups take. */
+static void test_unpacked_wild(void **state)
+{
+    enum { ROWS = 91, COLUMNS = 192, GROUP = 64, GROUPS = ROWS * COLUMNS / GROUP };
+    const float wild[] = { 0.375f, NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 1.0078125f, 0, -0.0f, -2.5f, 1e-30f };
+    static const mlxvk_dtype types[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
+    static uint8_t scales[GROUPS * 4], biases[GROUPS * 4], got[ROWS * COLUMNS * 4], want[8];
+    static uint32_t words[ROWS * COLUMNS / 8];
+    mlxvk_optional_int group = { GROUP, true }, bits = { 4, true };
+    mlxvk_device d = open_device(NULL);
+    mlxvk_stream s = open_stream(d);
+    struct rng r = { 9 };
+    (void)state;
+    for (int i = 0; i < (int)COUNT(words); i++) words[i] = (uint32_t)random_bits(&r);
+    for (int t = 0; t < (int)COUNT(types); t++) {
+        mlxvk_array w, k, b, y = { NULL };
+        for (size_t i = 0; i < GROUPS; i++) {
+            store_number(types[t], scales, i, wild[i % COUNT(wild)]);
+            store_number(types[t], biases, i, wild[i / COUNT(wild) % COUNT(wild)]);
+        }
+        w = upload(words, 0, ROWS, COLUMNS / 8, MLXVK_UINT32, s);
+        k = upload(scales, 0, ROWS, COLUMNS / GROUP, types[t], s);
+        b = upload(biases, 0, ROWS, COLUMNS / GROUP, types[t], s);
+        OK(mlxvk_dequantize(&y, w, k, b, group, bits, "affine", (mlxvk_array){ NULL },
+                            (mlxvk_optional_dtype){ types[t], true }, s), s);
+        OK(mlxvk_array_read(y, got, mlxvk_array_nbytes(y), s), s);
+        for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+            float scale = (float)load_number(types[t], scales, i / GROUP).re;
+            float value = scale * (float)(words[i / 8] >> i % 8 * 4 & 15);
+            double is = load_number(types[t], got, i).re, should;
+            value += (float)load_number(types[t], biases, i / GROUP).re;
+            store_number(types[t], want, 0, value);
+            should = load_number(types[t], want, 0).re;
+            if (isnan(should) ? !isnan(is) : is != should) fail_msg("%zu: %g, expected %g", i, is, should);
+        }
+        mlxvk_array_free(w);
+        mlxvk_array_free(k);
+        mlxvk_array_free(b);
+        mlxvk_array_free(y);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -366,7 +411,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
         cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_held_odd_scales),
         cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat),
-        cmocka_unit_test(test_unpacked), cmocka_unit_test(test_backwards_in_parts),
+        cmocka_unit_test(test_unpacked), cmocka_unit_test(test_unpacked_wild), cmocka_unit_test(test_backwards_in_parts),
         cmocka_unit_test(test_small_devices), cmocka_unit_test(test_out_of_reach), cmocka_unit_test(test_empty),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
