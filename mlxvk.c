@@ -298,6 +298,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
+    X(EMBEDDING,     "MLX_VK_ENABLE_TAKE_DEQUANTIZE",    1, "rows taken of a quantized matrix + dequantize fused")     \
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
@@ -12389,6 +12390,26 @@ static void unpack_dispatch(struct encoder *e, const struct quant_params *f, str
     dispatch_groups(e, ceil_div(p.count, threads * DEQUANTIZE_EACH));
 }
 
+/* The same of the rows of a matrix that indices, `step` elements apart, say, as take has them: behind each other in
+ * `out`. */
+static void unpack_rows(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
+                        struct array *biases, struct array *indices, uint32_t step, struct array *out)
+{
+    struct dequantize_rows_push p = { .count = ceil_div(out->size, 8), .group_shift = group_shift(f),
+        .eights = (uint32_t)dim_of(out, -1) / 8, .rows = (uint32_t)w->shape[0], .index_step = step };
+    uint32_t threads = min_u32(256, e->device->caps.max_threads);
+    mlxvk_dtype first = biases ? scales->dtype : out->dtype;
+    p.w_at = set_input(e, SLOT_dequantize_rows_w, w);
+    p.s_at = set_input(e, SLOT_dequantize_rows_s, scales);
+    if (biases) p.b_at = set_input(e, SLOT_dequantize_rows_b, biases);
+    p.y_at = set_output(e, SLOT_dequantize_rows_y, out);
+    p.index_at = set_input(e, SLOT_dequantize_rows_index, indices);
+    USE(e, dequantize_rows, &p, .threads = threads, .bits = f->bits, .tx = (uint32_t)first,
+        .ts = scales_kind(f, scales), .ty = (uint32_t)out->dtype, .vector = p.y_at % 8 == 0,
+        .from = (uint32_t)indices->dtype);
+    dispatch_groups(e, ceil_div(p.count, threads * DEQUANTIZE_EACH));
+}
+
 static void dequantize_part(struct encoder *e, struct array *const *a, const void *job)
 {
     const struct node *n = job;
@@ -17231,6 +17252,40 @@ static bool fuse_attention(struct encoder *e, struct stream *s, struct members *
     return true;
 }
 
+/* Does the node take rows, by the indices that `first` has, of a matrix that can be bound, for `read` alone? */
+static bool takes_rows(const struct encoder *e, const struct node *n, const struct node *first,
+                       const struct array *read)
+{
+    const struct array *a = n->in[0];
+    return n->op == OP_GATHER && n->p.gather.mode == GATHER_TAKE && !n->p.gather.axis && a->ndim == 2 && a->row &&
+           a->shape[0] == first->in[0]->shape[0] && n->p.gather.room == (uint32_t)a->shape[0] &&
+           same_view(n->in[1], first->in[1]) && only_between(n->out[0]) && same_view(n->out[0], read) &&
+           fits_binding(e->device, a);
+}
+
+/* Rows taken of a quantized matrix and of its scales and biases, then dequantized: an embedding. */
+static bool fuse_embedding(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t first = all->node[0], nodes[4] = { UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX };
+    const struct node *n, *take = &s->nodes[first];
+    struct array *of[3] = { NULL }, *indices = take->in[1];
+    int64_t count, stride;
+    if (take->p.gather.mode != GATHER_TAKE || !has_kernel(e->device, K_DEQUANTIZE_ROWS)) return false;
+    nodes[3] = reader_of(s, first, end, take->out[0]);
+    n = nodes[3] == UINT32_MAX ? NULL : &s->nodes[nodes[3]];
+    if (!n || n->op != OP_DEQUANTIZE || n->in[3] || !n->out[0]->row || dim_of(n->out[0], -1) % 32) return false;
+    for (int i = 0; i < 3; i++) {
+        if (!n->in[i]) continue;
+        nodes[i] = writer_of(s, first, nodes[3], n->in[i]);
+        if (nodes[i] == UINT32_MAX || !takes_rows(e, &s->nodes[nodes[i]], take, n->in[i])) return false;
+        of[i] = s->nodes[nodes[i]].in[0];
+    }
+    if (!fits_binding(e->device, n->out[0]) || !one_stride(indices, 0, indices->ndim, &count, &stride) || stride < 0 ||
+        !join_all(s, all, nodes, 4)) return false;
+    unpack_rows(e, &n->p.quant, of[0], of[1], of[2], indices, (uint32_t)stride, n->out[0]);
+    return true;
+}
+
 /* Can the product go into one dispatch with others of the same x? */
 static bool groups_well(const struct encoder *e, const struct node *n)
 {
@@ -17463,6 +17518,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
     { "rms_norm + rope + cache writes + attention", GATE_ROPE_SDPA, OP_NORM, fuse_attention },
     { "rope + cache writes + attention", GATE_ROPE_SDPA, OP_ROPE, fuse_attention },
+    { "rows taken + dequantize", GATE_EMBEDDING, OP_GATHER, fuse_embedding },
     { "rms_norm + rope (+ cache write)", GATE_NORM_ROPE, OP_NORM, fuse_norm_rope },
     { "rope + cache write", GATE_ROPE_CACHE, OP_ROPE, fuse_rope_cache },
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },

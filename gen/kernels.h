@@ -171,6 +171,11 @@ struct dequantize_push {
 };
 static_assert(sizeof(struct dequantize_push) == 28, "dequantize_push");
 
+struct dequantize_rows_push {
+    uint32_t count, group_shift, w_at, s_at, b_at, y_at, eights, rows, index_at, index_step;
+};
+static_assert(sizeof(struct dequantize_rows_push) == 40, "dequantize_rows_push");
+
 struct factor_push {
     uint32_t matrices, rows, columns, first, count, a_at, a_matrix, a_row, a_column, b_at, b_matrix, b_row;
     uint32_t b_column, order_at, flags;
@@ -458,6 +463,11 @@ struct dequantize_constants { uint32_t threads, bits, tx, ts, ty, vector, scaled
 typedef struct dequantize_constants dequantize_constants; typedef struct dequantize_push dequantize_push;
 enum { SLOT_dequantize_w = 0, SLOT_dequantize_s = 1, SLOT_dequantize_b = 2, SLOT_dequantize_y = 3,
     SLOT_dequantize_g = 4 };
+
+struct dequantize_rows_constants { uint32_t threads, bits, tx, ts, ty, vector, from; };
+typedef struct dequantize_rows_constants dequantize_rows_constants; typedef struct dequantize_rows_push dequantize_rows_push;
+enum { SLOT_dequantize_rows_w = 0, SLOT_dequantize_rows_s = 1, SLOT_dequantize_rows_b = 2,
+    SLOT_dequantize_rows_y = 3, SLOT_dequantize_rows_index = 4 };
 
 struct factor_constants { uint32_t threads, op; };
 typedef struct factor_constants factor_constants; typedef struct factor_push factor_push;
@@ -808,6 +818,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(copy_half, COPY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(copy_wide, COPY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
     X(dequantize, DEQUANTIZE, 5, 0x8, 28, 7, CAP_SMALL) \
+    X(dequantize_rows, DEQUANTIZE_ROWS, 5, 0x8, 40, 7, CAP_SMALL) \
     X(factor, FACTOR, 3, 0x7, 60, 2, CAP_NONE) \
     X(fft, FFT, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_chirp, FFT_CHIRP, 2, 0x3, 16, 1, CAP_SMALL) \

@@ -22,6 +22,7 @@
 #include "copy_half_spv.h"
 #include "copy_wide_spv.h"
 #include "dequantize_spv.h"
+#include "dequantize_rows_spv.h"
 #include "factor_spv.h"
 #include "fft_spv.h"
 #include "fft_chirp_spv.h"

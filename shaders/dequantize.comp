@@ -2,15 +2,39 @@
 #extension GL_GOOGLE_include_directive : require
 // Eight values at a time: scale * code (+ bias) rounded to TX, then to TY; times the tensor's scale where there is one. A thread
 // takes some eights, a workgroup's threads apart, whose codes it asks for before it needs the first.
+// ROWS: those rows of a matrix that an array of indices says.
 #include "quant.glsl"
+#ifdef ROWS
+#include "position.glsl"
+#endif
 SOURCE(0, w)
 SOURCE(1, s)
 SOURCE(2, b)
 TARGET(3, y)
+layout(constant_id = 5) const bool VECTOR = false;     // the result is aligned to eight elements
+#ifdef ROWS
+BUFFER(4, index)
+ACCESS(index)
+layout(push_constant) uniform dequantize_rows_push {
+    uint count, group_shift, w_at, s_at, b_at, y_at;   // count: of the result's eights
+    uint eights, rows, index_at, index_step;           // eights of a row; rows of the matrix
+};
+layout(constant_id = 6) const uint FROM = 7;           // the indices' dtype
+const bool SCALED = false;
+uint source_of(uint i)
+{
+    uint at = index_at + i / eights * index_step;
+    uvec2 raw = FROM == U64 || FROM == I64 ? index64[at] : uvec2(load_index(at, FROM), 0u);
+    return position_of(raw, FROM, rows, rows, false) * eights + i % eights;
+}
+#define TENSOR_SCALE 1.0
+#else
 SOURCE(4, g)
 layout(push_constant) uniform dequantize_push { uint count, group_shift, w_at, s_at, b_at, y_at, g_at; };     // count: of eights
-layout(constant_id = 5) const bool VECTOR = false;     // the result is aligned to eight elements
 layout(constant_id = 6) const bool SCALED = false;
+uint source_of(uint i) { return i; }
+#define TENSOR_SCALE (uintBitsToFloat(g32[g_at]) * (1.0 / 2688.0))
+#endif
 EIGHT_CODES(eight_codes, w32)
 
 //! enum DEQUANTIZE_: eights of a thread
@@ -44,9 +68,9 @@ void main()
 {
     uint first = group_index() * gl_WorkGroupSize.x * EACH + gl_LocalInvocationID.x, scale[EACH], bias[EACH];
     uvec2 codes[EACH];
-    float all = SCALED ? uintBitsToFloat(g32[g_at]) * (1.0 / 2688.0) : 1.0;
+    float all = SCALED ? TENSOR_SCALE : 1.0;
     [[unroll]] for (uint e = 0u; e < EACH; e++) {
-        uint i = min(first + e * gl_WorkGroupSize.x, count - 1u), block = i >> 2, group = i >> 1 >> group_shift;
+        uint i = source_of(min(first + e * gl_WorkGroupSize.x, count - 1u)), block = i >> 2, group = i >> 1 >> group_shift;
         codes[e] = eight_codes(w_at + block * BITS, i & 3u);
         scale[e] = RAW(s, s_at + group, TS);
         bias[e] = FP ? 0u : RAW(b, b_at + group, TS);

@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <math.h>
+#include <string.h>
 
 enum { ROWS = 3, WIDTH = 256, HEADS = 4, KV_HEADS = 2, DIM = 64, CAPACITY = 16 };
 static const mlxvk_optional_float BASE = { 10000.0f, true };
@@ -358,12 +359,115 @@ static void test_layer(void **state)
         }
 }
 
+/* ---- rows taken of a quantized matrix ---- */
+
+enum { VOCABULARY = 40, FEATURES = 192 };
+static const struct embedding {
+    const char *mode;
+    int bits, group;
+    mlxvk_dtype dtype, indices;
+    int shape[2], ndim;
+    uint64_t fewer;                                  /* dispatches that the fusion saves */
+    /* what it assumes, broken; part: every second row; turned: indices transposed; taller: more rows of scales than of codes */
+    bool other_indices, owned, part, turned, taller;
+} embeddings[] = {
+    { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_BFLOAT16, .indices = MLXVK_INT32, .shape = { 1, 1 }, .ndim = 2, .fewer = 3 },
+    { .mode = "affine", .bits = 3, .group = 32, .dtype = MLXVK_FLOAT32, .indices = MLXVK_UINT32, .shape = { 2, 7 }, .ndim = 2, .fewer = 3 },
+    { .mode = "affine", .bits = 8, .group = 64, .dtype = MLXVK_FLOAT16, .indices = MLXVK_INT64, .shape = { 11 }, .ndim = 1, .fewer = 3 },
+    { .mode = "affine", .bits = 5, .group = 32, .dtype = MLXVK_BFLOAT16, .indices = MLXVK_INT8, .shape = { 5 }, .ndim = 1, .fewer = 3 },
+    { .mode = "mxfp4", .bits = 4, .group = 32, .dtype = MLXVK_BFLOAT16, .indices = MLXVK_INT32, .shape = { 3 }, .ndim = 1, .fewer = 2 },
+    { .mode = "nvfp4", .bits = 4, .group = 16, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 2 }, .ndim = 1, .fewer = 2 },
+    { .mode = "mxfp8", .bits = 8, .group = 32, .dtype = MLXVK_FLOAT16, .indices = MLXVK_UINT16, .shape = { 4 }, .ndim = 1, .fewer = 2 },
+    { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 6, 5 }, .ndim = 2, .turned = true },
+    { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 5 }, .ndim = 1, .other_indices = true },
+    { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 5 }, .ndim = 1, .owned = true },
+    { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 5 }, .ndim = 1, .part = true },
+    { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 5 }, .ndim = 1, .taller = true },
+};
+
+/* Rows below the first and beyond the last one, too, which wrap or stay at the end, as take has them. */
+static mlxvk_array indices_of(struct bench *t, const struct embedding *x)
+{
+    mlxvk_array a = mlxvk_array_new();
+    int count = 1;
+    for (int i = 0; i < x->ndim; i++) count *= x->shape[i];
+    OK(mlxvk_arange(&a, -3, -3 + 11 * count, 11, MLXVK_INT32, t->s), t->s);
+    OK(mlxvk_astype(&a, a, x->indices, t->s), t->s);
+    OK(mlxvk_reshape(&a, a, x->turned ? (int[]){ x->shape[1], x->shape[0] } : x->shape, (size_t)x->ndim, t->s), t->s);
+    if (x->turned) OK(mlxvk_transpose(&a, a, t->s), t->s);
+    OK(mlxvk_array_eval(a), t->s);
+    return a;
+}
+
+static size_t embed(const struct embedding *x, const char *gates, float *values, uint64_t *dispatches)
+{
+    struct bench t = bench_open(gates, x->dtype);
+    mlxvk_optional_int group = { x->group, true }, bits = { x->bits, true };
+    const mlxvk_array nothing = mlxvk_array_new();
+    const bool biased = !strcmp(x->mode, "affine");
+    mlxvk_array w = normals((int[]){ x->part ? 2 * VOCABULARY : VOCABULARY, FEATURES }, 2, x->dtype, 50, t.s), taken[3] = { { NULL } };
+    mlxvk_array at = indices_of(&t, x), other = mlxvk_array_new(), y = mlxvk_array_new();
+    mlxvk_vector_array q = mlxvk_vector_array_new();
+    size_t n;
+    OK(mlxvk_quantize(&q, w, group, bits, x->mode, nothing, t.s), t.s);
+    OK(mlxvk_array_set(&other, at), t.s);
+    if (x->other_indices) OK(mlxvk_negative(&other, at, t.s), t.s);
+    OK(mlxvk_array_eval(other), t.s);
+    for (size_t k = 0; k < (biased ? 3 : 2); k++) {
+        OK(mlxvk_vector_array_get(&taken[k], q, k), t.s);
+        if (x->part)
+            OK(mlxvk_slice(&taken[k], taken[k], (int[]){ 0, 0 }, 2, (int[]){ 2 * VOCABULARY, mlxvk_array_dim(taken[k], 1) }, 2, (int[]){ 2, 1 }, 2,
+                           t.s), t.s);
+        if (x->taller && k == 1) {
+            mlxvk_vector_array both = mlxvk_vector_array_new_data((mlxvk_array[]){ taken[k], taken[k] }, 2);
+            OK(mlxvk_concatenate_axis(&taken[k], both, 0, t.s), t.s);
+            mlxvk_vector_array_free(both);
+        }
+        OK(mlxvk_array_eval(taken[k]), t.s);
+    }
+    OK(mlxvk_synchronize(t.s), t.s);
+    mlxvk_reset_stats(t.device);
+    for (size_t k = 0; k < (biased ? 3 : 2); k++) OK(mlxvk_take_axis(&taken[k], taken[k], k == 1 ? other : at, 0, t.s), t.s);
+    OK(mlxvk_dequantize(&y, taken[0], taken[1], taken[2], group, bits, x->mode, nothing, (mlxvk_optional_dtype){ x->dtype, true }, t.s), t.s);
+    for (size_t k = 0; k < 3; k++) if (!x->owned) { mlxvk_array_free(taken[k]); taken[k] = nothing; }
+    OK(mlxvk_synchronize(t.s), t.s);
+    *dispatches = stats_of(t.device).dispatches;
+    OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, t.s), t.s);
+    n = mlxvk_array_size(y);
+    OK(mlxvk_array_read(y, values, mlxvk_array_nbytes(y), t.s), t.s);
+    for (size_t k = 0; k < 3; k++) mlxvk_array_free(taken[k]);
+    mlxvk_array_free(w);
+    mlxvk_array_free(at);
+    mlxvk_array_free(other);
+    mlxvk_array_free(y);
+    mlxvk_vector_array_free(q);
+    bench_close(&t);
+    return n;
+}
+
+static void test_embedding(void **state)
+{
+    static float on[30 * FEATURES], off[30 * FEATURES];
+    (void)state;
+    for (size_t i = 0; i < COUNT(embeddings); i++) {
+        const struct embedding *x = &embeddings[i];
+        uint64_t fused, apart;
+        size_t n = embed(x, NULL, on, &fused);
+        assert_int_equal(n, embed(x, "MLX_VK_ENABLE_TAKE_DEQUANTIZE=0", off, &apart));
+        if (fused + x->fewer != apart)
+            fail_msg("embedding %zu: %llu dispatches, and %llu with the fusion off", i, (unsigned long long)fused, (unsigned long long)apart);
+        for (size_t j = 0; j < n; j++)
+            if (memcmp(&on[j], &off[j], sizeof *on))
+                fail_msg("embedding %zu: element %zu is %.9g fused and %.9g apart", i, j, on[j], off[j]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal),
         cmocka_unit_test(test_owned), cmocka_unit_test(test_ahead),
-        cmocka_unit_test(test_update_between), cmocka_unit_test(test_layer),
+        cmocka_unit_test(test_update_between), cmocka_unit_test(test_layer), cmocka_unit_test(test_embedding),
     };
     return run_group("fusion", tests, NULL, NULL);
 }
