@@ -295,7 +295,7 @@ void main()
     uint block = group / splits / row_blocks, head = block % blocks * block_heads(), batch = block / blocks, kv = head / group_size;
     uint k_row = k_row_of(batch, kv), v_row = v_row_of(batch, kv);
 #ifdef FRESH
-    read_row(head + first_row, min(gl_SubgroupID, ROWS), lane);
+    read_row(head + first_row, min(gl_SubgroupID, ROWS), 0u, lane);
     read_newest_v(new_v_at + kv * new_v_stride, share);
 #endif
     keys_counted = key_count;

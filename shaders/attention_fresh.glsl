@@ -35,22 +35,29 @@ row_place place_of(uint batch, uint head, uint n)
 uint key_end(uint first, uint last) { return KEY_COUNT; }
 float masked(float score, row_place p, uint key) { return key >= p.keys || score < LOWEST ? LOWEST : score; }
 
-// A row, of queries or the newest key's (row ROWS): PAIRS pairs a lane, and the weights of its norm. All is asked for at once, and
-// before anything that depends on what other loads bring.
-vec2 angles[PAIRS];                                     // cosine and sine
-float first[PAIRS], second[PAIRS], first_weight[NORM == 2u ? PAIRS : 1u], second_weight[NORM == 2u ? PAIRS : 1u];
-void read_row(uint head, uint r, uint lane)
+// A row, of queries or the newest key's (row ROWS): PAIRS pairs a lane, and the weights of its norm. What is held at once, from pair
+// `from` on, is asked for at once, the first ones before anything that depends on what other loads bring.
+const uint HELD_PAIRS = PAIRS < 2u ? PAIRS : 2u;
+float first[HELD_PAIRS], second[HELD_PAIRS], first_weight[HELD_PAIRS], second_weight[HELD_PAIRS];
+vec2 angles[HELD_PAIRS];                                // cosine and sine
+uint pair_of(uint n, uint lane) { return min(n * gl_SubgroupSize + lane, value_width / 2u - 1u); }
+void read_row(uint head, uint r, uint from, uint lane)
 {
     bool key = r == ROWS;
-    uint from = key ? new_k_at + head / group_size * new_k_stride : q_at + (head + r) * q_stride, half_width = value_width / 2u;
-    [[unroll]] for (uint n = 0u; n < PAIRS; n++) {
-        uint i = min(n * gl_SubgroupSize + lane, half_width - 1u), j = i + half_width;
-        first[n] = key ? number_new_k(from + i) : number_q(from + i);
-        second[n] = key ? number_new_k(from + j) : number_q(from + j);
+    uint row = key ? new_k_at + head / group_size * new_k_stride : q_at + (head + r) * q_stride;
+    [[unroll]] for (uint n = 0u; n < HELD_PAIRS; n++) {
+        uint i = pair_of(from + n, lane), j = i + value_width / 2u;
+        first[n] = key ? number_new_k(row + i) : number_q(row + i);
+        second[n] = key ? number_new_k(row + j) : number_q(row + j);
         if (NORM != 2u) continue;
         first_weight[n] = key ? number_k_weight(k_weight_at + i) : number_q_weight(q_weight_at + i);
         second_weight[n] = key ? number_k_weight(k_weight_at + j) : number_q_weight(q_weight_at + j);
     }
+}
+void find_angles(uint from, uint lane)
+{
+    for (uint n = 0u; n < HELD_PAIRS; n++)
+        angles[n] = cos_sin(rope_scale * float(position) * inverse_frequency(pair_of(from + n, lane)));
 }
 
 // The newest value, as lanes that share a key have values.
@@ -72,38 +79,41 @@ float turned(float x, bool keep, uint to)
     return bits_to_float(bits, DTYPE);
 }
 #define PREPARED(r, i) results[((r) * WIDTH + (i)) / 4u][((r) * WIDTH + (i)) % 4u]
-void prepare_row(uint r, bool keep, uint to, uint lane)
+void prepare_row(uint head, uint r, bool keep, uint to, uint lane)
 {
     float factor = 1.0, sum = 0.0;
-    if (NORM != 0u) {
-        [[unroll]] for (uint n = 0u; n < PAIRS; n++)
-            if (n * gl_SubgroupSize + lane < value_width / 2u) sum += first[n] * first[n] + second[n] * second[n];
-        factor = inversesqrt(subgroupAdd(sum) / float(value_width) + eps);
+    for (uint from = 0u; NORM != 0u && from < PAIRS; from += HELD_PAIRS) {
+        if (from != 0u) read_row(head, r, from, lane);
+        [[unroll]] for (uint n = 0u; n < HELD_PAIRS; n++)
+            if ((from + n) * gl_SubgroupSize + lane < value_width / 2u) sum += first[n] * first[n] + second[n] * second[n];
     }
-    [[unroll]] for (uint n = 0u; n < PAIRS; n++) {
-        uint i = n * gl_SubgroupSize + lane, j = i + value_width / 2u;
-        vec2 cs = angles[n];
-        float a = first[n] * factor, b = second[n] * factor;
-        if (i >= value_width / 2u) continue;
-        if (NORM == 2u) {
-            a *= first_weight[n];
-            b *= second_weight[n];
+    if (NORM != 0u) factor = inversesqrt(subgroupAdd(sum) / float(value_width) + eps);
+    for (uint from = 0u; from < PAIRS; from += HELD_PAIRS) {
+        if (PAIRS > HELD_PAIRS) {
+            read_row(head, r, from, lane);
+            find_angles(from, lane);
         }
-        PREPARED(r, i) = turned(a * cs.x - b * cs.y, keep, to + i);
-        PREPARED(r, j) = turned(a * cs.y + b * cs.x, keep, to + j);
+        [[unroll]] for (uint n = 0u; n < HELD_PAIRS; n++) {
+            uint i = (from + n) * gl_SubgroupSize + lane, j = i + value_width / 2u;
+            float a = first[n] * factor, b = second[n] * factor;
+            if (i >= value_width / 2u) continue;
+            if (NORM == 2u) {
+                a *= first_weight[n];
+                b *= second_weight[n];
+            }
+            PREPARED(r, i) = turned(a * angles[n].x - b * angles[n].y, keep, to + i);
+            PREPARED(r, j) = turned(a * angles[n].y + b * angles[n].x, keep, to + j);
+        }
     }
 }
 
-// A subgroup for each row; the first one's has been read.
+// A subgroup for each row; the first one's has been read, as much of it as is held.
 void prepare(uint head, uint count, uint k_row, bool newest, bool keep, uint lane)
 {
-    for (uint n = 0u; n < PAIRS; n++) {
-        uint i = min(n * gl_SubgroupSize + lane, value_width / 2u - 1u);
-        angles[n] = cos_sin(rope_scale * float(position) * inverse_frequency(i));
-    }
+    if (PAIRS <= HELD_PAIRS) find_angles(0u, lane);
     for (uint r = gl_SubgroupID; r <= ROWS; r += gl_NumSubgroups) {
         bool key = r == ROWS;
-        if (r >= gl_NumSubgroups) read_row(head, r, lane);
-        if (key ? newest : r < count) prepare_row(r, key && keep, k_row + keys_counted * K_STEP, lane);
+        if (r >= gl_NumSubgroups) read_row(head, r, 0u, lane);
+        if (key ? newest : r < count) prepare_row(head, r, key && keep, k_row + keys_counted * K_STEP, lane);
     }
 }
