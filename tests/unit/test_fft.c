@@ -214,6 +214,8 @@ static void test_fixed(void **state)
     matrix_case(FFT, 70, 16, 1, s);                  /* short rows, loaded as one */
     matrix_case(FFT, 3, 90, 1, s);
     matrix_case(IFFT, 2, 8192, 1, s);                /* exchanged in halves */
+    matrix_case(FFT, 10, 3125, 1, s);                /* as many rows are, though they fit */
+    matrix_case(FFT, 10, 4096, 1, s);
     matrix_case(RFFT, 1, 32768, 1, s);               /* pairs of lines */
     matrix_case(IRFFT, 1, 32768, 1, s);
     matrix_case(RFFT, 10, 4096, 1, s);               /* the next rows are loaded before */
