@@ -7937,7 +7937,7 @@ X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
 
 /* ==== >>norms ===================================================================================================== */
 
-enum { NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 256, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
+enum { NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 128, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
        NORM_PLACES = 512 };
 
 static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
@@ -8010,8 +8010,8 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
         eights = eights && aligned_rows(bias, p.bias_at, unit);
     }
     lanes = row_lanes(e, places, &threads);
-    if (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, NORM_LANES) <= NORM_HELD)
-        lanes = threads = NORM_LANES;                /* more bytes in flight a thread, fewer threads to wait for */
+    while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
+        lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
     held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
     USE(e, norm, &p, .threads = threads, .lanes = lanes, .held = held > NORM_HELD ? 0 : held, .dtype = a[0]->dtype,
         .kind = p.flags & (NORM_MEAN | NORM_ADD), .slots = places / lanes);

@@ -51,7 +51,7 @@ uvec4 locate(uint row)
     uvec4 at = uvec4(offset[0], offset[1], offset[2], offset[3]);
     [[unroll]] for (int d = 2; d >= 0; d--)
         if (d < int(ndim)) {
-            uint q = row / shape[d], c = row - q * shape[d];
+            uint q = d > 0 ? row / shape[d] : 0u, c = row - q * shape[d];
             at += c * uvec4(stride[0][d], stride[1][d], stride[2][d], stride[3][d]);
             row = q;
         }
@@ -88,45 +88,88 @@ vec4 scaled(vec4 v, float factor, vec4 w, vec4 b)
     return r;
 }
 
-void by_eights(uvec4 at, uint lane, bool inside)
+// What is normalised, from h once it is stored there.
+float value(uvec4 at, uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
+
+// The results from element `first` on, eight or as many as there are.
+void finish(uvec4 at, uint first, float mean, float factor)
 {
-    eight v[HELD == 0u ? 1u : HELD];
-    uint groups = inside ? n / 8u : 0u;
-    float mean = 0.0;
-    uint last = n / 8u - 1u;                           // beyond a row its end is read again, so that no load waits for a branch
-    [[unroll]] for (uint i = 0u; i < HELD; i++) v[i] = load8_x(at.y + 8u * min(lane + i * LANES, last), DTYPE);
-    if (has(ADD))
-        [[unroll]] for (uint i = 0u; i < HELD; i++) {
-            uint g = lane + i * LANES;
-            eight r = load8_residual(at.z + 8u * min(g, last), DTYPE);
-            v[i] = eight(rounded(v[i].a + r.a, DTYPE), rounded(v[i].b + r.b, DTYPE));
-            if (g < groups) store8_h(at.w + 8u * g, DTYPE, v[i]);
-        }
-    if (groups < HELD * LANES)
-        [[unroll]] for (uint i = 0u; i < HELD; i++)
-            if (lane + i * LANES >= groups) v[i] = eight(vec4(0.0), vec4(0.0));
-    if (has(MEAN)) {
-        clear_places();
-        [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += sum_of(v[i]);
-        mean = row_total() / float(n);
-        [[unroll]] for (uint i = 0u; i < HELD; i++)
-            if (lane + i * LANES < groups) v[i] = minus(v[i], mean);
-    }
-    clear_places();
-    [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += squares_of(v[i]);
-    float factor = inversesqrt(row_total() / float(n) + eps);
-    [[unroll]] for (uint i = 0u; i < HELD; i++) {
-        uint g = lane + i * LANES;
-        if (g >= groups) continue;
-        eight w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
-        if (has(WEIGHT)) w = load8_weight(weight_at + 8u * g, DTYPE);
-        if (has(BIAS)) b = load8_bias(bias_at + 8u * g, DTYPE);
-        store8_y(at.x + 8u * g, DTYPE, eight(scaled(v[i].a, factor, w.a, b.a), scaled(v[i].b, factor, w.b, b.b)));
+    for (uint i = first; i < min(first + 8u, n); i++) {
+        float w = has(WEIGHT) ? loadf_weight(weight_at + i * weight_step, DTYPE) : 1.0;
+        float b = has(BIAS) ? loadf_bias(bias_at + i * bias_step, DTYPE) : 0.0;
+        storef_y(at.x + i, DTYPE, scaled(vec4(value(at, i) - mean), factor, vec4(w), vec4(b)).x);
     }
 }
 
-// What is normalised, from h once it is stored there.
-float value(uvec4 at, uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
+// The eights that a thread holds, as they are in memory.
+const uint WORDS = DTYPE == F32 ? 2u : 1u;
+uvec4 words[HELD == 0u ? 1u : HELD * WORDS];
+eight held(uint i)
+{
+    if (DTYPE == F32) return eight(uintBitsToFloat(words[2u * i]), uintBitsToFloat(words[2u * i + 1u]));
+    return eight(four_halves(words[i].xy, DTYPE), four_halves(words[i].zw, DTYPE));
+}
+void hold(uint i, eight v, bool numbers)               // numbers: nothing else
+{
+    if (DTYPE == F32) { words[2u * i] = floatBitsToUint(v.a); words[2u * i + 1u] = floatBitsToUint(v.b); }
+    else words[i] = numbers ? eight_numbers(v.a, v.b, DTYPE) : eight_rounded(v.a, v.b, DTYPE);
+}
+
+// Is there one test for NaN of all results of a thread? Of few, each has its own, which is less code.
+const bool TESTED = DTYPE == BF16 && HELD > 2u;
+
+// x + residual, rounded, to the words and to h.
+void add_residual(uvec4 at, uint lane, uint groups)
+{
+    uint last = n / 8u - 1u;
+    [[unroll]] for (uint i = 0u; i < HELD; i++) {
+        uint g = lane + i * LANES;
+        eight v = held(i), r = load8_residual(at.z + 8u * min(g, last), DTYPE);
+        hold(i, eight(v.a + r.a, v.b + r.b), false);
+        if (g >= groups) continue;
+        [[unroll]] for (uint k = 0u; k < WORDS; k++) h128[(at.w / 8u + g) * WORDS + k] = words[i * WORDS + k];
+    }
+}
+
+void by_eights(uvec4 at, uint lane, bool inside)
+{
+    uint groups = inside ? n / 8u : 0u;
+    float mean = 0.0, check = 0.0;
+    uint last = n / 8u - 1u;                           // beyond a row its end is read again, so that no load waits for a branch
+    [[unroll]] for (uint i = 0u; i < HELD; i++)
+        [[unroll]] for (uint k = 0u; k < WORDS; k++)
+            words[i * WORDS + k] = x128[(at.y / 8u + min(lane + i * LANES, last)) * WORDS + k];
+    if (has(ADD)) add_residual(at, lane, groups);
+    if (groups < HELD * LANES)
+        [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++)
+            if (lane + i / WORDS * LANES >= groups) words[i] = uvec4(0u);
+    if (has(MEAN)) {
+        clear_places();
+        [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += sum_of(held(i));
+        mean = row_total() / float(n);
+    }
+    clear_places();
+    [[unroll]] for (uint i = 0u; i < HELD; i++) {
+        float squares = squares_of(minus(held(i), mean));
+        place[i % SLOTS] += !has(MEAN) || lane + i * LANES < groups ? squares : 0.0;
+    }
+    float factor = inversesqrt(row_total() / float(n) + eps);
+    [[unroll]] for (uint i = 0u; i < HELD; i++) {
+        uint g = min(lane + i * LANES, last);
+        eight v = minus(held(i), mean), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
+        if (has(WEIGHT)) w = load8_weight(weight_at + 8u * g, DTYPE);
+        if (has(BIAS)) b = load8_bias(bias_at + 8u * g, DTYPE);
+        v = eight(scaled(v.a, factor, w.a, b.a), scaled(v.b, factor, w.b, b.b));
+        check += sum_of(v);
+        hold(i, v, TESTED);
+    }
+    bool numbers = !TESTED || !is_nan(check);          // nothing is stored yet, so that what is not can be made again
+    [[unroll]] for (uint i = 0u; i < HELD; i++)
+        if (numbers && lane + i * LANES < groups)
+            [[unroll]] for (uint k = 0u; k < WORDS; k++)
+                y128[(at.x / 8u + lane + i * LANES) * WORDS + k] = words[i * WORDS + k];
+    if (TESTED) for (uint g = numbers ? groups : lane; g < groups; g += LANES) finish(at, 8u * g, mean, factor);
+}
 
 // The eight from element i on, less the mean; 0 behind the row's end.
 eight values(uvec4 at, uint i, float mean)
@@ -162,12 +205,7 @@ void by_elements(uvec4 at, uint lane, bool inside)
     }
     if (has(MEAN)) mean = total_of(at, lane, count, 0.0, false) / float(n);
     float factor = inversesqrt(total_of(at, lane, count, mean, true) / float(n) + eps);
-    for (uint first = 8u * lane; first < count; first += 8u * LANES)
-        for (uint i = first; i < min(first + 8u, count); i++) {
-            float w = has(WEIGHT) ? loadf_weight(weight_at + i * weight_step, DTYPE) : 1.0;
-            float b = has(BIAS) ? loadf_bias(bias_at + i * bias_step, DTYPE) : 0.0;
-            storef_y(at.x + i, DTYPE, scaled(vec4(value(at, i) - mean), factor, vec4(w), vec4(b)).x);
-        }
+    for (uint first = 8u * lane; first < count; first += 8u * LANES) finish(at, first, mean, factor);
 }
 
 void main()

@@ -180,10 +180,12 @@ void held(uint row, uint me, uint slot)
     [[unroll]] for (uint i = 0u; i < PIECES; i++) s += piece_sum(slot, i);
     s = share_of(s);
     if (!there) return;
+    bool nowhere = !is_nan(s);                         // NaN is in all of the row, or nowhere: no result needs a test
     if (STEP == 8u)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
             uint i = spot_of(k, me);
-            if (i < n) store8_dst(at + i, T, eight(x[k] * s, x[k + 1u] * s));
+            uvec4 y = nowhere ? eight_numbers(x[k] * s, x[k + 1u] * s, T) : uvec4(0x7fff7fffu);
+            if (i < n) dst128[(at + i) / 8u] = y;
         }
     else
         [[unroll]] for (uint k = 0u; k < HOLD; k++) store(at, spot_of(k, me), x[k] * s);

@@ -425,12 +425,108 @@ static void rows_beyond_a_binding(void **state)
     finish(&small);
 }
 
+/* ---- rows, weights and biases that are not only numbers ---- */
+
+enum { ODD_ROWS = 5, ODD_MOST = 2050 };
+
+static void fill_odd(float x[ODD_ROWS][ODD_MOST], float *weight, float *bias, int n, struct rng *random)
+{
+    for (int r = 0; r < ODD_ROWS; r++)
+        for (int i = 0; i < n; i++) x[r][i] = r == 3 ? -INFINITY : (float)random_int(random, -64, 64) / 16;
+    x[1][n / 2] = NAN;
+    x[2][n - 1] = INFINITY;
+    x[4][17] = -INFINITY;
+    for (int i = 0; i < n; i++) { weight[i] = (float)random_int(random, 1, 32) / 16; bias[i] = (float)random_int(random, -16, 16) / 16; }
+    weight[5] = bias[9] = NAN;
+    weight[n - 9] = weight[n - 10] = INFINITY;
+    bias[n - 10] = -INFINITY;
+}
+
+/* One row in double, as what is computed says: the mean, the rest's mean square, what is scaled and moved. */
+static void norm_of(const float *x, const float *weight, const float *bias, int n, bool layer, double *y)
+{
+    double mean = 0, square = 0;
+    for (int i = 0; i < n && layer; i++) mean += (double)x[i] / n;
+    for (int i = 0; i < n; i++) square += ((double)x[i] - mean) * ((double)x[i] - mean) / n;
+    for (int i = 0; i < n; i++)
+        y[i] = ((double)x[i] - mean) * (1 / sqrt(square + 1e-5)) * (double)weight[i] + (layer ? (double)bias[i] : 0);
+}
+
+static void softmax_of(const float *x, int n, double *y)
+{
+    double most = -INFINITY, sum = 0;
+    for (int i = 0; i < n; i++) most = x[i] > most || isnan(x[i]) ? (double)x[i] : most;
+    for (int i = 0; i < n; i++) sum += y[i] = exp((double)x[i] - most);
+    for (int i = 0; i < n; i++) y[i] /= sum;
+}
+
+/* A NaN whose bits carry into the sign when they are rounded as a number's are. */
+static void a_nan_of_ones(void)
+{
+    static float x[2 * ODD_MOST], got[2 * ODD_MOST];
+    const uint32_t ones = 0x7fffffffu;
+    float eps;
+    memcpy(&eps, &ones, sizeof eps);
+    for (int i = 0; i < 2 * ODD_MOST; i++) x[i] = (float)(i % 7 - 3);
+    for (int k = 0; k < 6; k++) {
+        int n = (const int[]){ 512, 2048, ODD_MOST }[k / 2];
+        mlxvk_array y = { NULL }, none = { NULL }, a = array_of(device, MLXVK_FLOAT32, x, (int[]){ 2, n }, 2);
+        OK(mlxvk_astype(&a, a, MLXVK_BFLOAT16, stream), stream);
+        if (k % 2) OK(mlxvk_fast_layer_norm(&y, a, none, none, eps, stream), stream);
+        else OK(mlxvk_fast_rms_norm(&y, a, none, eps, stream), stream);
+        OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, stream), stream);
+        OK(mlxvk_array_read(y, got, sizeof *got * (size_t)(2 * n), stream), stream);
+        for (int i = 0; i < 2 * n; i++) if (!isnan(got[i])) fail_msg("rows of %d: element %d is %g", n, i, (double)got[i]);
+        mlxvk_array_free(a);
+        mlxvk_array_free(y);
+    }
+}
+
+/* Results are NaN where they must be, and nowhere else: by a test of each, by one for all of a thread (of rows of 2048, on
+ * lavapipe), by elements; of what a residual was added to. */
+static void not_only_numbers(void **state)
+{
+    static const mlxvk_dtype types[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
+    static const int sizes[] = { 512, 2048, ODD_MOST };
+    static float x[ODD_ROWS][ODD_MOST], packed[ODD_ROWS * ODD_MOST], got[ODD_ROWS * ODD_MOST], weight[ODD_MOST], bias[ODD_MOST];
+    struct rng random = { 5 };
+    (void)state;
+    a_nan_of_ones();
+    for (int k = 0; k < 3 * 3 * 4; k++) {              /* rms_norm, layer_norm, rms_norm of a sum, softmax */
+        int n = sizes[k % 3], what = k / 9;
+        if (k / 3 % 3 && n != 2048) continue;
+        double want[ODD_MOST];
+        fill_odd(x, weight, bias, n, &random);
+        for (int r = 0; r < ODD_ROWS; r++) memcpy(packed + r * n, x[r], (size_t)n * sizeof *packed);
+        mlxvk_array y = { NULL }, a = array_of(device, MLXVK_FLOAT32, packed, (int[]){ ODD_ROWS, n }, 2);
+        mlxvk_array w = array_of(device, MLXVK_FLOAT32, weight, &n, 1), b = array_of(device, MLXVK_FLOAT32, bias, &n, 1), zero = { NULL };
+        OK(mlxvk_zeros_like(&zero, a, stream), stream);
+        for (mlxvk_array **p = (mlxvk_array *[]){ &a, &w, &b, &zero, NULL }; *p; p++)
+            OK(mlxvk_astype(*p, **p, types[k / 3 % 3], stream), stream);
+        if (what == 2) OK(mlxvk_add(&a, a, zero, stream), stream);
+        if (what == 3) OK(mlxvk_softmax_axis(&y, a, 1, true, stream), stream);
+        else if (what == 1) OK(mlxvk_fast_layer_norm(&y, a, w, b, 1e-5f, stream), stream);
+        else OK(mlxvk_fast_rms_norm(&y, a, w, 1e-5f, stream), stream);
+        OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, stream), stream);
+        OK(mlxvk_array_read(y, got, sizeof *got * (size_t)(ODD_ROWS * n), stream), stream);
+        for (int i = 0; i < ODD_ROWS * n; i++) {
+            if (i % n == 0 && what == 3) softmax_of(x[i / n], n, want);
+            else if (i % n == 0) norm_of(x[i / n], weight, bias, n, what == 1, want);
+            double v = want[i % n];
+            if (isnan(v) ? !isnan(got[i]) : isinf(v) ? (double)got[i] != v : !(fabs(v - (double)got[i]) <= 2e-2 * (fabs(v) + 0.01)))
+                fail_msg("%d of rows of %d in %s: element %d is %g, not %g", what, n, mlxvk_dtype_name(types[k / 3 % 3]), i,
+                         (double)got[i], v);
+        }
+        for (mlxvk_array **p = (mlxvk_array *[]){ &a, &w, &b, &zero, &y, NULL }; *p; p++) mlxvk_array_free(**p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows),
                                         cmocka_unit_test(several_axes),
                                         cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments),
                                         cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding),
-                                        cmocka_unit_test(complex_products) };
+                                        cmocka_unit_test(complex_products), cmocka_unit_test(not_only_numbers) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
