@@ -126,6 +126,7 @@ static void by_radix_with_sums(void **state)
     struct rng r = { 3 };
     (void)state;
     expect_sorted(device, stream, &r, MLXVK_INT16, 1, 210000);
+    expect_sorted(device, stream, &r, MLXVK_UINT8, 1, (1 << 20) + 77);         /* by the larger tiles */
     mlxvk_stream_free(stream);
     mlxvk_device_free(device);
 }
