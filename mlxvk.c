@@ -3511,6 +3511,7 @@ static const struct layout_row { uint32_t kernel, dense, flat, own; } layout_tab
     { K_BINARY,        0, 0, ~0u },
     { K_BINARY_HALF,   0, 0, ~0u },
     { K_NORM,          1 << 0 | 1 << 3, 0, 1 << 1 | 1 << 2 },
+    { K_NORM_EIGHTS,   1 << 0 | 1 << 3, 0, 1 << 1 | 1 << 2 },
     { K_QMV,           0, 1 << 4 | 1 << 5, 1 << 5 },
     { K_QMV_PLAIN,     0, 1 << 4 | 1 << 5, 1 << 5 },
     { K_QMV_HELD,      0, 1 << 4 | 1 << 5, 1 << 5 },
@@ -8013,8 +8014,9 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
         lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
     held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
-    USE(e, norm, &p, .threads = threads, .lanes = lanes, .held = held > NORM_HELD ? 0 : held, .dtype = a[0]->dtype,
-        .kind = p.flags & (NORM_MEAN | NORM_ADD), .slots = places / lanes);
+    USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
+           .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = p.flags & (NORM_MEAN | NORM_ADD),
+           .slots = places / lanes);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 

@@ -606,6 +606,10 @@ typedef struct norm_constants norm_constants; typedef struct norm_push norm_push
 enum { SLOT_norm_y = 0, SLOT_norm_x = 1, SLOT_norm_residual = 2, SLOT_norm_h = 3, SLOT_norm_weight = 4,
     SLOT_norm_bias = 5 };
 
+typedef struct norm_constants norm_eights_constants; typedef struct norm_push norm_eights_push;
+enum { SLOT_norm_eights_y = 0, SLOT_norm_eights_x = 1, SLOT_norm_eights_residual = 2, SLOT_norm_eights_h = 3,
+    SLOT_norm_eights_weight = 4, SLOT_norm_eights_bias = 5 };
+
 struct norm_vjp_constants { uint32_t threads, lanes, held, dtype, flags; };
 typedef struct norm_vjp_constants norm_vjp_constants; typedef struct norm_vjp_push norm_vjp_push;
 enum { SLOT_norm_vjp_dx = 0, SLOT_norm_vjp_x = 1, SLOT_norm_vjp_g = 2, SLOT_norm_vjp_weight = 3,
@@ -853,6 +857,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
     X(norm, NORM, 6, 0x9, 120, 6, CAP_SMALL) \
+    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 6, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 124, 10, CAP_SMALL) \

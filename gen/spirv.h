@@ -57,6 +57,7 @@
 #include "matvec_subgroup_spv.h"
 #include "merge_spv.h"
 #include "norm_spv.h"
+#include "norm_eights_spv.h"
 #include "norm_vjp_spv.h"
 #include "positions_spv.h"
 #include "qmm_spv.h"

@@ -8,19 +8,35 @@ vec4 rounded(vec4 x, uint t) { return vec4(rounded(x.x, t), rounded(x.y, t), rou
 
 // Eight elements from index i on, which is a multiple of 16 bytes.
 struct eight { vec4 a, b; };
+// What common.glsl does with one number, with four and without branches: compilers take functions that return early apart
+// once for each number, before they know the dtype.
 vec4 four_halves(uvec2 w, uint t)
 {
-    return vec4(bits_to_float(w.x & 0xffffu, t), bits_to_float(w.x >> 16, t), bits_to_float(w.y & 0xffffu, t), bits_to_float(w.y >> 16, t));
+    uvec4 high = uvec4(w.x << 16, w.x & 0xffff0000u, w.y << 16, w.y & 0xffff0000u);
+    if (t == BF16) return uintBitsToFloat(high);
+    uvec4 s = high & 0x80000000u, e = (high >> 26) & 31u, m = (high >> 16) & 1023u;
+    uvec4 number = mix(e + 112u, uvec4(255u), equal(e, uvec4(31u))) << 23 | m << 13;
+    return uintBitsToFloat(s | mix(number, floatBitsToUint(vec4(m) * 5.9604644775390625e-8), equal(e, uvec4(0u))));
 }
-uvec2 halves_of(vec4 x, uint t)
+uvec4 four_bits(vec4 x, uint t)                                        // of halves, to nearest even
 {
-    if (t == BF16) return bf16_of_four(x);
-    return uvec2(float_to_bits(x.x, t) | (float_to_bits(x.y, t) << 16), float_to_bits(x.z, t) | (float_to_bits(x.w, t) << 16));
+    uvec4 u = floatBitsToUint(x), a = u & 0x7fffffffu;
+    if (t == BF16) return mix(u + 0x7fffu + ((u >> 16) & 1u), u | 0x400000u, greaterThan(a, uvec4(0x7f800000u))) >> 16;
+    uvec4 small = uvec4(roundEven(uintBitsToFloat(min(a, 0x38800000u)) * 16777216.0));
+    uvec4 half_bits = mix((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13, small, lessThan(a, uvec4(0x38800000u)));
+    half_bits = mix(half_bits, uvec4(0x7c00u), greaterThanEqual(a, uvec4(0x477ff000u)));           // 65520 and above
+    return (u >> 16 & 0x8000u) | mix(half_bits, uvec4(0x7e00u), greaterThan(a, uvec4(0x7f800000u)));
+}
+// Eight of them, each tested for NaN.
+uvec4 eight_rounded(vec4 a, vec4 b, uint t)
+{
+    uvec4 p = four_bits(a, t), q = four_bits(b, t);
+    return uvec4(p.x | p.y << 16, p.z | p.w << 16, q.x | q.y << 16, q.z | q.w << 16);
 }
 // Numbers, and no NaN, which bfloat16's test for costs as much as its rounding.
 uvec4 eight_numbers(vec4 a, vec4 b, uint t)
 {
-    if (t != BF16) return uvec4(halves_of(a, t), halves_of(b, t));
+    if (t != BF16) return eight_rounded(a, b, t);
     uvec4 u = floatBitsToUint(a), v = floatBitsToUint(b);
     u += 0x7fffu + ((u >> 16) & 1u);
     v += 0x7fffu + ((v >> 16) & 1u);
@@ -30,14 +46,8 @@ uvec4 eight_numbers(vec4 a, vec4 b, uint t)
 uvec4 eight_halves(vec4 a, vec4 b, uint t)                             // with one test for NaN
 {
     vec4 sum = a + b;
-    if (t != BF16 || is_nan((sum.x + sum.y) + (sum.z + sum.w))) return uvec4(halves_of(a, t), halves_of(b, t));
+    if (t != BF16 || is_nan((sum.x + sum.y) + (sum.z + sum.w))) return eight_rounded(a, b, t);
     return eight_numbers(a, b, t);
-}
-// Each tested by itself, without branches.
-uvec4 eight_rounded(vec4 a, vec4 b, uint t)
-{
-    return uvec4(float_to_bits(a.x, t) | (float_to_bits(a.y, t) << 16), float_to_bits(a.z, t) | (float_to_bits(a.w, t) << 16),
-                 float_to_bits(b.x, t) | (float_to_bits(b.y, t) << 16), float_to_bits(b.z, t) | (float_to_bits(b.w, t) << 16));
 }
 #define EIGHTS(name) \
     eight load8_##name(uint i, uint t) { \

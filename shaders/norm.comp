@@ -1,6 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// RMS and layer normalisation of rows, with an optional addition in front:
+// RMS and layer normalisation of rows, by elements or (BY_EIGHTS) by aligned eights that threads hold, with an optional
+// addition in front:
 //   h = x + residual, stored rounded;  y = (h - mean) * rsqrt(mean square + eps) * weight + bias, rounded once
 //   (MLX rounds before the weight too)
 // where RMS takes no mean. LANES threads a row; the rows of a workgroup are independent.
@@ -10,7 +11,7 @@
 // and each place adds its own in order; then the upper half of the places is added to the lower half, until 64 are left,
 // which row_sum() adds up. A thread has SLOTS places, LANES apart.
 layout(constant_id = 1) const uint LANES = 32;
-layout(constant_id = 2) const uint HELD = 0;           // eights that a thread holds, a multiple of SLOTS; 0: none
+layout(constant_id = 2) const uint HELD = 1;           // eights that a thread holds, a multiple of SLOTS
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
@@ -27,12 +28,11 @@ ACCESS(residual)
 ACCESS(h)
 ACCESS(weight)
 ACCESS(bias)
-EIGHTS(y)
-EIGHTS(x)
+#ifdef BY_EIGHTS
 EIGHTS(residual)
-EIGHTS(h)
 EIGHTS(weight)
 EIGHTS(bias)
+#endif
 
 layout(push_constant) uniform norm_push {
     uint rows, n, ndim;
@@ -101,9 +101,10 @@ void finish(uvec4 at, uint first, float mean, float factor)
     }
 }
 
+#ifdef BY_EIGHTS
 // The eights that a thread holds, as they are in memory.
 const uint WORDS = DTYPE == F32 ? 2u : 1u;
-uvec4 words[HELD == 0u ? 1u : HELD * WORDS];
+uvec4 words[HELD * WORDS];
 eight held(uint i)
 {
     if (DTYPE == F32) return eight(uintBitsToFloat(words[2u * i]), uintBitsToFloat(words[2u * i + 1u]));
@@ -171,6 +172,7 @@ void by_eights(uvec4 at, uint lane, bool inside)
     if (TESTED) for (uint g = numbers ? groups : lane; g < groups; g += LANES) finish(at, 8u * g, mean, factor);
 }
 
+#else
 // The eight from element i on, less the mean; 0 behind the row's end.
 eight values(uvec4 at, uint i, float mean)
 {
@@ -207,12 +209,16 @@ void by_elements(uvec4 at, uint lane, bool inside)
     float factor = inversesqrt(total_of(at, lane, count, mean, true) / float(n) + eps);
     for (uint first = 8u * lane; first < count; first += 8u * LANES) finish(at, first, mean, factor);
 }
+#endif
 
 void main()
 {
     uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u);
     uint row = group_index() * (gl_WorkGroupSize.x / LANES) + thread / LANES;
     uvec4 at = locate(min(row, rows - 1u));
-    if (HELD == 0u) by_elements(at, lane, row < rows);
-    else by_eights(at, lane, row < rows);
+#ifdef BY_EIGHTS
+    by_eights(at, lane, row < rows);
+#else
+    by_elements(at, lane, row < rows);
+#endif
 }
