@@ -13639,8 +13639,8 @@ static void sort_merge(struct encoder *e, const struct sort_rows *s, const struc
 
 /* ---- radix sort, a digit of eight bits a step ---- */
 
-/* Elements of a row that a workgroup takes. Of values alone 14 a thread: a pass of 2^26 takes an NVIDIA H200 615 us, 700
- * with 16, which leave room for a workgroup less, and 650 to 665 with 10, 12 and 20. */
+/* Elements of a row that a workgroup takes. Of values alone 14 a thread: a pass of 2^26 took an NVIDIA H200 615 us, but
+ * 700 with 16, which leave room for a workgroup less, and 650 to 665 with 10, 12 and 20. */
 static uint32_t radix_tile(const struct sort_rows *s)
 {
     return RADIX_DIGITS * ((size_t)s->rows * s->n < (1u << 20) ? 8 : s->index ? 16 : 14);
