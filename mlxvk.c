@@ -17268,15 +17268,18 @@ static bool fuse_attention(struct encoder *e, struct stream *s, struct members *
     return true;
 }
 
-/* Does the node take rows, by the indices that `first` has, of a matrix that can be bound, for `read` alone? */
+/* Does the node take whole rows, by the indices that `first` has, of a matrix that can be bound, for `read` alone? Rows
+ * or windows of a row: where nothing lies between elements, the same. */
 static bool takes_rows(const struct encoder *e, const struct node *n, const struct node *first,
                        const struct array *read)
 {
-    const struct array *a = n->in[0];
-    return n->op == OP_GATHER && n->p.gather.mode == GATHER_TAKE && !n->p.gather.axis && a->ndim == 2 && a->row &&
-           a->shape[0] == first->in[0]->shape[0] && n->p.gather.room == (uint32_t)a->shape[0] &&
-           same_view(n->in[1], first->in[1]) && only_between(n->out[0]) && same_view(n->out[0], read) &&
-           fits_binding(e->device, a);
+    const struct array *a = n->in[0], *out = n->out[0];
+    if (n->op != OP_GATHER || (n->p.gather.mode != GATHER_TAKE && n->p.gather.mode != GATHER_SLICES)) return false;
+    return !n->p.gather.axis && a->ndim == 2 && a->row && a->shape[0] == first->in[0]->shape[0] &&
+           n->p.gather.room == (uint32_t)a->shape[0] && same_view(n->in[1], first->in[1]) &&
+           out->size == n->in[1]->size * (size_t)a->shape[1] && only_between(out) && out->row && read->row &&
+           out->storage == read->storage && out->offset == read->offset && out->size == read->size &&
+           out->dtype == read->dtype && fits_binding(e->device, a);
 }
 
 /* Rows taken of a quantized matrix and of its scales and biases, then dequantized: an embedding. */
@@ -17286,7 +17289,7 @@ static bool fuse_embedding(struct encoder *e, struct stream *s, struct members *
     const struct node *n, *take = &s->nodes[first];
     struct array *of[3] = { NULL }, *indices = take->in[1];
     int64_t count, stride;
-    if (take->p.gather.mode != GATHER_TAKE || !has_kernel(e->device, K_DEQUANTIZE_ROWS)) return false;
+    if (!has_kernel(e->device, K_DEQUANTIZE_ROWS)) return false;
     nodes[3] = reader_of(s, first, end, take->out[0]);
     n = nodes[3] == UINT32_MAX ? NULL : &s->nodes[nodes[3]];
     if (!n || n->op != OP_DEQUANTIZE || n->in[3] || !n->out[0]->row || dim_of(n->out[0], -1) % 32) return false;

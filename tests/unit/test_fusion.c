@@ -369,7 +369,8 @@ static const struct embedding {
     int shape[2], ndim;
     uint64_t fewer;                                  /* dispatches that the fusion saves */
     /* what it assumes, broken; part: every second row; turned: indices transposed; taller: more rows of scales than of codes */
-    bool other_indices, owned, part, turned, taller;
+    bool other_indices, owned, part, turned, taller, narrow;
+    bool gather;                                     /* by windows of a row, as MLX has it; narrow: of a part of it */
 } embeddings[] = {
     { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_BFLOAT16, .indices = MLXVK_INT32, .shape = { 1, 1 }, .ndim = 2, .fewer = 3 },
     { .mode = "affine", .bits = 3, .group = 32, .dtype = MLXVK_FLOAT32, .indices = MLXVK_UINT32, .shape = { 2, 7 }, .ndim = 2, .fewer = 3 },
@@ -378,6 +379,9 @@ static const struct embedding {
     { .mode = "mxfp4", .bits = 4, .group = 32, .dtype = MLXVK_BFLOAT16, .indices = MLXVK_INT32, .shape = { 3 }, .ndim = 1, .fewer = 2 },
     { .mode = "nvfp4", .bits = 4, .group = 16, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 2 }, .ndim = 1, .fewer = 2 },
     { .mode = "mxfp8", .bits = 8, .group = 32, .dtype = MLXVK_FLOAT16, .indices = MLXVK_UINT16, .shape = { 4 }, .ndim = 1, .fewer = 2 },
+    { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_BFLOAT16, .indices = MLXVK_INT32, .shape = { 1, 1 }, .ndim = 2, .fewer = 3, .gather = true },
+    { .mode = "affine", .bits = 6, .group = 32, .dtype = MLXVK_FLOAT32, .indices = MLXVK_UINT32, .shape = { 3, 4 }, .ndim = 2, .fewer = 3, .gather = true },
+    { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 7 }, .ndim = 1, .gather = true, .narrow = true },
     { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 6, 5 }, .ndim = 2, .turned = true },
     { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 5 }, .ndim = 1, .other_indices = true },
     { .mode = "affine", .bits = 4, .group = 64, .dtype = MLXVK_FLOAT32, .indices = MLXVK_INT32, .shape = { 5 }, .ndim = 1, .owned = true },
@@ -397,6 +401,18 @@ static mlxvk_array indices_of(struct bench *t, const struct embedding *x)
     if (x->turned) OK(mlxvk_transpose(&a, a, t->s), t->s);
     OK(mlxvk_array_eval(a), t->s);
     return a;
+}
+
+/* Rows of a, or where `narrow` is set two thirds of them. */
+static void take_rows(struct bench *t, const struct embedding *x, mlxvk_array *a, mlxvk_array at)
+{
+    int width = mlxvk_array_dim(*a, 1);
+    if (!x->gather) {
+        OK(mlxvk_take_axis(a, *a, at, 0, t->s), t->s);
+        return;
+    }
+    OK(mlxvk_gather_single(a, *a, at, 0, (int[]){ 1, x->narrow ? width / 3 * 2 : width }, 2, t->s), t->s);
+    OK(mlxvk_squeeze_axis(a, *a, x->ndim, t->s), t->s);
 }
 
 static size_t embed(const struct embedding *x, const char *gates, float *values, uint64_t *dispatches)
@@ -427,7 +443,7 @@ static size_t embed(const struct embedding *x, const char *gates, float *values,
     }
     OK(mlxvk_synchronize(t.s), t.s);
     mlxvk_reset_stats(t.device);
-    for (size_t k = 0; k < (biased ? 3 : 2); k++) OK(mlxvk_take_axis(&taken[k], taken[k], k == 1 ? other : at, 0, t.s), t.s);
+    for (size_t k = 0; k < (biased ? 3 : 2); k++) take_rows(&t, x, &taken[k], k == 1 ? other : at);
     OK(mlxvk_dequantize(&y, taken[0], taken[1], taken[2], group, bits, x->mode, nothing, (mlxvk_optional_dtype){ x->dtype, true }, t.s), t.s);
     for (size_t k = 0; k < 3; k++) if (!x->owned) { mlxvk_array_free(taken[k]); taken[k] = nothing; }
     OK(mlxvk_synchronize(t.s), t.s);
