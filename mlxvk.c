@@ -7103,11 +7103,9 @@ static bool in_pairs(enum reduction op, mlxvk_dtype type)
     return op == R_logsumexp || (dtypes[type].size == 8 && op != R_all && op != R_any);
 }
 
-static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type, bool columns)
+static enum kernel_id reduce_kernel(enum reduction op, mlxvk_dtype type)
 {
-    if (is_arg(op)) return columns ? K_reduce_index_columns : K_reduce_index;
-    if (in_pairs(op, type)) return columns ? K_reduce_pair_columns : K_reduce_pair;
-    return columns ? K_reduce_columns : K_reduce;
+    return is_arg(op) ? K_reduce_index : in_pairs(op, type) ? K_reduce_pair : K_reduce;
 }
 
 /* What results of parts are kept as: the accumulator; complex64 for the two words of logsumexp and arg reductions. */
@@ -7215,8 +7213,8 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
         g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
         groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
     }
-    USE_AS(e, reduce_kernel(j->op, j->type, g.layout >= REDUCE_COLUMNS), reduce, &p, .threads = REDUCE_THREADS,
-           .op = j->op, .from = j->type, .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
+    USE_AS(e, reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op, .from = j->type,
+           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
     dispatch_groups(e, groups);
 }
 
@@ -7322,7 +7320,7 @@ static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_j
 {
     struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
     uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
-    bool whole = is_whole(j), pairs = !is_arg(j->op) && in_pairs(j->op, j->type);
+    bool whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
     bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
     size_t others = from->size / n;
     if (is_arg(j->op))
@@ -7769,7 +7767,7 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
                              .width = by ? REDUCE_THREADS / 16 : REDUCE_THREADS };
     struct array rows = *from, parts = *totals;
     int at = (int)s->ndim;
-    if (by == 4 && !is_arg(op) && !in_pairs(op, from->dtype)) g.layout = REDUCE_FOUR_COLUMNS;
+    if (by == 4 && reduce_kernel(op, from->dtype) == K_reduce) g.layout = REDUCE_FOUR_COLUMNS;
     for (int i = 0; i < at; i++) { rows.shape[i] = (int)s->shape[i]; rows.strides[i] = (int32_t)s->in_stride[i]; }
     rows.shape[at] = (int)s->n;
     rows.strides[at] = (int32_t)s->stride;

@@ -707,20 +707,11 @@ struct reduce_constants { uint32_t threads, op, from, to, layout, width, later; 
 typedef struct reduce_constants reduce_constants; typedef struct reduce_push reduce_push;
 enum { SLOT_reduce_dst = 0, SLOT_reduce_src = 1, SLOT_reduce_largest = 2 };
 
-typedef struct reduce_constants reduce_columns_constants; typedef struct reduce_push reduce_columns_push;
-enum { SLOT_reduce_columns_dst = 0, SLOT_reduce_columns_src = 1, SLOT_reduce_columns_largest = 2 };
-
 typedef struct reduce_constants reduce_index_constants; typedef struct reduce_push reduce_index_push;
 enum { SLOT_reduce_index_dst = 0, SLOT_reduce_index_src = 1 };
 
-typedef struct reduce_constants reduce_index_columns_constants; typedef struct reduce_push reduce_index_columns_push;
-enum { SLOT_reduce_index_columns_dst = 0, SLOT_reduce_index_columns_src = 1 };
-
 typedef struct reduce_constants reduce_pair_constants; typedef struct reduce_push reduce_pair_push;
 enum { SLOT_reduce_pair_dst = 0, SLOT_reduce_pair_src = 1 };
-
-typedef struct reduce_constants reduce_pair_columns_constants; typedef struct reduce_push reduce_pair_columns_push;
-enum { SLOT_reduce_pair_columns_dst = 0, SLOT_reduce_pair_columns_src = 1 };
 
 struct rope_constants { uint32_t threads, lanes, by_four, dtype, norm; };
 typedef struct rope_constants rope_constants; typedef struct rope_push rope_push;
@@ -879,11 +870,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(random, RANDOM, 2, 0x1, 52, 5, CAP_SMALL) \
     X(reduce, REDUCE, 3, 0x1, 108, 7, CAP_SMALL) \
-    X(reduce_columns, REDUCE_COLUMNS, 3, 0x1, 108, 7, CAP_SMALL) \
     X(reduce_index, REDUCE_INDEX, 2, 0x1, 108, 7, CAP_SMALL) \
-    X(reduce_index_columns, REDUCE_INDEX_COLUMNS, 2, 0x1, 108, 7, CAP_SMALL) \
     X(reduce_pair, REDUCE_PAIR, 2, 0x1, 108, 7, CAP_SMALL) \
-    X(reduce_pair_columns, REDUCE_PAIR_COLUMNS, 2, 0x1, 108, 7, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \

@@ -10,7 +10,6 @@
 //   piece    16 blocks in order; 16 pieces in order are the next piece, and so on until one is left
 // "In order" starts from the identity; a lane, block or piece that is not there adds none or the identity: the same.
 // So a row can be cut into pieces of 256 * 16^k elements whose results the next dispatch goes on with (LATER).
-// OVER_COLUMNS: modules of their own for layouts of columns: a driver compiles what a module has before it leaves anything out.
 #include "accumulate.glsl"
 //! enum REDUCE_: layouts
 const uint FOURS = 0, ANYWHERE = 1, STRIDED = 2, COLUMNS = 3, FOUR_COLUMNS = 4;
@@ -283,9 +282,6 @@ void columns()
 void main()
 {
     for (uint k = 0u; k < 2u * HELD; k++) pushed[k] = identity();
-#if defined(OVER_COLUMNS)
-    columns();
-#else
-    rows();
-#endif
+    if (LAYOUT < COLUMNS) rows();
+    else columns();
 }

@@ -497,7 +497,7 @@ static void check_shared(struct lab *l, const struct step *t)
 
 /* Kernels that want workgroups of 256, which Vulkan does not promise: no plan for these yet. */
 static const uint32_t many_threads[] = {
-    K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR, K_REDUCE_COLUMNS, K_REDUCE_INDEX_COLUMNS, K_REDUCE_PAIR_COLUMNS, K_SOFTMAX, K_SCAN, K_SCAN_PAIR,
+    K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR, K_SOFTMAX, K_SCAN, K_SCAN_PAIR,
 };
 
 static bool wants_many_threads(uint32_t kernel)
