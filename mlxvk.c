@@ -17220,10 +17220,12 @@ static bool join_all(struct stream *s, struct members *all, const uint32_t *node
 /* Both norms of a decoding step, or none. */
 static bool take_norms(const struct stream *s, const struct turned *q, const struct turned *k, struct newest *n)
 {
-    const struct node *of_q = &s->nodes[q->norm], *of_k = &s->nodes[k->norm];
+    const struct node *of_q, *of_k;
     n->norm = q->norm != UINT32_MAX;
     if (n->norm != (k->norm != UINT32_MAX)) return false;
     if (!n->norm) return true;
+    of_q = &s->nodes[q->norm];
+    of_k = &s->nodes[k->norm];
     n->q_weight = of_q->in[1];
     n->k_weight = of_k->in[1];
     n->eps = of_q->p.norm.eps;
