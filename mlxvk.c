@@ -11562,8 +11562,10 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     p.o_at = set_output(e, SLOT_attention_rope_o, a->o);
     p.k_at = set_output(e, SLOT_attention_rope_k, a->k);
     p.v_at = set_output(e, SLOT_attention_rope_v, a->v);
-    copy_strides(p.k_stride, &(struct array){ .strides = { a->k->strides[1], a->k->strides[2] } }, 2);
-    copy_strides(p.v_stride, &(struct array){ .strides = { a->v->strides[1], a->v->strides[2] } }, 2);
+    for (int i = 0; i < 2; i++) {
+        p.k_stride[i] = (uint32_t)a->k->strides[1 + i];
+        p.v_stride[i] = (uint32_t)a->v->strides[1 + i];
+    }
     bind_newest(e, n, &p);
     if (parts) {
         set_output(e, SLOT_attention_rope_part, parts);
@@ -17129,6 +17131,16 @@ static struct array as_seen_by(const struct array *x, const struct array *result
     return view;
 }
 
+/* Can the norm be done by what does rope of its result, which nobody else wants? x: the rows it reads, as rope sees
+ * them. */
+static bool norm_with_rope(const struct node *norm, const struct node *rope, struct array *x)
+{
+    if (norm->op != OP_NORM || norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0]) ||
+        !sees_rows(rope->in[0], norm->out[0])) return false;
+    *x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
+    return true;
+}
+
 /* rms_norm of each head, then rope (of the transposed view), then, where it follows, the write into a cache. */
 static bool fuse_norm_rope(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
@@ -17136,12 +17148,10 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, struct members *
     const struct node *norm = &s->nodes[at], *rope;
     struct array *out, x;
     all->count = 2;
-    if (norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0])) return false;
     m[1] = reader_of(s, at, end, norm->out[0]);
     if (m[1] == UINT32_MAX || s->nodes[m[1]].op != OP_ROPE || !can_join(s, m, 1, m[1])) return false;
     rope = &s->nodes[m[1]];
-    if (!sees_rows(rope->in[0], norm->out[0])) return false;
-    x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
+    if (!norm_with_rope(norm, rope, &x)) return false;
     out = rope->out[0];
     m[2] = s->device->gate[GATE_ROPE_CACHE] ? copy_behind(s, m, 2, end) : UINT32_MAX;
     if (m[2] != UINT32_MAX && rope_norm_fits(&rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
@@ -17159,7 +17169,7 @@ struct turned { uint32_t norm, rope; struct array x; };
 /* The way of what attention, or the write into a cache, at node `to` reads; `from`: the first node of a fusion. */
 static bool find_turned(const struct stream *s, uint32_t from, uint32_t to, const struct array *read, struct turned *t)
 {
-    const struct node *rope, *norm;
+    const struct node *rope;
     t->rope = writer_of(s, from, to, read);
     if (t->rope == UINT32_MAX) return false;
     rope = &s->nodes[t->rope];
@@ -17167,12 +17177,7 @@ static bool find_turned(const struct stream *s, uint32_t from, uint32_t to, cons
         return false;
     t->x = *rope->in[0];
     t->norm = writer_of(s, from, t->rope, rope->in[0]);
-    if (t->norm == UINT32_MAX) return true;
-    norm = &s->nodes[t->norm];
-    if (norm->op != OP_NORM || norm->p.norm.flags || !norm->in[0]->row || !only_between(norm->out[0]) ||
-        !sees_rows(rope->in[0], norm->out[0])) return false;
-    t->x = as_seen_by(norm->in[0], norm->out[0], rope->in[0]);
-    return true;
+    return t->norm == UINT32_MAX || norm_with_rope(&s->nodes[t->norm], rope, &t->x);
 }
 
 /* The node that writes, unchanged, the last row of each head of `all`, keys or values that attention at node `to`
@@ -17616,8 +17621,8 @@ struct kept_group {
     struct members all;
     uint32_t fusion, step, steps, donation, donations;
     bool planned, anew;                              /* planned: there are steps; anew: a node differs this time, */
-    bool adopted;                                    /* or did before, and the steps are that one's; or there are */
-    bool several;                                    /* several nodes with late parameters, of which a step has one */
+    bool adopted;                                    /* or did before, and the steps are that one's */
+    bool several;                                    /* nodes with late parameters: a step has one, so always anew */
 };
 
 /* A step's place in a recorded segment; barrier: one stands in front of it; same: so often in a row all it touches

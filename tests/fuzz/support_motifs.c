@@ -27,6 +27,19 @@ static int multiplied(int a, int b) { return chance(50) ? pair("multiply", a, b)
 
 /* ---- norm, rope, cache ---- */
 
+static void attend(int queries, int keys, int values, const char *mode)
+{
+    struct statement s = call_of("fast_scaled_dot_product_attention");
+    with_input(&s, "queries", queries);
+    with_input(&s, "keys", keys);
+    with_input(&s, "values", values);
+    with_input(&s, "mask_arr", NONE);
+    with_input(&s, "sinks", NONE);
+    with_number(&s, "scale", 0.125);
+    with_text(&s, "mask_mode", mode);
+    emit(s);
+}
+
 /* The slice is written, and the cache looked at: as it is, in part, or by attention. */
 static void use_cache(int cache, int queries)
 {
@@ -34,17 +47,7 @@ static void use_cache(int cache, int queries)
     if (cache == NONE) return;
     if (kind < 3) note(READ, cache);
     else if (kind < 5) view_of(cache);
-    else if (kind < 7 && queries != NONE) {
-        struct statement s = call_of("fast_scaled_dot_product_attention");
-        with_input(&s, "queries", queries);
-        with_input(&s, "keys", cache);
-        with_input(&s, "values", cache);
-        with_input(&s, "mask_arr", NONE);
-        with_input(&s, "sinks", NONE);
-        with_number(&s, "scale", 0.125);
-        with_text(&s, "mask_mode", "");
-        emit(s);
-    }
+    else if (kind < 7 && queries != NONE) attend(queries, cache, cache, "");
 }
 
 /* What goes into the rope: from the cache itself, from heads that stand side by side, or anything. */
@@ -171,15 +174,7 @@ static void decoding_step(void)
         drop(k);
         drop(v);
         if (q == NONE || seen_keys == NONE || seen_values == NONE) return;
-        struct statement s = call_of("fast_scaled_dot_product_attention");
-        with_input(&s, "queries", q);
-        with_input(&s, "keys", seen_keys);
-        with_input(&s, "values", seen_values);
-        with_input(&s, "mask_arr", NONE);
-        with_input(&s, "sinks", NONE);
-        with_number(&s, "scale", 0.125);
-        with_text(&s, "mask_mode", chance(90) ? "" : "causal");
-        emit(s);
+        attend(q, seen_keys, seen_values, chance(90) ? "" : "causal");
         drop(q);
         drop(seen_keys);
         drop(seen_values);
