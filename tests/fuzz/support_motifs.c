@@ -116,8 +116,8 @@ static void rope_within_cache(void)
 
 static int turned_at(int x, int at)
 {
-    struct statement s = call_of("fast_rope");
     if (x == NONE || chance(4)) return roped(x, x == NONE ? 0 : of(x)->shape[3]);
+    struct statement s = call_of("fast_rope");
     with_input(&s, "x", x);
     with_number(&s, "dims", of(x)->shape[3]);
     with_truth(&s, "traditional", false);
