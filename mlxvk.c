@@ -47,6 +47,16 @@
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
+/* Its macros whose names are used below, also where a program's file has included it before. */
+#undef TEXT
+#undef IN
+#undef OUT
+#undef near
+#undef far
+#undef small
+#undef interface
+#undef min
+#undef max
 #else
 #include <pthread.h>
 #endif
@@ -55,9 +65,15 @@
  * runs. */
 #ifndef VOLK_H_
 #include "gen/volk_prefix.h"
-#define VOLK_IMPLEMENTATION
-#endif
 #include <volk.h>
+/* Until version 264 volk.c declares this type of windows.h's once more, in another way. */
+#if defined(_WIN32) && VOLK_HEADER_VERSION < 264
+#define FARPROC mlxvk_volk_procedure
+#endif
+#define VOLK_IMPLEMENTATION
+#include <volk.h>
+#undef FARPROC
+#endif
 
 /* ==== >>base ====================================================================================================== */
 
@@ -102,9 +118,17 @@ static void mutex_unlock(mutex *m) { pthread_mutex_unlock(m); }
 
 static uint64_t now_ns(void)                         /* for statistics */
 {
+#ifdef _WIN32
+    LARGE_INTEGER t, second;                         /* two calls that do not fail since Windows XP */
+    QueryPerformanceCounter(&t);
+    QueryPerformanceFrequency(&second);
+    return (uint64_t)(t.QuadPart / second.QuadPart * 1000000000 +
+                      t.QuadPart % second.QuadPart * 1000000000 / second.QuadPart);
+#else
     struct timespec t;
     timespec_get(&t, TIME_UTC);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+#endif
 }
 
 /* ---- dtypes: the one table ---- */
@@ -20229,7 +20253,17 @@ struct disk { struct io io; FILE *file; const char *path; bool good; };      /* 
 #ifdef _WIN32
 #define seek_file _fseeki64
 #define tell_file _ftelli64
+
+/* The path is in UTF-8, as everywhere. NULL where it is not, or there is no such file. */
+static FILE *open_file(const char *path, const char *mode)
+{
+    wchar_t wide[1024], how[8];
+    if (!MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, COUNT(wide)) ||
+        !MultiByteToWideChar(CP_UTF8, 0, mode, -1, how, COUNT(how))) return NULL;
+    return _wfopen(wide, how);
+}
 #else
+#define open_file fopen
 #define seek_file(file, at, whence) fseek(file, (long)(at), whence)
 #define tell_file ftell
 #endif
@@ -20250,7 +20284,7 @@ static struct io *disk_open(const char *path, const char *mode)
     static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell,
                                            .seek = disk_seek, .read = disk_read,
                                            .write = disk_write, .label = disk_label, .free = disk_close };
-    FILE *file = path ? fopen(path, mode) : NULL;
+    FILE *file = path ? open_file(path, mode) : NULL;
     struct disk *d = file ? malloc(sizeof *d) : NULL;
     if (d) *d = (struct disk){ { d, calls }, file, path, true };
     else if (file) fclose(file);
