@@ -14,6 +14,7 @@
 #   make test-embed          mlxvk in other projects: CMake, Meson, a Makefile; static, shared, twice, beside a volk
 #   make fuzz SECONDS=600    random calls, random programs and damaged files under sanitizers and the validation layer
 #                            (SEED=n, FUZZ="--scarce 5 --ops add,sum" for the calls, PROGRAMS="--keep-going" for the programs)
+#   make fuzz-faults         each call of Vulkan's and each allocation failing in turn (FAULTS="--sample 1/50 --only vkMapMemory")
 #   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n)
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
@@ -93,7 +94,7 @@ with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/d
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
-.PHONY: test-embed setup-windows test-windows windows-programs run-windows
+.PHONY: test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
 .PHONY: shaders
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
@@ -235,6 +236,18 @@ fuzz:
 	    "damaged-files: $(fuzz_build)/fuzz/fuzz_qwen3 $$(($(SECONDS) * 100)) $(SEED)"
 	@tail -n 20 $(fuzz_build)/fuzz_logs/random-*.out $(fuzz_build)/fuzz_logs/damaged-files.out
 fuzz_build := build/$(addsuffix -,$(compiler))san
+
+# A fault a run, under AddressSanitizer; the layer that makes them is compiled without.
+FAULTS ?=
+faults := $(fuzz_build)/fuzz/layer
+fuzz-faults:
+	@tests/tools/setup build test
+	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/fuzz/fuzz_faults $(fuzz_build)/qwen3 $(faults)/libfaults.so
+	@. tests/tools/sanitizers && $(fuzz_build)/fuzz/fuzz_faults $(FAULTS) --qwen3 $(fuzz_build)/qwen3 $(MODEL) $(faults)
+
+$(BUILD)/fuzz/layer/libfaults.so: tests/fuzz/layer/faults.c tests/fuzz/layer/faults.h tests/fuzz/layer/faults.json
+	@mkdir -p $(@D)
+	@$(CC) -std=c11 -O2 -g $(WARNINGS) $(WERROR) -fPIC -shared -fvisibility=hidden $< -o $@ && cp $(<:.c=.json) $(@D)/
 
 bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \

@@ -1,5 +1,5 @@
-/* A program that has a Vulkan of its own, through a volk of its own, and computes with mlxvk; and so does a library that it
- * links (filter.c), with another mlxvk inside. Neither sees the other's symbols. */
+/* A program that has a Vulkan of its own, through a volk of its own, and computes with mlxvk; and so does a library that
+ * it links (filter.c), with another mlxvk inside. Neither sees the other's symbols. */
 #include <stdio.h>
 #include <volk.h>
 #include "border.h"
