@@ -11,6 +11,7 @@
 #   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command",
 #                            ON="--only swiftshader --files 'unary matmul' --sample 1/4")
 #   make test-windows        tests as Windows programs, by mingw-w64, under Wine (WINDOWS=--sample: a part of them)
+#   make test-cross          compiles for aarch64, riscv64, armhf, i386 and musl, runs on aarch64's Mesa (CROSS=--sample)
 #   make test-embed          mlxvk in other projects: CMake, Meson, a Makefile; static, shared, twice, beside a volk
 #   make fuzz SECONDS=600    random calls, random programs and damaged files under sanitizers and the validation layer
 #                            (SEED=n, FUZZ="--scarce 5 --ops add,sum" for the calls, PROGRAMS="--keep-going" for the programs)
@@ -94,7 +95,7 @@ with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/d
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
-.PHONY: test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
+.PHONY: test-cross test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
 .PHONY: shaders
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
@@ -216,6 +217,10 @@ run-windows:
 	    "qwen3: tests/tools/wine $(qwen3).exe --model $(MODEL) --check $(MODEL)/reference.json" \
 	    "golden: tests/tools/wine $(golden).exe $(golden_data) $(if $(filter --sample,$(WINDOWS)),--sample 1/16)" \
 	    $(foreach u,$(windows_units),"$(notdir $(u)): tests/tools/wine $(u).exe")
+
+test-cross:
+	@tests/tools/setup build test cross
+	@tests/tools/cross $(CROSS)
 
 test-embed:
 	@tests/tools/setup build embed

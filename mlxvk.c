@@ -20264,8 +20264,13 @@ static FILE *open_file(const char *path, const char *mode)
 }
 #else
 #define open_file fopen
-#define seek_file(file, at, whence) fseek(file, (long)(at), whence)
 #define tell_file ftell
+
+/* Refuses where a long has 32 bits, and the place more. */
+static int seek_file(FILE *file, int64_t at, int whence)
+{
+    return (int64_t)(long)at == at ? fseek(file, (long)at, whence) : -1;
+}
 #endif
 
 static FILE *disk_stream(void *d) { return ((struct disk *)d)->file; }

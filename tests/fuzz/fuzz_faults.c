@@ -469,6 +469,7 @@ int main(int argc, char **argv)
     if (!folder) { fputs("usage: see the head of fuzz_faults.c\n", stderr); return 2; }
     o.sample %= o.of;
     setenv("VK_LAYER_PATH", folder, 1);
+    setenv("NODEVICE_SELECT", "1", 1);                              /* Mesa's own layer, which does not survive */
     setenv("VK_INSTANCE_LAYERS", "VK_LAYER_MLXVK_faults", 1);
     for (int i = 0; i < o.jobs; i++) open_job(&jobs[i]);
     for (int v = 0; v < 3; v++) if (v < 2 || o.qwen3) run_variant(v);

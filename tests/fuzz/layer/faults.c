@@ -35,6 +35,23 @@ static void open_faults(void)
     faults = map == MAP_FAILED ? &none : map;
 }
 
+static void *next(const char *name)
+{
+    PFN_vkVoidFunction f = device_count ? next_device_proc(devices[device_count - 1], name) : NULL;
+    void *pointer;
+    if (!strcmp(name, "vkEnumeratePhysicalDevices")) f = (PFN_vkVoidFunction)next_devices;
+    if (!strcmp(name, "vkEnumerateDeviceExtensionProperties")) f = (PFN_vkVoidFunction)next_extensions;
+    memcpy(&pointer, &f, sizeof pointer);
+    return pointer;
+}
+
+/* What a lost device did is over: all of it may be destroyed. The driver's, which is not lost, goes on. */
+static void end_work(void)
+{
+    for (int i = 0; i < device_count; i++)
+        ((PFN_vkDeviceWaitIdle)next_device_proc(devices[i], "vkDeviceWaitIdle"))(devices[i]);
+}
+
 /* 0, or what this call is to return. */
 static VkResult fault(enum fault_function function)
 {
@@ -46,17 +63,8 @@ static VkResult fault(enum fault_function function)
     if (faults->function != function || faults->call != call) return VK_SUCCESS;
     faults->fired++;
     faults->lost = faults->code == VK_ERROR_DEVICE_LOST && loses[function];
+    if (faults->lost) end_work();
     return (VkResult)faults->code;
-}
-
-static void *next(const char *name)
-{
-    PFN_vkVoidFunction f = device_count ? next_device_proc(devices[device_count - 1], name) : NULL;
-    void *pointer;
-    if (!strcmp(name, "vkEnumeratePhysicalDevices")) f = (PFN_vkVoidFunction)next_devices;
-    if (!strcmp(name, "vkEnumerateDeviceExtensionProperties")) f = (PFN_vkVoidFunction)next_extensions;
-    memcpy(&pointer, &f, sizeof pointer);
-    return pointer;
 }
 
 static void count(VkResult r, int32_t objects)
