@@ -11,6 +11,7 @@
 #   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command",
 #                            ON="--only swiftshader --files 'unary matmul' --sample 1/4")
 #   make test-windows        tests as Windows programs, by mingw-w64, under Wine (WINDOWS=--sample: a part of them)
+#   make test-threads        eight threads with each other's arrays and events under ThreadSanitizer (THREAD_ROUNDS=1000)
 #   make test-cross          compiles for aarch64, riscv64, armhf, i386 and musl, runs on aarch64's Mesa (CROSS=--sample)
 #   make test-embed          mlxvk in other projects: CMake, Meson, a Makefile; static, shared, twice, beside a volk
 #   make fuzz SECONDS=600    random calls, random programs and damaged files under sanitizers and the validation layer
@@ -57,7 +58,7 @@ WARNINGS := -Wall -Wextra -Wpedantic
 WERROR ?= -Werror
 CFLAGS ?= $(if $(SAN),-O1,-O2) -g
 ifneq ($(SAN),)
-sanitize := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+sanitize := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -DMLXVK_CHECK_LOCKS
 endif
 flags = -std=c11 $(CFLAGS) $(WARNINGS) $(sanitize) -I. -Itests $(CPPFLAGS)
 # libvulkan is not among them: it is loaded at run time.
@@ -95,7 +96,7 @@ with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/d
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
-.PHONY: test-cross test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
+.PHONY: test-threads test-cross test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
 .PHONY: shaders
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
@@ -217,6 +218,14 @@ run-windows:
 	    "qwen3: tests/tools/wine $(qwen3).exe --model $(MODEL) --check $(MODEL)/reference.json" \
 	    "golden: tests/tools/wine $(golden).exe $(golden_data) $(if $(filter --sample,$(WINDOWS)),--sample 1/16)" \
 	    $(foreach u,$(windows_units),"$(notdir $(u)): tests/tools/wine $(u).exe")
+
+# Threads under ThreadSanitizer, with the order of locks asserted.
+THREAD_ROUNDS ?= 200
+test-threads:
+	@tests/tools/setup build
+	@$(build) BUILD=build/tsan CFLAGS="-O1 -g -fsanitize=thread -rdynamic -DMLXVK_CHECK_LOCKS" LDFLAGS=-fsanitize=thread \
+	    build/tsan/obj/tests/tools/keep_loaded.o build/tsan/fuzz/fuzz_threads keep_loaded=build/tsan/obj/tests/tools/keep_loaded.o
+	@TSAN_OPTIONS=suppressions=tests/tools/tsan.supp build/tsan/fuzz/fuzz_threads $(THREAD_ROUNDS)
 
 test-cross:
 	@tests/tools/setup build test cross

@@ -104,16 +104,30 @@ static uint32_t lowest_bit(uint32_t bits)            /* its number; bits is not 
 }
 static uint32_t float_bits(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }
 
-#ifdef _WIN32
-typedef SRWLOCK mutex;
-#define MUTEX_INIT SRWLOCK_INIT
-static void mutex_lock(mutex *m) { AcquireSRWLockExclusive(m); }
-static void mutex_unlock(mutex *m) { ReleaseSRWLockExclusive(m); }
+/* The locks, in the order in which a thread may take one that holds others: of the default device (while it is made or
+ * exchanged), of volk's loading, of a device, of a SPIR-V kernel's variants, of the error handler, of events' tops. */
+enum lock_rank { LOCK_DEFAULT, LOCK_VOLK, LOCK_DEVICE, LOCK_KERNEL, LOCK_HANDLER, LOCK_EVENTS };
+
+/* Programs that are compiled with this macro end where the order is not kept. */
+#ifdef MLXVK_CHECK_LOCKS
+static _Thread_local uint32_t locks_held;
+static void note_lock(int rank) { assert(!(locks_held >> rank)); locks_held |= 1u << rank; }
+static void note_unlock(int rank) { assert(locks_held >> rank & 1); locks_held &= ~(1u << rank); }
 #else
-typedef pthread_mutex_t mutex;
-#define MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
-static void mutex_lock(mutex *m) { pthread_mutex_lock(m); }
-static void mutex_unlock(mutex *m) { pthread_mutex_unlock(m); }
+static void note_lock(int rank) { (void)rank; }
+static void note_unlock(int rank) { (void)rank; }
+#endif
+
+#ifdef _WIN32
+typedef struct mutex { SRWLOCK native; int rank; } mutex;
+#define MUTEX_INIT(rank) { SRWLOCK_INIT, rank }
+static void mutex_lock(mutex *m) { note_lock(m->rank); AcquireSRWLockExclusive(&m->native); }
+static void mutex_unlock(mutex *m) { note_unlock(m->rank); ReleaseSRWLockExclusive(&m->native); }
+#else
+typedef struct mutex { pthread_mutex_t native; int rank; } mutex;
+#define MUTEX_INIT(rank) { PTHREAD_MUTEX_INITIALIZER, rank }
+static void mutex_lock(mutex *m) { note_lock(m->rank); pthread_mutex_lock(&m->native); }
+static void mutex_unlock(mutex *m) { note_unlock(m->rank); pthread_mutex_unlock(&m->native); }
 #endif
 
 static uint64_t now_ns(void)                         /* for statistics */
@@ -1194,7 +1208,7 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
 
 /* Held while volk's functions of instances are loaded and used, for they are global: those of devices are the
  * device's. */
-static mutex volk_lock = MUTEX_INIT;
+static mutex volk_lock = MUTEX_INIT(LOCK_VOLK);
 
 static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
 {
@@ -4375,7 +4389,7 @@ static struct {
     mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
     void *data;
     void (*dtor)(void *);
-} the_default = { .lock = MUTEX_INIT, .handler_lock = MUTEX_INIT };
+} the_default = { .lock = MUTEX_INIT(LOCK_DEFAULT), .handler_lock = MUTEX_INIT(LOCK_HANDLER) };
 
 static int create_layouts(struct device *d)
 {
@@ -4523,7 +4537,8 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     }
     memset(d, 0, sizeof *d);
     d->refs = 1;
-    d->lock = d->event_lock = (mutex)MUTEX_INIT;
+    d->lock = (mutex)MUTEX_INIT(LOCK_DEVICE);
+    d->event_lock = (mutex)MUTEX_INIT(LOCK_EVENTS);
     d->allocator = a;
     if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
@@ -21561,7 +21576,7 @@ mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vect
     k->inputs = (uint32_t)inputs;
     k->outputs = (uint32_t)outputs;
     k->rows = ensure_row_contiguous;
-    k->lock = (mutex)MUTEX_INIT;
+    k->lock = (mutex)MUTEX_INIT(LOCK_KERNEL);
     read_constants(k);
     return made;
 }
