@@ -23,9 +23,11 @@
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
+ *     >>images       arrays from images and back
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>replay       windows of the tape that come again: kept plans, recorded segments
+ *     >>engine       recordings into the caller's command buffers, its semaphores, work in slices of time
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
@@ -625,6 +627,7 @@ struct device {
     VkShaderModule modules[KERNEL_COUNT];
     VkPipelineCache pipeline_cache;
     struct table pipelines;
+    struct pipeline image_copy;                      /* stands for a copy of an image: see >>images */
     struct chain_entry **chains;                     /* kernels made for chains, in buckets by key */
     uint32_t chain_count;
 
@@ -656,6 +659,8 @@ struct device {
         polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNTS];
+    float factors[KERNEL_COUNT + 2];                 /* of estimates, as measured; 0: not yet; the last: of all */
+    bool timestamps;                                 /* the queue has them */
     struct list trace;                               /* dispatches whose times are known, where a gate asks for them */
     uint32_t noted;                                  /* bits of families whose notes are taken */
     struct table notes;
@@ -1467,9 +1472,14 @@ struct block {
     struct block *next;
 };
 
-/* A stream's counter of submissions; outlives the stream, so that uses can be asked about. */
+/* Who signals a timeline: submissions; a call, when the caller's submission is done; the caller, through an event. */
+enum line_kind { LINE_STREAM, LINE_CALL, LINE_EVENT };
+
+/* A stream's counter of submissions; outlives the stream, so that uses can be asked about. Those of recordings count
+ * submissions of the caller's, and nothing here waits for them: see >>engine. */
 struct timeline {
-    VkSemaphore semaphore;
+    VkSemaphore semaphore;                           /* of an event's: NULL once it is gone, and all of it done */
+    enum line_kind kind;
     struct stream *stream;                           /* NULL once the stream is gone */
     uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
     uint64_t polled;                                 /* d->polls when it was last asked */
@@ -1711,7 +1721,7 @@ static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t v
                                  .pSemaphores = &t->semaphore, .pValues = &value };
     while (t->completed < value) {
         uint64_t now = 0;
-        VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, 2000000000u);
+        VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, t->kind == LINE_STREAM ? 2000000000u : 0);
         if (r == VK_SUCCESS) now = value;
         else if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
         if (r < 0) return vk_code(d, r);
@@ -1875,15 +1885,10 @@ static void buffer_release(struct device *d, struct buffer *b)
 
 /* ==== >>timeline ================================================================================================== */
 
-/* The timeline of a stream that is gone goes on with the next one. */
-static struct timeline *timeline_create(struct device *d)
+/* One more, of a semaphore that is there. */
+static struct timeline *timeline_add(struct device *d, VkSemaphore semaphore, enum line_kind kind)
 {
-    VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
-                                       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
-    VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct timeline *t;
-    for (uint32_t i = 0; i < d->timeline_count; i++)
-        if (!d->timelines[i]->stream) return d->timelines[i];
     if (d->timeline_count == d->timeline_slots) {
         uint32_t slots = d->timeline_slots ? 2 * d->timeline_slots : 16;
         struct timeline **grown = host_alloc(d, slots * sizeof *grown);
@@ -1894,13 +1899,27 @@ static struct timeline *timeline_create(struct device *d)
         d->timeline_slots = slots;
     }
     t = host_zalloc(d, sizeof *t);
-    if (!t || vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &t->semaphore))) {
-        host_free(d, t);
-        return NULL;
-    }
+    if (!t) return NULL;
+    t->semaphore = semaphore;
+    t->kind = kind;
     t->open = 1;
     t->index = d->timeline_count;
     d->timelines[d->timeline_count++] = t;
+    return t;
+}
+
+/* The timeline of a stream that is gone goes on with the next one. */
+static struct timeline *timeline_create(struct device *d)
+{
+    VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
+    VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
+    VkSemaphore semaphore;
+    for (uint32_t i = 0; i < d->timeline_count; i++)
+        if (!d->timelines[i]->stream && d->timelines[i]->kind == LINE_STREAM) return d->timelines[i];
+    if (vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &semaphore))) return NULL;
+    struct timeline *t = timeline_add(d, semaphore, LINE_STREAM);
+    if (!t) d->vk.vkDestroySemaphore(d->handle, semaphore, NULL);
     return t;
 }
 
@@ -1912,6 +1931,7 @@ static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
                                  .pSemaphores = &t->semaphore, .pValues = &value };
     VkResult r;
     if (t->completed >= value) return 0;
+    if (t->kind != LINE_STREAM) return timeline_wait_locked(d, t, value);
     mutex_unlock(&d->lock);
     r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
     mutex_lock(&d->lock);
@@ -2032,14 +2052,20 @@ static void staging_give(struct device *d, enum memory_use use, struct buffer *b
 struct event {
     struct device *device;
     VkSemaphore semaphore;
+    bool adopted;                                    /* the semaphore is the caller's, who signals it, too */
     uint64_t top;
     struct event *next;                              /* once it is freed */
     struct list uses;
+    struct timeline *line;                           /* of recordings that it says are done; NULL: there are none */
 };
 
 static void event_destroy(struct device *d, struct event *ev)
 {
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    if (ev->line) {
+        ev->line->semaphore = VK_NULL_HANDLE;
+        ev->line->completed = ev->line->submitted = UINT64_MAX;
+    }
+    if (!ev->adopted) d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev->uses.items);
     host_free(d, ev);
 }
@@ -2052,7 +2078,7 @@ static bool event_idle(struct device *d, const struct event *ev)
         const struct use *u = ITEM(ev->uses, struct use, i);
         if (timeline_completed(d, u->line) <= u->value) return false;
     }
-    return true;
+    return !ev->line || timeline_completed(d, ev->line) >= ev->line->submitted;
 }
 
 /* Destroys freed events that no submission names any more. */
@@ -2502,9 +2528,14 @@ struct slot {
     VkQueryPool queries;                             /* with profiling on, */
     uint32_t query_count;
     struct timed *timed;                             /* and the dispatch of every two of them */
+    struct timeline *line;                           /* of a recording: what its value is of */
+    struct clock *clock;                             /* of a stream that advances, see >>engine */
 };
 
 struct timed { mlxvk_dispatch what; uint32_t counted_as; };
+
+/* Of a command buffer: when it began and ended, and what kernels were estimated to take of it, in microseconds. */
+struct clock { VkQueryPool queries; bool running, stopped; float corrected, estimates[KERNEL_COUNT + 1]; };
 
 struct encoder {
     struct stream *stream;
@@ -2563,6 +2594,13 @@ struct stream {
     VkCommandPool segment_pool;
     struct list dropped_segments;
     uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
+    /* held: nothing is lowered before the caller says so. recorder: the stream that lowers into command buffers of the
+     * caller's, which has a line of its own; recording: it does just now. token: what images' copies write, so that
+     * they stay in order. clocked: submissions are timed. See >>engine, >>images. */
+    bool held, records, recording, clocked;
+    struct stream *recorder;
+    struct timeline *own_line;
+    struct array *token;
     bool undecided;                                  /* the next such window may be planned otherwise */
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots, lower_at;       /* lower_at: so many nodes are lowered */
@@ -2766,6 +2804,56 @@ static struct slot *next_slot(struct stream *s)
     return &s->slots[next];
 }
 
+/* ---- clocks: what command buffers take, beside what they were estimated to ---- */
+
+static void clock_start(struct stream *s, struct slot *slot)
+{
+    struct device *d = s->device;
+    const VkQueryPoolCreateInfo info = { .sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO,
+                                         .queryType = VK_QUERY_TYPE_TIMESTAMP, .queryCount = 2 };
+    struct clock *c = slot->clock;
+    if (!c && (c = host_zalloc(d, sizeof *c)) != NULL && d->timestamps)
+        d->vk.vkCreateQueryPool(d->handle, &info, NULL, &c->queries);  /* without: estimates stay as they are */
+    slot->clock = c;
+    if (!c) return;
+    memset(c->estimates, 0, sizeof c->estimates);
+    c->corrected = 0;
+    c->stopped = false;
+    c->running = c->queries != VK_NULL_HANDLE;
+    if (!c->running) return;
+    d->vk.vkCmdResetQueryPool(slot->commands, c->queries, 0, 2);
+    d->vk.vkCmdWriteTimestamp(slot->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, c->queries, 0);
+}
+
+static void clock_stop(struct stream *s)
+{
+    struct slot *slot = &s->slots[s->slot];
+    if (!s->encoder.commands || !slot->clock || !slot->clock->running) return;
+    s->device->vk.vkCmdWriteTimestamp(slot->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->clock->queries, 1);
+    slot->clock->running = false;
+    slot->clock->stopped = true;
+}
+
+static uint32_t clocked_kernel(const struct step *t)
+{
+    return min_u32(t->pipeline ? t->pipeline->kernel : t->kernel, KERNEL_COUNT);
+}
+
+/* An estimate of the step's microseconds, corrected by what was measured. */
+static float corrected_time(const struct device *d, const struct step *t)
+{
+    const float *f = d->factors, own = f[clocked_kernel(t)], all = f[KERNEL_COUNT + 1];
+    return t->time * (own > 0 ? own : all > 0 ? all : 1);
+}
+
+static void clock_step(struct stream *s, const struct step *t)
+{
+    struct clock *c = s->slots[s->slot].clock;
+    if (!c) return;
+    c->estimates[clocked_kernel(t)] += t->time;
+    c->corrected += corrected_time(s->device, t);
+}
+
 /* Opens a command buffer in the next slot, waiting for its submission where that is still in flight. */
 static int open_commands(struct stream *s)
 {
@@ -2784,6 +2872,7 @@ static int open_commands(struct stream *s)
         return encoder_fail(e, code ? code : vk_code(d, r), r, __LINE__, "stream", "no command buffer (VkResult %d)",
                             r);
     if (slot->queries) d->vk.vkCmdResetQueryPool(slot->commands, slot->queries, 0, QUERIES);
+    if (s->clocked) clock_start(s, slot);
     slot->value = s->line->open;
     e->commands = slot->commands;
     e->in_use = NULL;
@@ -2865,7 +2954,10 @@ static int stream_submit(struct stream *s)
     uint64_t start = now_ns();
     VkResult r = VK_SUCCESS;
     if (e->give_out) e->give_out(e);
+    if (s->recording)
+        return encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "stream", "it takes more than one submission");
     if (!e->commands && !s->signal_count && !s->wait_count) return e->code;
+    if (s->clocked) clock_stop(s);
     if (e->commands) {
         full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
         e->barriers++;
@@ -2938,7 +3030,10 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
         s->seen = grown;
         s->seen_count = n;
     }
-    if (s->seen[line->index] >= value) return 0;
+    if (s->seen[line->index] >= value || !line->semaphore) return 0;
+    if (line->kind == LINE_CALL && value > timeline_completed(d, line))
+        return encoder_fail(&s->encoder, MLXVK_ERROR_NOT_READY, 0, __LINE__, "stream",
+                            "an operand is in use by a recording whose submission is not known to be done");
     if (value > line->submitted && line->stream) {
         int code = stream_submit(line->stream);
         if (code)
@@ -2983,6 +3078,8 @@ static void slot_destroy(struct device *d, struct slot *slot)
     for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
     host_free(d, slot->sets);
     host_free(d, slot->timed);
+    if (slot->clock) d->vk.vkDestroyQueryPool(d->handle, slot->clock->queries, NULL);
+    host_free(d, slot->clock);
     d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
     d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
 }
@@ -3853,7 +3950,7 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
     VkShaderModule module = VK_NULL_HANDLE;
     VkResult r;
     if (!p) return find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
-    if (p->handle) return p;
+    if (p->handle || p == &d->image_copy) return p;
     r = build_module(d, p->words.items, p->words.count * sizeof(uint32_t), &module);
     if (r >= 0) r = build_pipeline(d, module, p->bindings, p->spec, p->spec_count, &p->handle);
     d->vk.vkDestroyShaderModule(d->handle, module, NULL);
@@ -3866,11 +3963,62 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
     return p;
 }
 
+/* ---- a copy between an image and memory: a step, whose push constants are this ---- */
+
+enum { IMAGE_TEXELS, IMAGE_TOKEN };                  /* ranges; see >>images */
+struct image_copy {
+    uint64_t image;
+    uint32_t width, height, x, y, mip, layer, layout, final_layout, stages, access, owned, family, write, offset;
+};
+
+static void image_barrier(struct encoder *e, const struct image_copy *c, VkImageLayout from, VkImageLayout to,
+                          bool behind, bool transfer)
+{
+    const VkAccessFlags other = c->access ? c->access : VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT,
+        own = c->write ? VK_ACCESS_TRANSFER_WRITE_BIT : VK_ACCESS_TRANSFER_READ_BIT;
+    const VkPipelineStageFlags stages = (c->stages ? c->stages : VK_PIPELINE_STAGE_ALL_COMMANDS_BIT) | STAGES;
+    uint32_t ours = transfer ? e->device->queue_family : VK_QUEUE_FAMILY_IGNORED;
+    uint32_t theirs = transfer ? c->family : VK_QUEUE_FAMILY_IGNORED;
+    VkImageMemoryBarrier barrier = { .sType = VK_STRUCTURE_TYPE_IMAGE_MEMORY_BARRIER, .oldLayout = from,
+        .newLayout = to, .srcAccessMask = behind ? own : other | WRITES, .dstAccessMask = behind ? other : own,
+        .srcQueueFamilyIndex = behind ? ours : theirs, .dstQueueFamilyIndex = behind ? theirs : ours,
+        .subresourceRange = { VK_IMAGE_ASPECT_COLOR_BIT, c->mip, 1, c->layer, 1 } };
+    memcpy(&barrier.image, &c->image, sizeof barrier.image);
+    e->device->vk.vkCmdPipelineBarrier(e->commands, behind ? VK_PIPELINE_STAGE_TRANSFER_BIT : stages,
+                                       behind ? stages : VK_PIPELINE_STAGE_TRANSFER_BIT, 0, 0, NULL, 0, NULL, 1,
+                                       &barrier);
+}
+
+/* In a command buffer of the caller's the image belongs to whom that belongs to. */
+static void record_image(struct encoder *e, const struct step *t, const VkDescriptorBufferInfo *texels)
+{
+    const struct VolkDeviceTable *vk = &e->device->vk;
+    VkImageLayout between = VK_IMAGE_LAYOUT_TRANSFER_SRC_OPTIMAL, layout, final;
+    struct image_copy c;
+    VkImage image;
+    memcpy(&c, t->push, sizeof c);
+    memcpy(&image, &c.image, sizeof image);
+    if (c.write) between = VK_IMAGE_LAYOUT_TRANSFER_DST_OPTIMAL;
+    layout = (VkImageLayout)c.layout;
+    final = (VkImageLayout)c.final_layout;
+    const VkBufferImageCopy copy = { .bufferOffset = texels->offset + c.offset,
+        .imageSubresource = { VK_IMAGE_ASPECT_COLOR_BIT, c.mip, c.layer, 1 },
+        .imageOffset = { (int32_t)c.x, (int32_t)c.y, 0 }, .imageExtent = { c.width, c.height, 1 } };
+    bool transfer = c.owned && c.family != e->device->queue_family && !e->stream->recording;
+    if (transfer) image_barrier(e, &c, layout, layout, false, true);
+    image_barrier(e, &c, layout, between, false, false);
+    if (c.write) vk->vkCmdCopyBufferToImage(e->commands, texels->buffer, image, between, 1, &copy);
+    else vk->vkCmdCopyImageToBuffer(e->commands, image, between, texels->buffer, 1, &copy);
+    image_barrier(e, &c, between, final, true, false);
+    if (transfer) image_barrier(e, &c, final, final, true, true);
+}
+
 /* Records a dispatch: pipeline, descriptors, push constants. */
 static void record_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p,
                             VkDescriptorBufferInfo *ranges)
 {
     struct device *d = e->device;
+    if (p == &d->image_copy) { record_image(e, t, &ranges[0]); return; }
     if (e->in_use != p) {
         d->vk.vkCmdBindPipeline(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, p->handle);
         e->in_use = p;
@@ -3888,6 +4036,7 @@ static void record_dispatch(struct encoder *e, const struct step *t, const struc
 static void count_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p)
 {
     e->stream->time += t->time;
+    if (e->stream->clocked) clock_step(e->stream, t);
     e->device->stats.dispatches++;
     e->device->kernel_counts[counted_as(e, p)].count++;
     e->stream->ops++;
@@ -3951,14 +4100,14 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
 static void maybe_commit_time(struct stream *s)
 {
     int most = s->device->gate[GATE_MAX_US];
-    if (!s->encoder.give_out && most > 0 && s->time >= most) stream_submit(s);
+    if (!s->encoder.give_out && !s->recording && most > 0 && s->time >= most) stream_submit(s);
 }
 
 /* Submits what is recorded, if it is enough. */
 static void maybe_commit(struct stream *s)
 {
     const int *gate = s->device->gate;
-    if (s->encoder.give_out) return;                 /* a segment is about to end */
+    if (s->encoder.give_out || s->recording) return; /* a segment is about to end; the caller submits */
     if (s->ops >= (uint32_t)(gate[GATE_MAX_OPS] > 0 ? gate[GATE_MAX_OPS] : 1) ||
         (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1) ||
         (gate[GATE_MAX_US] > 0 && s->time >= gate[GATE_MAX_US])) stream_submit(s);
@@ -4018,7 +4167,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER
     X(CATEGORICAL,      categorical,      random,      0)                                    \
     X(SORT,             sort,             sort,        0)                                    \
     X(SCATTER,          scatter,          scatter,     0)                                    \
-    X(SEARCH,           search,           search,      0)                                   
+    X(SEARCH,           search,           search,      0)                                    \
+    X(IMAGE,            image,            image,       0)
 
 enum operation {
 #define X(id, name, params, late) OP_##id,
@@ -4084,6 +4234,7 @@ union params {
     struct sort_params sort;
     struct scatter_params scatter;
     struct search_params search;
+    struct image_copy image;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -4187,8 +4338,8 @@ static void group_done(struct stream *s, const struct members *all)
     maybe_commit(s);
 }
 
-/* Plans the node, or the fusion that begins with it, and encodes the plan. */
-static void lower_node(struct stream *s, uint32_t at, uint32_t end)
+/* Plans the node, or the fusion that begins with it. */
+static struct members plan_node(struct stream *s, uint32_t at, uint32_t end)
 {
     struct encoder *e = &s->encoder;
     struct members all = { { at }, 1 };
@@ -4197,10 +4348,22 @@ static void lower_node(struct stream *s, uint32_t at, uint32_t end)
         all.count = 1;
         op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
     }
+    return all;
+}
+
+/* Encodes what was planned for them. */
+static void encode_nodes(struct stream *s, const struct members *all)
+{
+    bind_plan(&s->encoder);
+    for (int i = 1; i < all->count; i++) enter_group(&s->nodes[all->node[i]], s->device->group);
+    group_done(s, all);
+}
+
+static void lower_node(struct stream *s, uint32_t at, uint32_t end)
+{
+    struct members all = plan_node(s, at, end);
     if (s->keeping) passes.keep_group(s, &all);
-    bind_plan(e);
-    for (int i = 1; i < all.count; i++) enter_group(&s->nodes[all.node[i]], s->device->group);
-    group_done(s, &all);
+    encode_nodes(s, &all);
 }
 
 /* ---- order: nodes that do not depend on each other run side by side, between the same two barriers ---- */
@@ -4254,10 +4417,20 @@ static uint32_t next_node(struct stream *s, uint32_t first)
     return first;
 }
 
+/* Forgets the nodes that are done from number `from` on: those before it all are. */
+static void close_ranks(struct stream *s, uint32_t from)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = from; i < s->node_count; i++)
+        if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
+    s->node_count = kept;
+    s->node_elements = 0;
+}
+
 /* Turns the tape's nodes but the last `keep` into dispatches. */
 static void stream_lower(struct stream *s, uint32_t keep)
 {
-    uint32_t count = s->node_count > keep ? s->node_count - keep : 0, kept = 0;
+    uint32_t count = s->node_count > keep ? s->node_count - keep : 0;
     uint64_t start = now_ns();
     if (!count) return;
     encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
@@ -4268,10 +4441,7 @@ static void stream_lower(struct stream *s, uint32_t keep)
             while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
         passes.keep_window(s);
     }
-    for (uint32_t i = count; i < s->node_count; i++)
-        if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
-    s->node_count = kept;
-    s->node_elements = 0;
+    close_ranks(s, count);
     s->lower_at = keep ? min_u32(s->lower_at + LOWER_AT, LOWER_MOST / 2) * 2 : 0;
     s->device->stats.lowering_ns += now_ns() - start;
 }
@@ -4281,7 +4451,7 @@ static void stream_lower(struct stream *s, uint32_t keep)
 static void lower_enough(struct stream *s)
 {
     bool much = s->node_elements >= LOWER_ELEMENTS;
-    if (s->node_count < LOWER_AT || (!much && s->node_count < s->lower_at)) return;
+    if (s->held || s->node_count < LOWER_AT || (!much && s->node_count < s->lower_at)) return;
     stream_lower(s, LOWER_KEEP);
     if (s->ops >= LOWER_SUBMIT) stream_submit(s);
 }
@@ -4310,17 +4480,28 @@ static void wait_streams(struct device *d)
         timeline_wait(d, d->timelines[i], d->timelines[i]->submitted);
 }
 
+/* Is nothing of it in use any more? Of a recorder: by submissions of the caller's. */
+static bool stream_idle(const struct stream *s)
+{
+    bool idle = s->line->completed >= s->line->submitted;
+    for (uint32_t i = 0; i < s->slot_count && s->records && idle; i++)
+        idle = !s->slots[i].line || s->slots[i].value <= timeline_completed(s->device, s->slots[i].line);
+    return idle || s->device->lost;
+}
+
 /* A stream that is drained, or all of whose device goes. Where the wait failed, what its queue may be using stays. */
 static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
     struct stream **link = &d->streams;
-    bool idle = d->lost || s->line->completed >= s->line->submitted;
+    for (struct stream *owner = d->streams; owner; owner = owner->next)
+        if (owner->recorder == s) owner->recorder = NULL;
+    bool idle = stream_idle(s);
     passes.forget(s);
     plan_clear(&s->encoder);
     plan_free(d, &s->encoder.plan);
-    for (uint32_t i = 0; i < s->slot_count && idle; i++)
-        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
+    for (uint32_t i = 0; i < s->slot_count && idle; i++) slot_destroy(d, &s->slots[i]);
+    if (s->token) { s->token->storage->owned--; array_release(s->token); }
     while (*link != s) link = &(*link)->next;
     *link = s->next;
     if (d->default_stream == s) d->default_stream = NULL;
@@ -4329,9 +4510,22 @@ static void stream_destroy(struct stream *s)
     if (idle) d->vk.vkDestroyCommandPool(d->handle, s->segment_pool, NULL);
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
+    if (idle) s->line->kind = LINE_STREAM;           /* a recorder's: for the next stream, too */
+    if (s->recorder) s->recorder->refs = 0;          /* goes when the caller's submissions are done */
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
+}
+
+/* Ends recorders whose streams are gone, and what they recorded done. */
+static void reap_recorders(struct device *d)
+{
+    for (struct stream *s = d->streams, *next; s; s = next) {
+        next = s->next;
+        if (!s->records || s->refs) continue;
+        d->polls++;
+        if (stream_idle(s)) stream_destroy(s);
+    }
 }
 
 /* Gives a reference back. The last one ends the stream, where it is not the device's default, when its work is done. */
@@ -4340,6 +4534,7 @@ static void stream_drop(struct stream *s)
     struct device *d = s->device;
     if (s->refs == 1 && s != d->default_stream) stream_drain(s);     /* others may take references meanwhile */
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
+    reap_recorders(d);
 }
 
 /* ==== >>life: devices made, held, ended =========================================================================== */
@@ -4419,7 +4614,8 @@ static void destroy_objects(struct device *d)
     }
     d->vk.vkDestroyPipelineCache(d->handle, d->pipeline_cache, NULL);
     for (uint32_t i = 0; i < d->timeline_count; i++) {
-        d->vk.vkDestroySemaphore(d->handle, d->timelines[i]->semaphore, NULL);
+        if (d->timelines[i]->kind != LINE_EVENT)     /* those went with their events, or are the caller's */
+            d->vk.vkDestroySemaphore(d->handle, d->timelines[i]->semaphore, NULL);
         host_free(d, d->timelines[i]);
     }
     host_free(d, d->timelines);
@@ -4472,6 +4668,14 @@ static int unlock_with(struct device *d, int code)
 /* What a call gives away, where somebody takes it: its code. */
 #define GIVE(res, value) ((res) ? (*(res) = (value), 0) : MLXVK_ERROR_ARGUMENT)
 
+static bool has_timestamps(const struct device *d)
+{
+    VkQueueFamilyProperties f[32];
+    uint32_t n = COUNT(f);
+    vkGetPhysicalDeviceQueueFamilyProperties(d->physical, &n, f);
+    return d->queue_family < n && f[d->queue_family].timestampValidBits && d->caps.timestamp_ns > 0;
+}
+
 /* What executing a secondary command buffer costs the GPU (an NVIDIA H200: 1.7 us where the queue family has no
  * graphics, 3.5 us where it has) must be less than what recording its steps costs the host. */
 static uint32_t least_segment(const struct device *d)
@@ -4504,9 +4708,11 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
+    d->image_copy = (struct pipeline){ .name = "image_copy", .kernel = KERNEL_COUNT };
     mutex_lock(&volk_lock);
     code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
     if (!code) d->segment_least = least_segment(d);
+    if (!code) d->timestamps = has_timestamps(d);
     mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
@@ -16159,6 +16365,155 @@ static struct array *both_signs(struct call *c, int n, double d)
 PUBLIC(mlxvk_fft_fftfreq, both_signs(&c, n, d), int n, double d)
 PUBLIC(mlxvk_fft_rfftfreq, frequencies(&c, n, d, 0, n / 2 + 1), int n, double d)
 
+/* ==== >>images: arrays from images and back ======================================================================= */
+
+/* A copy is a node and a step like others (see record_image): it is ordered by what it reads and writes, comes with the
+ * tape into a command buffer of the caller's, and is kept by replay. Texels lie in memory as the image has them; what
+ * makes numbers of them are plain operations. The images' copies of a stream all write its token, 16 bytes: so they
+ * stay in the order in which they were asked for. */
+
+/* Formats of VkFormat by number: channels, how the texels lie in an array; normalised where that is uint8. */
+static const struct image_format { uint32_t format; int channels; mlxvk_dtype dtype; bool srgb; } image_formats[] = {
+    { VK_FORMAT_R8_UNORM, 1, MLXVK_UINT8, false },            { VK_FORMAT_R8_SRGB, 1, MLXVK_UINT8, true },
+    { VK_FORMAT_R8G8_UNORM, 2, MLXVK_UINT8, false },          { VK_FORMAT_R8G8_SRGB, 2, MLXVK_UINT8, true },
+    { VK_FORMAT_R8G8B8A8_UNORM, 4, MLXVK_UINT8, false },      { VK_FORMAT_R8G8B8A8_SRGB, 4, MLXVK_UINT8, true },
+    { VK_FORMAT_R16_SFLOAT, 1, MLXVK_FLOAT16, false },
+    { VK_FORMAT_R16G16B16A16_SFLOAT, 4, MLXVK_FLOAT16, false },
+    { VK_FORMAT_R32_SFLOAT, 1, MLXVK_FLOAT32, false },
+    { VK_FORMAT_R32G32B32A32_SFLOAT, 4, MLXVK_FLOAT32, false },
+};
+
+static void lower_image(struct encoder *e, const struct node *n)
+{
+    struct image_copy copy = n->p.image;
+    struct array *texels = copy.write ? n->in[0] : n->out[1];
+    copy.offset = bind_array(e, IMAGE_TEXELS, texels, !copy.write) * (uint32_t)item_size(texels);
+    set_output(e, IMAGE_TOKEN, n->out[0]);
+    set_bytes(e, &copy, sizeof copy);
+    e->step.pipeline = &e->device->image_copy;
+    dispatch(e, 1, 1, 1);
+}
+
+/* The stream's token: wanted as long as the stream is, but by no handle, which would hold the device. */
+static struct array *image_token(struct call *c)
+{
+    struct stream *s = c->stream;
+    if (c->code || s->token) return s->token;
+    struct array *token = output(c, 1, (int[]){ 4 }, MLXVK_UINT32);
+    if (!token) return NULL;
+    token->refs++;
+    token->storage->owned++;
+    return s->token = token;
+}
+
+/* The row of its format, where a copy can be made of it. */
+static const struct image_format *check_image(struct call *c, const mlxvk_image *image, bool write)
+{
+    const struct image_format *f = NULL;
+    if (c->code) return NULL;
+    if (!image || !image->vk_image) return FAIL(c, MLXVK_ERROR_ARGUMENT, "image is NULL, or has no VkImage");
+    for (size_t i = 0; i < COUNT(image_formats); i++)
+        if (image_formats[i].format == image->format) f = &image_formats[i];
+    if (!f) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "VkFormat %u is not taken", image->format);
+    if (!image->width || !image->height || image->width > INT_MAX / 4 || image->height > INT_MAX / 4)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "a region of %u x %u texels", image->width, image->height);
+    if (!image->layout && (!write || !image->final_layout))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, write ? "an image of undefined layout wants a final_layout"
+                                                   : "an image of undefined layout has nothing to read");
+    return f;
+}
+
+static struct image_copy copy_for(const mlxvk_image *i, bool write)
+{
+    return (struct image_copy){ .image = i->vk_image, .width = i->width, .height = i->height, .x = i->x, .y = i->y,
+        .mip = i->mip, .layer = i->layer, .layout = i->layout,
+        .final_layout = i->final_layout ? i->final_layout : i->layout, .stages = i->stages, .access = i->access,
+        .owned = i->owned, .family = i->family, .write = write };
+}
+
+/* sRGB's curve over the colours, not over the last of four channels: light from what is stored, or back. */
+static struct array *do_srgb(struct call *c, struct array *x, bool store)
+{
+    struct array *curve, *line, *out;
+    if (c->code || !x) return NULL;
+    if (store) {
+        curve = by_number(c, B_power, do_binary(c, B_maximum, x, scalar(c, 0.0031308, x->dtype)), 1 / 2.4);
+        curve = by_number(c, B_subtract, by_number(c, B_multiply, curve, 1.055), 0.055);
+        line = by_number(c, B_multiply, x, 12.92);
+        out = do_select(c, by_number(c, B_less_equal, x, 0.0031308), line, curve);
+    } else {
+        curve = by_number(c, B_power, by_number(c, B_divide, by_number(c, B_add, x, 0.055), 1.055), 2.4);
+        line = by_number(c, B_divide, x, 12.92);
+        out = do_select(c, by_number(c, B_less_equal, x, 0.04045), line, curve);
+    }
+    if (c->code || dim_of(x, -1) < 4) return out;
+    struct array *colour = by_number(c, B_less, do_arange(c, 0, 4, 1, MLXVK_INT32), 3);
+    return do_select(c, colour, out, x);
+}
+
+/* Numbers from texels, 1 for 255 where those are bytes; or bytes for those, to nearest even; NaN is 0. */
+static struct array *from_texels(struct call *c, const struct image_format *f, struct array *x, mlxvk_dtype dtype)
+{
+    if (c->code || !x || dtype == x->dtype) return x;
+    x = as_type(c, x, MLXVK_FLOAT32);
+    if (f->dtype == MLXVK_UINT8) x = by_number(c, B_divide, x, 255);
+    return as_type(c, f->srgb ? do_srgb(c, x, false) : x, dtype);
+}
+
+static struct array *to_bytes(struct call *c, struct array *x)
+{
+    if (c->code || !x) return NULL;
+    struct array *zero = scalar(c, 0, x->dtype);
+    x = do_select(c, do_binary(c, B_greater, x, zero), x, zero);
+    x = by_number(c, B_multiply, do_binary(c, B_minimum, x, scalar(c, 1, x->dtype)), 255);
+    return as_type(c, do_unary(c, U_round, x), MLXVK_UINT8);
+}
+
+static struct array *to_texels(struct call *c, const struct image_format *f, struct array *x)
+{
+    if (c->code || !x || x->dtype == f->dtype) return x;
+    struct array *wide = as_type(c, x, MLXVK_FLOAT32);
+    if (f->dtype == MLXVK_UINT8) return to_bytes(c, f->srgb ? do_srgb(c, wide, true) : wide);
+    return as_type(c, x->dtype == MLXVK_UINT8 ? by_number(c, B_divide, wide, 255) : wide, f->dtype);
+}
+
+static bool image_dtype(struct call *c, int dtype)
+{
+    if (c->code || dtype == MLXVK_UINT8 || dtype == MLXVK_FLOAT16 || dtype == MLXVK_FLOAT32) return !c->code;
+    return FAIL(c, MLXVK_ERROR_DTYPE, "%s is none of uint8, float16 and float32", mlxvk_dtype_name((mlxvk_dtype)dtype)),
+           false;
+}
+
+int mlxvk_image_read(mlxvk_array *res, const mlxvk_image *image, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("image_read", s);
+    const struct image_format *f = check_image(&c, image, false);
+    if (!f || !image_dtype(&c, (int)dtype)) return finish(&c, NULL, res);
+    const int shape[] = { (int)image->height, (int)image->width, f->channels };
+    struct array *texels = output(&c, 3, shape, f->dtype), *token = image_token(&c), *x;
+    append(&c, OP_IMAGE, PARAMS(.image = copy_for(image, false)), NULL, 0, ARRAYS(token, texels));
+    x = from_texels(&c, f, texels, f->dtype == MLXVK_UINT8 || dtype != MLXVK_UINT8 ? dtype : f->dtype);
+    if (x && x->dtype != dtype) x = to_bytes(&c, as_type(&c, x, MLXVK_FLOAT32));
+    return finish(&c, image->planar ? do_transpose(&c, x, (int[]){ 2, 0, 1 }) : x, res);
+}
+
+int mlxvk_image_write(const mlxvk_image *image, mlxvk_array array, mlxvk_stream s)
+{
+    struct call c = begin("image_write", s);
+    const struct image_format *f = check_image(&c, image, true);
+    struct array *x = input(&c, "array", array), *token = image_token(&c);
+    if (!f || !x || !image_dtype(&c, (int)x->dtype)) return end(&c);
+    const int h = (int)image->height, w = (int)image->width, n = f->channels;
+    const int want[] = { image->planar ? n : h, image->planar ? h : w, image->planar ? w : n };
+    struct array wanted = outline(x->dtype, 3, want);
+    if (!same_shape(x, &wanted)) FAIL(&c, MLXVK_ERROR_SHAPE, "%s; the image wants %s", TEXT(x), TEXT(&wanted));
+    if (!c.code && image->planar) x = do_transpose(&c, x, (int[]){ 1, 2, 0 });
+    x = contiguous(&c, to_texels(&c, f, x));
+    if (x && (x->offset + storage_shift(x->storage)) % 16) x = copy_of(&c, x);     /* begins as a copy wants it */
+    append(&c, OP_IMAGE, PARAMS(.image = copy_for(image, true)), ARRAYS(x), ARRAYS(token));
+    return end(&c);
+}
+
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 
 /* A chain is some element-by-element operations with results of one shape that read each other's results: one
@@ -17879,6 +18234,7 @@ static bool may_be_recorded(struct encoder *e, struct window *w, uint32_t at)
     const struct kept_step *k = ITEM(w->steps, struct kept_step, at);
     const struct step *t = ITEM(w->plan.steps, struct step, at);
     if (k->segment != NO_NUMBER || k->same < patience(k) || (t->late_at && !k->late)) return false;
+    if (t->pipeline == &e->device->image_copy) return false;           /* the image may be gone by then */
     for (uint32_t i = 0; i < t->bounds; i++) {       /* was its memory given back since? */
         const struct place *p = ITEM(w->places, struct place, t->first + i);
         if (p->known.buffer->serial != p->known.serial) return false;
@@ -18602,7 +18958,8 @@ static bool is_steady(const struct stream *s, const struct window *w)
 {
     const struct device *d = s->device;
     uint32_t run = 0;
-    if (!d->segment_least || !d->caps.push_descriptor || d->gate[GATE_PROFILE] || d->gate[GATE_NO_BARRIERS])
+    if (s->records || !d->segment_least || !d->caps.push_descriptor || d->gate[GATE_PROFILE] ||
+        d->gate[GATE_NO_BARRIERS])
         return false;
     for (uint32_t i = 0; i < w->plan.steps.count && run < d->segment_least; i++)
         run = ITEM(w->plan.steps, struct step, i)->late_at && !ITEM(w->steps, struct kept_step, i)->late ? 0 : run + 1;
@@ -19073,6 +19430,7 @@ static int event_fault(const struct event *ev, uint64_t value, bool signal)
     uint64_t now = 0;
     if (signal && value <= ev->top) return MLXVK_ERROR_ARGUMENT;
     if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return 0;
+    if (signal && value <= now) return MLXVK_ERROR_ARGUMENT;           /* the caller signalled it */
     return value > now && value - now > d->caps.most_ahead ? MLXVK_ERROR_LIMIT : 0;
 }
 
@@ -19206,6 +19564,347 @@ bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
     const struct device *d = ev ? ev->device : NULL;
     uint64_t now = 0;
     return d && d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) >= 0 && now >= value;
+}
+
+/* ==== >>engine: a GPU that a renderer uses, too =================================================================== */
+
+/* A recording is lowered by a stream of its own, the recorder, into a command buffer of the caller's: its counters and
+ * kept windows are the recorder's. What it uses is noted on a timeline that the caller's submissions count: that of an
+ * event, or the recorder's own, which a call moves. So memory and order need no rules of their own. Nothing here waits
+ * for such a timeline: the work may not have been submitted yet. */
+
+int mlxvk_stream_hold(mlxvk_stream stream, bool hold)
+{
+    struct call c = begin("stream_hold", stream);
+    if (!c.code) c.stream->held = hold;
+    return end(&c);
+}
+
+static struct stream *recorder_of(struct call *c)
+{
+    struct stream *s = c->stream, *r = s->recorder;
+    if (c->code || r) return r;
+    r = stream_create(c->device);
+    if (!r) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    r->refs = 1;
+    r->records = true;
+    r->own_line = r->line;
+    r->line->kind = LINE_CALL;
+    return s->recorder = r;
+}
+
+/* The timeline that says when the recording is done. */
+static struct timeline *done_line(struct call *c, const struct stream *r, struct event *ev)
+{
+    if (c->code || !ev) return c->code ? NULL : r->own_line;
+    if (ev->device != c->device) return FAIL(c, MLXVK_ERROR_ARGUMENT, "done is of another device than the stream");
+    if (!ev->line) ev->line = timeline_add(c->device, ev->semaphore, LINE_EVENT);
+    return ev->line ? ev->line : FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+}
+
+/* ---- what the caller's submission must wait for ---- */
+
+static void collect(struct call *c, struct wait *waits, uint32_t *count, VkSemaphore semaphore, uint64_t value)
+{
+    uint32_t i = 0;
+    while (i < *count && waits[i].semaphore != semaphore) i++;
+    if (i == MAX_WAITS) { FAIL(c, MLXVK_ERROR_LIMIT, "more than %d submissions to wait for", MAX_WAITS); return; }
+    if (i == *count) waits[(*count)++] = (struct wait){ NULL, semaphore, value };
+    else if (waits[i].value < value) waits[i].value = value;
+}
+
+static void collect_line(struct call *c, struct wait *waits, uint32_t *count, struct timeline *line, uint64_t value)
+{
+    if (c->code || value <= timeline_completed(c->device, line)) return;
+    if (line->kind == LINE_CALL)
+        FAIL(c, MLXVK_ERROR_NOT_READY, "an operand is in use by a recording whose submission is not known to be done");
+    else if (value > line->submitted && line->stream && stream_submit(line->stream))
+        FAIL(c, c->device->lost ? c->device->lost : MLXVK_ERROR_VULKAN, "another stream could not be submitted");
+    else collect(c, waits, count, line->semaphore, value);
+}
+
+static void collect_uses(struct call *c, struct wait *waits, uint32_t *count, const struct buffer *b, bool write,
+                         const struct timeline *line)
+{
+    for (int i = 0; b && i < b->use_count && !c->code; i++)
+        if (b->uses[i].line != line && (write || b->uses[i].write))
+            collect_line(c, waits, count, b->uses[i].line, b->uses[i].value);
+}
+
+/* All that the stream's tape, lowered on `line`, comes after: what the stream has submitted, the events that it waits
+ * for, and what others do with the same memory. */
+static uint32_t collect_waits(struct call *c, const struct stream *r, const struct timeline *line, struct wait *waits)
+{
+    struct stream *s = c->stream;
+    uint32_t count = 0;
+    c->device->polls++;
+    if (s->encoder.commands && stream_submit(s)) FAIL(c, s->encoder.code, "%s", s->encoder.error.text);
+    for (uint32_t i = 0; i < s->wait_count && !c->code; i++)
+        collect(c, waits, &count, s->waits[i].semaphore, s->waits[i].value);
+    collect_line(c, waits, &count, s->line, s->line->submitted);
+    collect_uses(c, waits, &count, r->counters, true, line);
+    for (uint32_t k = 0; k < s->node_count && !c->code; k++) {
+        const struct node *n = &s->nodes[k];
+        for (int i = 0; i < n->inputs; i++)
+            if (n->in[i]) collect_uses(c, waits, &count, n->in[i]->storage->buffer, false, line);
+        for (int i = 0; i < n->outputs; i++)
+            if (n->out[i]) collect_uses(c, waits, &count, n->out[i]->storage->buffer, true, line);
+    }
+    return count;
+}
+
+static void give_waits(struct call *c, mlxvk_recording *out, const struct wait *waits, uint32_t count)
+{
+    if (!c->code && count > (out->waits ? out->wait_room : 0))
+        FAIL(c, MLXVK_ERROR_NOT_READY, "the command buffer has to wait for %u timelines, and there is room for %u: "
+             "give waits, or synchronize first", count, out->waits ? out->wait_room : 0);
+    for (uint32_t i = 0; i < count && !c->code; i++) {
+        memcpy(&out->waits[i].vk_semaphore, &waits[i].semaphore, sizeof waits[i].semaphore);
+        out->waits[i].value = waits[i].value;
+    }
+    if (!c->code) out->wait_count = count;
+}
+
+/* ---- recording ---- */
+
+/* Pools of descriptors that no recording uses any more. */
+static struct slot *recorder_slot(struct call *c, struct stream *r)
+{
+    struct slot *slot = NULL;
+    for (uint32_t i = 0; i < r->slot_count && !slot; i++)
+        if (!r->slots[i].line || r->slots[i].value <= timeline_completed(c->device, r->slots[i].line))
+            slot = &r->slots[i];
+    if (!slot && r->slot_count == SLOTS)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%d recordings are not known to be done", SLOTS);
+    if (!slot) slot = &r->slots[r->slot_count++];
+    for (uint32_t i = 0; i < slot->set_pools; i++)
+        c->device->vk.vkResetDescriptorPool(c->device->handle, slot->sets[i], 0);
+    slot->sets_used = 0;
+    r->slot = (uint32_t)(slot - r->slots);
+    return slot;
+}
+
+static void exchange_tapes(struct stream *a, struct stream *b)
+{
+    struct node *nodes = a->nodes;
+    uint32_t count = a->node_count, slots = a->node_slots;
+    a->nodes = b->nodes; a->node_count = b->node_count; a->node_slots = b->node_slots;
+    b->nodes = nodes; b->node_count = count; b->node_slots = slots;
+    a->node_elements = b->node_elements = 0;
+}
+
+/* Lowers the tape between two barriers. After an error what was recorded by then is harmless: it ends as it would
+ * have. */
+static void record_tape(struct call *c, struct stream *r, const mlxvk_recording *m, VkCommandBuffer commands)
+{
+    struct encoder *e = &r->encoder;
+    VkPipelineStageFlags before = m->before_stages ? m->before_stages : VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
+    VkPipelineStageFlags after = m->after_stages ? m->after_stages : VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
+    VkAccessFlags wrote = m->before_access ? m->before_access : VK_ACCESS_MEMORY_WRITE_BIT;
+    VkAccessFlags use = m->after_access ? m->after_access : VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT;
+    e->commands = commands;
+    e->in_use = NULL;
+    e->live_count = e->concurrent_from = 0;
+    r->mark = ++c->device->marks;
+    r->ops = r->wait_count = r->deferred = 0;
+    r->time = 0;
+    if (r->seen) memset(r->seen, 0, r->seen_count * sizeof *r->seen);
+    r->recording = true;
+    full_barrier(e, before | STAGES, STAGES, wrote | WRITES, READS | WRITES);
+    e->barriers++;
+    exchange_tapes(c->stream, r);
+    stream_lower(r, 0);
+    exchange_tapes(c->stream, r);
+    full_barrier(e, STAGES, after | STAGES | VK_PIPELINE_STAGE_HOST_BIT, WRITES, use | VK_ACCESS_HOST_READ_BIT);
+    r->recording = false;
+    e->commands = NULL;
+    memcpy(c->stream->deferred_text, r->deferred_text, sizeof r->deferred_text);
+    if (r->deferred) FAIL(c, r->deferred, "%s", r->deferred_text);
+    else if (e->code) FAIL(c, e->code, "%s", e->error.text);
+    e->code = c->device->lost;
+}
+
+/* Takes the event's value for the recording: like one that is signalled, it is over those before it. */
+static void take_value(struct call *c, struct event *ev, const struct timeline *line, uint64_t value)
+{
+    if (c->code || !ev) return;
+    mutex_lock(&c->device->event_lock);
+    int fault = value <= line->submitted ? MLXVK_ERROR_ARGUMENT : event_fault(ev, value, true);
+    unsigned long long top = ev->top > line->submitted ? ev->top : line->submitted;
+    if (!fault) ev->top = value;
+    mutex_unlock(&c->device->event_lock);
+    if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
+}
+
+int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_recording *recording)
+{
+    struct call c = begin("stream_record", stream);
+    mlxvk_recording local = { 0 }, *m = recording ? recording : &local;
+    struct event *ev = m->done.ctx;
+    struct wait waits[MAX_WAITS];
+    if (!c.code && !vk_command_buffer) FAIL(&c, MLXVK_ERROR_ARGUMENT, "vk_command_buffer is NULL");
+    struct stream *r = recorder_of(&c);
+    struct timeline *line = done_line(&c, r, ev);
+    uint32_t count = c.code ? 0 : collect_waits(&c, r, line, waits);
+    give_waits(&c, m, waits, count);
+    struct slot *slot = c.code ? NULL : recorder_slot(&c, r);
+    take_value(&c, ev, line, m->done_value);
+    if (c.code) return end(&c);
+    c.stream->wait_count = 0;                        /* the caller's submission waits for them now */
+    line->open = ev ? m->done_value : line->submitted + 1;
+    *slot = (struct slot){ .sets = slot->sets, .set_pools = slot->set_pools, .line = line, .value = line->open };
+    r->line = line;
+    record_tape(&c, r, m, (VkCommandBuffer)vk_command_buffer);
+    r->line = r->own_line;
+    line->submitted = line->open++;
+    m->ticket = ev ? 0 : line->submitted;
+    m->nanoseconds = (uint64_t)(1e3 * r->time);
+    return end(&c);
+}
+
+int mlxvk_stream_recorded(mlxvk_stream stream, uint64_t ticket)
+{
+    struct call c = begin("stream_recorded", stream);
+    struct stream *r = c.code ? NULL : c.stream->recorder;
+    if (!c.code && (!r || !ticket || ticket > r->own_line->submitted))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "there was no recording with ticket %llu", (unsigned long long)ticket);
+    if (c.code) return end(&c);
+    c.device->polls++;
+    if (ticket <= timeline_completed(c.device, r->own_line)) return end(&c);
+    const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
+                                         .semaphore = r->own_line->semaphore, .value = ticket };
+    VkResult result = c.device->vk.vkSignalSemaphore(c.device->handle, &info);
+    if (result < 0) FAIL(&c, vk_code(c.device, result), "the timeline could not be signalled (VkResult %d)", result);
+    else r->own_line->completed = ticket;
+    return end(&c);
+}
+
+/* ---- timeline semaphores of the caller's ---- */
+
+int mlxvk_event_adopt(mlxvk_event *res, uint64_t vk_semaphore, mlxvk_device device)
+{
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!vk_semaphore)
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "event_adopt", "vk_semaphore is 0"));
+    reap_events(d, false);
+    struct event *event = host_zalloc(d, sizeof *event);
+    if (!event)
+        return drop_with(d, device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "event_adopt", "out of host memory"));
+    memcpy(&event->semaphore, &vk_semaphore, sizeof event->semaphore);
+    event->adopted = true;
+    event->device = d;
+    d->refs++;
+    unlock_and_drop(d);
+    mlxvk_event_free(*res);
+    res->ctx = event;
+    return 0;
+}
+
+int mlxvk_event_semaphore(uint64_t *vk_semaphore, mlxvk_event event)
+{
+    const struct event *ev = event.ctx;
+    if (!vk_semaphore || !ev) return MLXVK_ERROR_ARGUMENT;
+    *vk_semaphore = 0;
+    memcpy(vk_semaphore, &ev->semaphore, sizeof ev->semaphore);
+    return 0;
+}
+
+/* ---- work in slices of time ---- */
+
+enum { FACTOR_MOST = 4096 };                         /* and one over it: measured times of estimated ones */
+
+static double within(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+
+/* Moves the factors of the kernels that took part towards what makes the estimate the time that was measured: each by
+ * its share, all together half of the way; at first all of it. */
+static void learn(struct device *d, const struct clock *c, double measured)
+{
+    float *f = d->factors, *all = &f[KERNEL_COUNT + 1];
+    double plain = 0, corrected = 0, squares = 0, other = *all > 0 ? *all : 1;
+    for (int k = 0; k <= KERNEL_COUNT; k++) {
+        double part = c->estimates[k] * (f[k] > 0 ? f[k] : other);
+        plain += c->estimates[k];
+        corrected += part;
+        squares += part * part;
+    }
+    if (plain <= 0 || corrected <= 0 || measured <= 0) return;
+    double off = (*all > 0 ? 0.5 : 1) * log(measured / corrected);
+    for (int k = 0; k <= KERNEL_COUNT; k++) {
+        double own = f[k] > 0 ? f[k] : other, part = c->estimates[k] * own;
+        double factor = own * exp(within(off * part * corrected / squares, -3, 3));
+        if (part > 0) f[k] = (float)within(factor, 1.0 / FACTOR_MOST, FACTOR_MOST);
+    }
+    off = log(measured / plain / other);
+    *all = (float)within(other * exp(*all > 0 ? 0.25 * off : off), 1.0 / FACTOR_MOST, FACTOR_MOST);
+}
+
+/* Learns from what is done, and says how many microseconds are under way, by estimate. */
+static double read_clocks(struct stream *s)
+{
+    struct device *d = s->device;
+    double under_way = 0;
+    uint64_t time[2];
+    d->polls++;
+    uint64_t completed = timeline_completed(d, s->line);
+    for (uint32_t i = 0; i < s->slot_count; i++) {
+        struct clock *c = s->slots[i].clock;
+        if (c && s->slots[i].value > completed && s->slots[i].value <= s->line->submitted) under_way += c->corrected;
+        if (!c || !c->stopped || s->slots[i].value > completed) continue;
+        c->stopped = false;
+        if (d->vk.vkGetQueryPoolResults(d->handle, c->queries, 0, 2, sizeof time, time, sizeof *time,
+                                        VK_QUERY_RESULT_64_BIT) == VK_SUCCESS && time[1] > time[0])
+            learn(d, c, (double)(time[1] - time[0]) * d->caps.timestamp_ns * 1e-3);
+    }
+    return under_way;
+}
+
+static double planned_time(const struct encoder *e)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < e->plan.steps.count; i++)
+        sum += corrected_time(e->device, ITEM(e->plan.steps, struct step, i));
+    return sum;
+}
+
+/* Lowers nodes while they fit into so many microseconds; the first in any case, where nothing is under way. */
+static void lower_slice(struct stream *s, double most, bool any)
+{
+    struct encoder *e = &s->encoder;
+    uint64_t start = now_ns();
+    uint32_t i = 0;
+    double spent = 0;
+    bool full = false;
+    encoder_reset(e);
+    e->concurrent = false;
+    drop_dead_nodes(s);
+    for (; i < s->node_count && !full; i += !full)
+        while (!s->nodes[i].done && !full) {
+            struct members all = plan_node(s, next_node(s, i), s->node_count);
+            double time = planned_time(e);
+            full = !e->code && !any && spent + time > most;
+            if (full) { plan_clear(e); e->fusion = 0; break; }
+            encode_nodes(s, &all);
+            spent += time;
+            any = false;
+        }
+    close_ranks(s, i);
+    s->device->stats.lowering_ns += now_ns() - start;
+}
+
+int mlxvk_stream_advance(mlxvk_stream stream, uint64_t nanoseconds, size_t *left)
+{
+    struct call c = begin("stream_advance", stream);
+    struct stream *s = c.stream;
+    if (c.code) return end(&c);
+    s->held = s->clocked = true;
+    double under_way = read_clocks(s), most = (double)nanoseconds * 1e-3 - under_way;
+    if (most > 0 && s->node_count) lower_slice(s, most, under_way <= 0);
+    int submitted = stream_submit(s);
+    c.code = s->deferred ? s->deferred : c.device->lost ? c.device->lost : submitted;
+    s->deferred = 0;
+    if (left) *left = s->node_count;
+    return end(&c);
 }
 
 /* ==== >>public: arrays ============================================================================================ */

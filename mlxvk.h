@@ -274,6 +274,94 @@ MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
 MLXVK_API int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns);
 MLXVK_API bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value);
 
+/* ==== >>engine: a GPU that a renderer uses, too =================================================================== */
+
+/* For programs that lend their VkDevice (mlxvk_adopt). Handles, stages, accesses, formats and layouts are Vulkan's, as
+ * numbers: this header includes none of its. */
+
+/* An event over a timeline VkSemaphore of the caller's, which must outlive the event and the work that names it; the
+ * event is freed when that work is done. Both sides may signal it, each with values over those before. */
+MLXVK_API int mlxvk_event_adopt(mlxvk_event *res, uint64_t vk_semaphore, mlxvk_device device);
+/* The VkSemaphore of an event, a timeline: for submissions of the caller's that wait for it or signal it. It goes with
+ * the event. */
+MLXVK_API int mlxvk_event_semaphore(uint64_t *vk_semaphore, mlxvk_event event);
+
+/* A held stream's tape grows until a call says what is to happen with it: mlxvk_stream_record, mlxvk_stream_advance,
+ * an eval, a read, finalize, synchronize, an event, another stream's work on the same arrays. Others lower and submit
+ * a part by themselves, from about 200 operations on. */
+MLXVK_API int mlxvk_stream_hold(mlxvk_stream stream, bool hold);
+
+typedef struct mlxvk_semaphore_value { uint64_t vk_semaphore, value; } mlxvk_semaphore_value;
+
+/* Zero means default in every field. */
+typedef struct mlxvk_recording {
+    /* VkPipelineStageFlags and VkAccessFlags of the caller's commands in front that wrote what is read; default
+     * ALL_COMMANDS and MEMORY_WRITE */
+    uint32_t before_stages, before_access;
+    /* of those behind that use what is computed; default ALL_COMMANDS and MEMORY_READ | MEMORY_WRITE */
+    uint32_t after_stages, after_access;
+    /* the caller's submission is done when this event has this value, which the submission signals, or one behind it;
+     * { NULL }: when mlxvk_stream_recorded says so */
+    mlxvk_event done;
+    uint64_t done_value;
+    mlxvk_semaphore_value *waits;    /* where to put what the submission has to wait for, at stage ALL_COMMANDS */
+    uint32_t wait_room, wait_count;  /* how many there is room for (16 are enough); how many there are: set here */
+    uint64_t ticket;                 /* for mlxvk_stream_recorded; set here */
+    uint64_t nanoseconds;            /* what it will take, by estimate; set here */
+} mlxvk_recording;
+
+/* Lowers what is on the tape into the caller's VkCommandBuffer, which is open, of a family with compute, primary or
+ * secondary, outside a render pass. In front of it is a barrier from the caller's commands, behind it one to them.
+ * Compute's pipeline, descriptors and push constants are others afterwards. recording may be NULL.
+ *
+ * What it uses stays reserved until the recording is done, and is ordered as by a submission: later work of streams on
+ * the same arrays waits for the event, so on a shared queue the command buffer must be submitted before that work is;
+ * without an event such work is refused (NOT_READY), as is reading a result on the host before the recording is done:
+ * the library never waits for a submission that it does not make. Recordings of one stream with the same event, or
+ * without one, must run in the order in which they were made. Each is submitted once, or declared done without.
+ * Before the device is freed all of them must be done.
+ *
+ * Errors, with nothing recorded and the tape as it was: NOT_READY where the submission has to wait (for what the stream
+ * or others submitted, copies of the host's data among it, or events) and there is no room in waits, or for a
+ * recording without an event that is not done; ARGUMENT; LIMIT: 128 recordings that are not done. An error of an
+ * operation is returned and makes its results unusable; the command buffer may be submitted, or reset, all the same. */
+MLXVK_API int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_recording *recording);
+/* The submissions of the recording with that ticket, and of those before it, are done. Errors: ARGUMENT. */
+MLXVK_API int mlxvk_stream_recorded(mlxvk_stream stream, uint64_t ticket);
+
+/* Submits only as much of the tape as fits into so many nanoseconds of GPU time, less what of earlier calls is still
+ * under way: by the plans' estimates, corrected by the times that earlier calls took (where the queue has timestamps).
+ * An operation is not divided: one that alone takes longer goes alone, when nothing is under way. Holds the stream.
+ * left: operations that are still on the tape (may be NULL). Never blocks but as every call does, when 8 submissions
+ * are in flight. Returns errors as mlxvk_finalize does. */
+MLXVK_API int mlxvk_stream_advance(mlxvk_stream stream, uint64_t nanoseconds, size_t *left);
+
+/* A region of one level and layer of a colour VkImage, not multisampled, of usage TRANSFER_SRC to be read and
+ * TRANSFER_DST to be written. */
+typedef struct mlxvk_image {
+    uint64_t vk_image;
+    uint32_t format;                 /* VkFormat: R8, R8G8, R8G8B8A8 as UNORM and SRGB; R16, R16G16B16A16, R32,
+                                        R32G32B32A32 as SFLOAT */
+    uint32_t x, y, width, height, mip, layer;
+    uint32_t layout, final_layout;   /* VkImageLayout when the work gets there, and afterwards; default of that: the
+                                        same. UNDEFINED: what was there is lost (to be written only) */
+    uint32_t stages, access;         /* of the caller's commands in front and behind that use it; default ALL_COMMANDS,
+                                        MEMORY_READ | MEMORY_WRITE */
+    bool owned;                      /* queue family `family` has released it to the library's, and will acquire it */
+    uint32_t family;                 /* back, both without a change of layout; not in recordings */
+    bool planar;                     /* arrays are (channels, height, width), else (height, width, channels) */
+} mlxvk_image;
+
+/* The image as an array of dtype uint8, float16 or float32, when the stream gets there. Bytes count as 0 to 1 in
+ * floats, SRGB's colours as light (as a sampler gives them); floats as bytes are clamped and rounded to nearest even.
+ * An SRGB image as uint8 is what is stored. Planar: a view. The image must live until the work is done.
+ * Copies of images keep their order within a stream; between streams, and with the caller's commands, events,
+ * semaphores and recordings order them.
+ * Errors: ARGUMENT, DTYPE, SHAPE, UNSUPPORTED for other formats. */
+MLXVK_API int mlxvk_image_read(mlxvk_array *res, const mlxvk_image *image, mlxvk_dtype dtype, mlxvk_stream stream);
+/* The array into the image, the same way back; NaN becomes 0 in bytes. */
+MLXVK_API int mlxvk_image_write(const mlxvk_image *image, mlxvk_array array, mlxvk_stream stream);
+
 /* ==== >>array ===================================================================================================== */
 
 MLXVK_API mlxvk_array mlxvk_array_new(void);                         /* { NULL } */

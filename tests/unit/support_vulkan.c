@@ -77,6 +77,15 @@ void own_vulkan(mlxvk_adopt *adopt, bool small_storage)
     if (!make_instance() || !make_logical(adopt, small_storage)) fail_msg("no Vulkan device of the test's own");
 }
 
+void *vulkan_function(const char *name)
+{
+    PFN_vkVoidFunction function = get_device(logical, name);
+    void *pointer;
+    if (!function) function = get_instance(instance, name);
+    memcpy(&pointer, &function, sizeof pointer);
+    return pointer;
+}
+
 void end_vulkan(void)
 {
     LOAD(vkDestroyInstance);

@@ -7,6 +7,8 @@
 /* How it was made stays in `adopt`. small_storage: with 8- and 16-bit storage as far as the device has it, else with
  * nothing that is optional. */
 void own_vulkan(mlxvk_adopt *adopt, bool small_storage);
+/* Its functions by name, of the device or else of the instance. */
+void *vulkan_function(const char *name);
 void end_vulkan(void);                                             /* the last one made */
 /* A VkBuffer of that device, mapped; one at a time. Freed before end_vulkan(). */
 uint64_t own_buffer(size_t size, void **mapped);
