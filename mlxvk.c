@@ -27,6 +27,7 @@
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>replay       windows of the tape that come again: kept plans, recorded segments
+ *     >>shared       memory of others, memory for others
  *     >>engine       recordings into the caller's command buffers, its semaphores, work in slices of time
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
@@ -48,6 +49,7 @@
 
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
+#define VK_USE_PLATFORM_WIN32_KHR
 #include <windows.h>
 #else
 #include <pthread.h>
@@ -482,7 +484,9 @@ struct capabilities {
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     uint8_t coopmat_size[2];
-    bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
+    bool push_descriptor, mapped, subgroup_forced, memory_budget, memory_priority, float_controls;
+    bool extensions[MLXVK_MEMORY_KINDS];             /* that take part in memory of this kind */
+    size_t host_align;                               /* of the host's memory, to be imported */
     bool cached;                                     /* the host reads mapped memory as fast as its own */
     uint8_t types[MEMORY_USES][VK_MAX_MEMORY_TYPES]; /* that memory may be of, the best first */
     uint32_t type_count[MEMORY_USES];
@@ -614,6 +618,13 @@ struct device {
 
     VkInstance instance;
     PFN_vkDestroyInstance destroy_instance;
+    PFN_vkGetPhysicalDeviceMemoryProperties2 memory_properties;
+    PFN_vkGetPhysicalDeviceExternalBufferProperties external_properties;
+    mlxvk_device_memory memory;                      /* the caller's; allocate NULL: Vulkan's */
+    float priority;                                  /* of memory; 0: Vulkan's default */
+    bool low_priority;                               /* of queues */
+    void (*on_log)(const char *line, void *user);
+    uint32_t *families, family_count;                /* that share memory; none: one does */
     VkPhysicalDevice physical;
     VkDevice handle;
     struct VolkDeviceTable vk;
@@ -632,6 +643,7 @@ struct device {
     uint32_t chain_count;
 
     struct block *blocks;
+    struct buffer *ending;                           /* of shared memory that submissions still use */
     struct buffer *cache_newest, *cache_oldest;      /* by age */
     struct buffer *bins[SIZE_BINS], *bins_last[SIZE_BINS];   /* by size, see size_bin */
     size_t active, peak, cached, memory_limit, cache_limit, wired_limit, reserved;
@@ -816,13 +828,17 @@ struct features {
     VkPhysicalDeviceCooperativeMatrixFeaturesKHR coopmat;
     VkPhysicalDeviceCooperativeMatrix2FeaturesNV coopmat2;
     VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
+    VkPhysicalDeviceMemoryPriorityFeaturesEXT priority;
 };
 
 enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
+                 EXT_PRIORITY, EXT_HOST_MEMORY, EXT_MEMORY_FD, EXT_DMA_BUF, EXT_MEMORY_WIN32, EXT_GLOBAL_PRIORITY,
                  EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
     "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
+    "VK_EXT_memory_priority", "VK_EXT_external_memory_host", "VK_KHR_external_memory_fd",
+    "VK_EXT_external_memory_dma_buf", "VK_KHR_external_memory_win32", "VK_KHR_global_priority",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -840,6 +856,7 @@ static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32
     if (has[EXT_COOPMAT]) CHAIN(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
     if (has[EXT_COOPMAT2]) CHAIN(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV);
     if (has[EXT_BFLOAT16]) CHAIN(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
+    if (has[EXT_PRIORITY]) CHAIN(priority, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PRIORITY_FEATURES_EXT);
 #undef CHAIN
 }
 
@@ -900,6 +917,7 @@ static void adopt_features(struct features *f, const void *chain)
         TAKE(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR)
         TAKE(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV)
         TAKE(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR)
+        TAKE(priority, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PRIORITY_FEATURES_EXT)
 #undef TAKE
     }
 }
@@ -1051,6 +1069,15 @@ static void choose_subgroup(struct device *d, const struct features *f,
     if (control) c->max_threads = min_u32(c->max_threads, wanted * p->maxComputeWorkgroupSubgroups);
 }
 
+static size_t host_alignment(const struct device *d)
+{
+    VkPhysicalDeviceExternalMemoryHostPropertiesEXT host = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT };
+    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &host };
+    vkGetPhysicalDeviceProperties2(d->physical, &p);
+    return (size_t)host.minImportedHostPointerAlignment;
+}
+
 /* Fills d->caps: the only place that asks. */
 static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
 {
@@ -1080,6 +1107,12 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] &&
                          pushed.maxPushDescriptors >= c->max_bindings;
     c->memory_budget = has[EXT_BUDGET];
+    c->memory_priority = f->priority.memoryPriority;
+    c->extensions[MLXVK_MEMORY_HOST] = has[EXT_HOST_MEMORY];
+    c->extensions[MLXVK_MEMORY_FD] = has[EXT_MEMORY_FD];
+    c->extensions[MLXVK_MEMORY_DMA_BUF] = has[EXT_MEMORY_FD] && has[EXT_DMA_BUF];
+    c->extensions[MLXVK_MEMORY_WIN32] = has[EXT_MEMORY_WIN32];
+    if (has[EXT_HOST_MEMORY]) c->host_align = host_alignment(d);
     c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
     c->most_ahead = timeline.maxTimelineSemaphoreValueDifference;
@@ -1236,10 +1269,18 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
                                 .queueCreateInfoCount = 1,
                                 .pQueueCreateInfos = &queue, .ppEnabledExtensionNames = names };
     for (int e = 0; e < EXT_COUNT; e++) if (has[e]) names[count++] = extension_names[e];
+    const VkDeviceQueueGlobalPriorityCreateInfoKHR low = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_GLOBAL_PRIORITY_CREATE_INFO_KHR,
+        .globalPriority = VK_QUEUE_GLOBAL_PRIORITY_LOW_KHR };
+    if (d->low_priority && has[EXT_GLOBAL_PRIORITY]) queue.pNext = &low;
     info.enabledExtensionCount = count;
     d->queue_family = queue.queueFamilyIndex = (uint32_t)compute_family(d->physical, &available);
     d->queue_count = queue.queueCount = min_u32(available, MAX_QUEUES);
     r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
+    if (r < 0 && queue.pNext) {                      /* the priority is a wish */
+        queue.pNext = NULL;
+        r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
+    }
     if (r == VK_SUCCESS) return 0;
     set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "vkCreateDevice failed on %s (VkResult %d)",
               d->caps.name, r);
@@ -1280,15 +1321,33 @@ static int open_device(struct device *d, mlxvk_error *error)
     return 0;
 }
 
+/* All families that share memory, the queue's among them. */
+static int share_families(struct device *d, const mlxvk_adopt *a)
+{
+    bool own = false;
+    if (!a->family_count) return 0;
+    if (!(d->families = host_alloc(d, (a->family_count + 1) * sizeof *d->families))) return MLXVK_ERROR_HOST_MEMORY;
+    for (uint32_t i = 0; i < a->family_count; i++) {
+        bool twice = false;
+        for (uint32_t k = 0; k < d->family_count; k++) twice = twice || d->families[k] == a->families[i];
+        if (!twice) d->families[d->family_count++] = a->families[i];
+        own = own || a->families[i] == a->queue_family;
+    }
+    if (!own) d->families[d->family_count++] = a->queue_family;
+    if (d->family_count < 2) d->family_count = 0;    /* nobody to share with */
+    return 0;
+}
+
 static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *error)
 {
     struct features f;
     bool has[EXT_COUNT] = { false };
     PFN_vkGetInstanceProcAddr get;
     int code;
-    if (!a->instance || !a->physical_device || !a->device || !a->queue || (a->extension_count && !a->extensions)) {
-        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device",
-                  "adopt wants an instance, a physical device, a device, a queue, and extensions if it counts some");
+    if (!a->instance || !a->physical_device || !a->device || !a->queue || (a->extension_count && !a->extensions) ||
+        (a->family_count && !a->families)) {
+        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "adopt wants an instance, a physical device, a "
+                  "device, a queue, and extensions and families if it counts some");
         return MLXVK_ERROR_ARGUMENT;
     }
     memcpy(&get, &a->get_instance_proc_addr, sizeof get);
@@ -1301,6 +1360,8 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     d->handle = (VkDevice)a->device;
     volkLoadInstanceOnly(d->instance);
     volkLoadDeviceTable(&d->vk, d->handle);
+    code = share_families(d, a);
+    if (code) return code;
     d->queue_family = a->queue_family;
     d->queue_count = 1;
     d->queues[0] = (VkQueue)a->queue;
@@ -1359,12 +1420,14 @@ static uint32_t noted_families(const int *gate)
     return bits;
 }
 
-static void print_note(const struct note *n, bool count)
+static void print_note(const struct device *d, const struct note *n, bool count)
 {
-    fprintf(stderr, "[mlxvk] %s: %s%s%s: %s", family_table[n->family].name, n->kernel, n->reason ? " not taken, " : "",
-            n->reason ? n->reason : "", n->signature);
-    if (count) fprintf(stderr, ": %llu", (unsigned long long)n->count);
-    fputc('\n', stderr);
+    char line[2 * NOTE_TEXT], number[32] = "";
+    if (count) snprintf(number, sizeof number, ": %llu", (unsigned long long)n->count);
+    snprintf(line, sizeof line, "[mlxvk] %s: %s%s%s: %s%s", family_table[n->family].name, n->kernel,
+             n->reason ? " not taken, " : "", n->reason ? n->reason : "", n->signature, number);
+    if (d->on_log) d->on_log(line, d->user);
+    else fprintf(stderr, "%s\n", line);
 }
 
 static void free_notes(struct device *d)
@@ -1398,7 +1461,7 @@ static void note(struct device *d, enum family family, const char *kernel, const
     *kept = n;
     t->items[at] = kept;
     t->used++;
-    if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(kept, false);
+    if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(d, kept, false);
 }
 
 /* Arguments are looked at only where the family is noted. */
@@ -1442,7 +1505,7 @@ static void print_notes(struct device *d)
     for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
     if (!any || !(list = list_notes(d, &n))) return;
     for (uint32_t i = 0; i < n; i++)
-        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(d, &list[i], true);
     host_free(d, list);
 }
 
@@ -1467,7 +1530,11 @@ struct block {
     VkBuffer handle;
     size_t size, used;
     char *map;
+    uint64_t begin;                                  /* in memory that the caller allocated, */
+    void *token;                                     /* and what it is called there */
     bool mapped, cached;                             /* by the host; and it reads it as fast as its own */
+    bool shared;                                     /* with others, see >>shared: of one buffer, and not kept */
+    mlxvk_memory_kind kind;                          /* as what */
     struct range *free;                              /* by offset, never adjacent */
     struct block *next;
 };
@@ -1504,12 +1571,39 @@ struct buffer {
     struct buffer *bin_next, *bin_previous, *newer, *older;
 };
 
-static VkBufferCreateInfo buffer_info(size_t size)
+static VkBufferCreateInfo buffer_info(const struct device *d, size_t size)
 {
     VkBufferCreateInfo info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = size,
         .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
-                 VK_BUFFER_USAGE_TRANSFER_DST_BIT };
+                 VK_BUFFER_USAGE_TRANSFER_DST_BIT,
+        .sharingMode = d->family_count ? VK_SHARING_MODE_CONCURRENT : VK_SHARING_MODE_EXCLUSIVE,
+        .queueFamilyIndexCount = d->family_count, .pQueueFamilyIndices = d->families };
     return info;
+}
+
+/* Memory of one type: from Vulkan, or from the caller's allocator. */
+static VkResult memory_of_type(struct device *d, const VkMemoryAllocateInfo *info, const VkMemoryRequirements *need,
+                               struct block *out)
+{
+    mlxvk_memory_request wanted = { .size = need->size, .alignment = need->alignment, .type = info->memoryTypeIndex,
+                                    .priority = d->priority > 0 ? d->priority : 0.5f };
+    mlxvk_memory_piece piece = { 0 };
+    if (!d->memory.allocate) return d->vk.vkAllocateMemory(d->handle, info, NULL, &out->memory);
+    memcpy(&wanted.vk_buffer, &out->handle, sizeof out->handle);
+    if (d->memory.allocate(&piece, &wanted, d->memory.user)) return VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    memcpy(&out->memory, &piece.vk_memory, sizeof out->memory);
+    out->begin = piece.offset;
+    out->map = piece.mapped;
+    out->token = piece.token;
+    return VK_SUCCESS;
+}
+
+static void memory_free(struct device *d, const struct block *b)
+{
+    mlxvk_memory_piece piece = { .offset = b->begin, .mapped = b->map, .token = b->token };
+    memcpy(&piece.vk_memory, &b->memory, sizeof b->memory);
+    if (!d->memory.allocate || b->shared || !b->memory) d->vk.vkFreeMemory(d->handle, b->memory, NULL);
+    else d->memory.free(&piece, d->memory.user);
 }
 
 /* Memory of the best type that the buffer may have and that has so much left. */
@@ -1517,12 +1611,15 @@ static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *ne
                                 struct block *out)
 {
     const struct capabilities *c = &d->caps;
-    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need->size };
+    const VkMemoryPriorityAllocateInfoEXT priority = {
+        .sType = VK_STRUCTURE_TYPE_MEMORY_PRIORITY_ALLOCATE_INFO_EXT, .priority = d->priority };
+    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need->size,
+                                  .pNext = c->memory_priority && d->priority > 0 ? &priority : NULL };
     VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
     for (uint32_t i = 0; i < c->type_count[use] && r == VK_ERROR_OUT_OF_DEVICE_MEMORY; i++) {
         info.memoryTypeIndex = c->types[use][i];
         if (need->memoryTypeBits >> info.memoryTypeIndex & 1)
-            r = d->vk.vkAllocateMemory(d->handle, &info, NULL, &out->memory);
+            r = memory_of_type(d, &info, need, out);
     }
     out->cached = c->cached_types >> info.memoryTypeIndex & 1;
     out->mapped = (c->host_types >> info.memoryTypeIndex & 1) && (use != MEMORY_DEVICE || !d->gate[GATE_STAGING]);
@@ -1532,20 +1629,25 @@ static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *ne
 /* Memory with a buffer over it, mapped where the host can. */
 static int raw_allocate(struct device *d, size_t size, enum memory_use use, struct block *out)
 {
-    VkBufferCreateInfo info = buffer_info(size);
+    VkBufferCreateInfo info = buffer_info(d, size);
     VkMemoryRequirements need;
     VkResult r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &out->handle);
     void *map = NULL;
     if (r < 0) return vk_code(d, r);
     d->vk.vkGetBufferMemoryRequirements(d->handle, out->handle, &need);
     r = allocate_memory(d, &need, use, out);
-    if (r >= 0) r = d->vk.vkBindBufferMemory(d->handle, out->handle, out->memory, 0);
-    if (r >= 0 && out->mapped) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &map);
-    out->map = map;
+    if (r >= 0) r = d->vk.vkBindBufferMemory(d->handle, out->handle, out->memory, out->begin);
+    if (r >= 0 && out->mapped && !d->memory.allocate) {
+        r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &map);
+        out->map = map;
+    }
+    out->mapped = out->mapped && out->map;
+    if (!out->mapped) out->map = NULL;
     out->size = size;
-    if (r >= 0) return 0;
+    if (r >= 0 && (use == MEMORY_DEVICE || out->map)) return 0;
+    if (r >= 0) r = VK_ERROR_MEMORY_MAP_FAILED;      /* the caller's, of a mapped type, and not mapped */
     d->vk.vkDestroyBuffer(d->handle, out->handle, NULL);
-    d->vk.vkFreeMemory(d->handle, out->memory, NULL);
+    memory_free(d, out);
     memset(out, 0, sizeof *out);
     return vk_code(d, r);
 }
@@ -1557,13 +1659,32 @@ static void block_destroy(struct device *d, struct block *b)
     if (*link) *link = b->next;
     for (struct range *r = b->free, *next; r; r = next) { next = r->next; host_free(d, r); }
     d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
-    d->vk.vkFreeMemory(d->handle, b->memory, NULL);
+    memory_free(d, b);
     d->reserved -= b->size;
     host_free(d, b);
 }
 
+/* What the process may use of the device's heap, and what it uses; false where the driver does not say. */
+static bool memory_budget(const struct device *d, size_t *budget, size_t *used)
+{
+    VkPhysicalDeviceMemoryBudgetPropertiesEXT now = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT };
+    VkPhysicalDeviceMemoryProperties2 m = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2,
+                                            .pNext = &now };
+    if (!d->caps.memory_budget || !d->caps.type_count[MEMORY_DEVICE]) return false;
+    d->memory_properties(d->physical, &m);
+    uint32_t heap = m.memoryProperties.memoryTypes[d->caps.types[MEMORY_DEVICE][0]].heapIndex;
+    *budget = (size_t)now.heapBudget[heap];
+    *used = (size_t)now.heapUsage[heap];
+    return *budget > 0;
+}
+
+static void cache_trim(struct device *d, size_t bytes, bool wait);
+
 static int block_create(struct device *d, size_t size, struct block **out)
 {
+    size_t budget, used;
+    if (memory_budget(d, &budget, &used) && used + size > budget) cache_trim(d, used + size - budget, false);
     struct block *b = host_zalloc(d, sizeof *b);
     struct range *all = host_alloc(d, sizeof *all);
     int code = b && all ? raw_allocate(d, size, MEMORY_DEVICE, b) : MLXVK_ERROR_HOST_MEMORY;
@@ -1867,6 +1988,32 @@ static struct buffer *buffer_again(struct device *d, const struct known_buffer *
     return b;
 }
 
+static void shared_destroy(struct device *d, struct buffer *b)
+{
+    d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
+    memory_free(d, b->block);
+    host_free(d, b->block);
+    buffer_end(d, b);
+}
+
+/* Destroys buffers of shared memory that submissions do not use any more. */
+static void reap_shared(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct buffer **link = &d->ending, *b; (b = *link) != NULL;) {
+        if (!all && !buffer_idle(d, b, NULL)) { link = &b->bin_next; continue; }
+        *link = b->bin_next;
+        shared_destroy(d, b);
+    }
+}
+
+static void shared_end(struct device *d, struct buffer *b)
+{
+    b->bin_next = d->ending;
+    d->ending = b;
+    reap_shared(d, false);
+}
+
 static void buffer_release(struct device *d, struct buffer *b)
 {
     if (!b || --b->refs > 0) return;
@@ -1876,6 +2023,7 @@ static void buffer_release(struct device *d, struct buffer *b)
         return;
     }
     d->active -= b->size;
+    if (b->block->shared) { shared_end(d, b); return; }
     if (d->gate[GATE_POISON] && buffer_idle(d, b, NULL)) poison(d, b);
     if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
@@ -1978,7 +2126,7 @@ static void staging_destroy(struct device *d, struct buffer *b)
 {
     d->staged -= b->size;
     d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
-    d->vk.vkFreeMemory(d->handle, b->block->memory, NULL);
+    memory_free(d, b->block);
     host_free(d, b->block);
     buffer_end(d, b);
 }
@@ -4083,7 +4231,7 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
     for (int i = 0; i < n->count && !to->buffer; i++) {
         struct storage *st = n->from[i];
         struct buffer *b = st->buffer;
-        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
+        if (!b || !b->block || b->block->shared || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
             b->size > to->nbytes + DONATE_EXTRA || n->reads[i] != st->readers ||
             (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b)))
             continue;
@@ -4593,6 +4741,7 @@ static void destroy_objects(struct device *d)
     while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
     settle(d);
     reap_events(d, true);
+    reap_shared(d, true);
     cache_trim(d, SIZE_MAX, true);
     for (int use = 0; use < MEMORY_USES; use++)
         for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
@@ -4633,6 +4782,7 @@ static void device_destroy(struct device *d)
         if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
     }
     if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
+    host_free(d, d->families);
     host_free(d, d);
 }
 
@@ -4708,10 +4858,14 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
+    if (desc && desc->memory) d->memory = *desc->memory;
+    if (desc) { d->priority = desc->memory_priority; d->low_priority = desc->low_priority; d->on_log = desc->on_log; }
     d->image_copy = (struct pipeline){ .name = "image_copy", .kernel = KERNEL_COUNT };
     mutex_lock(&volk_lock);
     code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
     if (!code) d->segment_least = least_segment(d);
+    d->memory_properties = vkGetPhysicalDeviceMemoryProperties2;
+    d->external_properties = vkGetPhysicalDeviceExternalBufferProperties;
     if (!code) d->timestamps = has_timestamps(d);
     mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
@@ -19056,7 +19210,8 @@ bool mlxvk_is_available(void)
     X("device_name", c->name) X("driver", c->driver) X("architecture", c->architecture) X("type", type_name(c->type))
 #define INFO_SIZES(X) \
     X("max_buffer_length", c->max_allocation) X("max_recommended_working_set_size", working_set(d)) \
-    X("memory_size", c->memory_size) X("cached", c->cached) X("subgroup_size", c->subgroup) \
+    X("memory_size", c->memory_size) X("memory_budget", budget) X("memory_used", used) \
+    X("memory_import_alignment", c->host_align) X("cached", c->cached) X("subgroup_size", c->subgroup) \
     X("max_storage_buffer_range", c->max_range) X("shared_memory_size", c->shared_memory) X("unified", c->mapped) \
     X("push_descriptor", c->push_descriptor) X("storage_buffer_alignment", c->offset_align) \
     X("subgroup_size_least", c->subgroup_least) X("subgroup_size_most", c->subgroup_most) \
@@ -19077,8 +19232,10 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
 int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key)
 {
     const struct device *d = device_or_default(device);
+    size_t budget = 0, used = 0;
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
     const struct capabilities *c = &d->caps;
+    if (!strncmp(key, "memory_", 7)) memory_budget(d, &budget, &used);
 #define X(name, size) if (!strcmp(key, name)) { *value = size; return 0; }
     INFO_SIZES(X)
 #undef X
@@ -19300,6 +19457,216 @@ static int transfer(struct device *d, struct buffer *b, size_t offset, void *dat
     }
     buffer_release(d, b);
     return code;
+}
+
+/* ==== >>shared: memory of others, memory for others =============================================================== */
+
+/* One buffer, one VkDeviceMemory, which goes with it: neither is cut into pieces nor kept in the cache. */
+
+static const struct memory_kind { const char *name; VkExternalMemoryHandleTypeFlagBits type; } memory_kinds[] = {
+    [MLXVK_MEMORY_HOST]    = { "the host's memory", VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT },
+    [MLXVK_MEMORY_FD]      = { "descriptors", VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT },
+    [MLXVK_MEMORY_DMA_BUF] = { "descriptors of dma-buf", VK_EXTERNAL_MEMORY_HANDLE_TYPE_DMA_BUF_BIT_EXT },
+    [MLXVK_MEMORY_WIN32]   = { "Windows' handles", VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32_BIT },
+};
+
+/* What is to be shared: handle of what is imported, or `exported`. */
+struct sharing { mlxvk_memory_kind kind; uintptr_t handle; size_t size; bool exported; };
+
+/* Does the device share buffers so? */
+static bool can_share(const struct device *d, const struct sharing *s)
+{
+    const VkPhysicalDeviceExternalBufferInfo info = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO, .usage = buffer_info(d, s->size).usage,
+        .handleType = memory_kinds[s->kind].type };
+    VkExternalBufferProperties p = { .sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES };
+    if (!d->caps.extensions[s->kind]) return false;
+    d->external_properties(d->physical, &info, &p);
+    return p.externalMemoryProperties.externalMemoryFeatures &
+           (s->exported ? VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT : VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT);
+}
+
+/* Memory types that the handle may be imported as. */
+static VkResult import_types(struct device *d, const struct sharing *s, uint32_t *types)
+{
+    VkExternalMemoryHandleTypeFlagBits type = memory_kinds[s->kind].type;
+    VkMemoryHostPointerPropertiesEXT host = { .sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT };
+    VkMemoryFdPropertiesKHR fd = { .sType = VK_STRUCTURE_TYPE_MEMORY_FD_PROPERTIES_KHR };
+    VkResult r = VK_SUCCESS;
+    if (s->exported || s->kind == MLXVK_MEMORY_FD || s->kind == MLXVK_MEMORY_WIN32) return r;
+    if (s->kind == MLXVK_MEMORY_HOST) {
+        r = d->vk.vkGetMemoryHostPointerPropertiesEXT(d->handle, type, (const void *)s->handle, &host);
+        *types &= host.memoryTypeBits;
+    } else {
+        r = d->vk.vkGetMemoryFdPropertiesKHR(d->handle, type, (int)s->handle, &fd);
+        *types &= fd.memoryTypeBits;
+    }
+    return r;
+}
+
+/* What follows VkMemoryAllocateInfo, in the order of kinds; the last one names the buffer. */
+struct sharing_chain {
+    VkMemoryDedicatedAllocateInfo dedicated;
+    VkExportMemoryAllocateInfo exported;
+    VkImportMemoryHostPointerInfoEXT host;
+    VkImportMemoryFdInfoKHR fd;
+#ifdef VK_USE_PLATFORM_WIN32_KHR
+    VkImportMemoryWin32HandleInfoKHR win32;
+#endif
+};
+
+static const void *sharing_chain(struct sharing_chain *c, const struct sharing *s, VkBuffer buffer)
+{
+    VkExternalMemoryHandleTypeFlagBits type = memory_kinds[s->kind].type;
+    *c = (struct sharing_chain){
+        .dedicated = { .sType = VK_STRUCTURE_TYPE_MEMORY_DEDICATED_ALLOCATE_INFO, .buffer = buffer },
+        .exported = { .sType = VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO, .pNext = &c->dedicated,
+                      .handleTypes = type },
+        .host = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT, .handleType = type,
+                  .pHostPointer = (void *)s->handle },
+        .fd = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR, .pNext = &c->dedicated, .handleType = type,
+                .fd = (int)s->handle },
+#ifdef VK_USE_PLATFORM_WIN32_KHR
+        .win32 = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_WIN32_HANDLE_INFO_KHR, .pNext = &c->dedicated,
+                   .handleType = type, .handle = (HANDLE)s->handle },
+#endif
+    };
+#ifdef VK_USE_PLATFORM_WIN32_KHR
+    if (!s->exported && s->kind == MLXVK_MEMORY_WIN32) return &c->win32;
+#endif
+    return s->exported ? (const void *)&c->exported : s->kind == MLXVK_MEMORY_HOST ? (const void *)&c->host
+                                                                                 : (const void *)&c->fd;
+}
+
+/* The buffer is there: memory of it, mapped where the host can. */
+static VkResult share_memory(struct device *d, const struct sharing *s, struct block *b)
+{
+    struct sharing_chain chain;
+    VkMemoryRequirements need;
+    void *map = NULL;
+    d->vk.vkGetBufferMemoryRequirements(d->handle, b->handle, &need);
+    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+        .pNext = sharing_chain(&chain, s, b->handle),
+        .allocationSize = !s->exported && s->kind == MLXVK_MEMORY_HOST ? s->size : need.size };
+    uint32_t types = need.memoryTypeBits, host = d->caps.host_types;
+    VkResult r = import_types(d, s, &types), tried = VK_ERROR_INVALID_EXTERNAL_HANDLE;
+    if (r < 0) return r;
+    for (uint32_t at = 0; at < 2 * VK_MAX_MEMORY_TYPES && tried < 0; at++) {   /* what the library takes, then others */
+        uint32_t type = at < d->caps.type_count[MEMORY_DEVICE] ? d->caps.types[MEMORY_DEVICE][at] : at % 32;
+        info.memoryTypeIndex = type;
+        if (types >> type & 1) tried = d->vk.vkAllocateMemory(d->handle, &info, NULL, &b->memory);
+    }
+    if (tried < 0) return tried;
+    r = d->vk.vkBindBufferMemory(d->handle, b->handle, b->memory, 0);
+    b->mapped = host >> info.memoryTypeIndex & 1;
+    b->cached = d->caps.cached_types >> info.memoryTypeIndex & 1;
+    if (r >= 0 && s->kind == MLXVK_MEMORY_HOST) map = (void *)s->handle;
+    else if (r >= 0 && b->mapped) r = d->vk.vkMapMemory(d->handle, b->memory, 0, VK_WHOLE_SIZE, 0, &map);
+    b->map = map;
+    return r;
+}
+
+static VkResult share(struct device *d, const struct sharing *s, struct buffer **out)
+{
+    const VkExternalMemoryBufferCreateInfo external = { .sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
+                                                        .handleTypes = memory_kinds[s->kind].type };
+    VkBufferCreateInfo info = buffer_info(d, s->size);
+    struct block *block = host_zalloc(d, sizeof *block);
+    struct buffer *b = block ? buffer_new(d) : NULL;
+    VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
+    info.pNext = &external;
+    if (b) {
+        block->shared = true;
+        block->kind = s->kind;
+        block->size = s->size;
+        r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &block->handle);
+        if (r >= 0) r = share_memory(d, s, block);
+        b->block = block;
+        b->handle = block->handle;
+        b->map = block->map;
+        b->size = s->size;
+    }
+    if (r >= 0) hand_out(d, b, s->size);
+    else if (b) shared_destroy(d, b);
+    else host_free(d, block);
+    *out = r < 0 ? NULL : b;
+    return r;
+}
+
+static int share_buffer(mlxvk_buffer *res, const struct sharing *s, const char *name, mlxvk_device device)
+{
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    struct buffer *b = NULL;
+    size_t align = d ? d->caps.host_align : 0;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
+    reap_shared(d, false);
+    if ((unsigned)s->kind >= MLXVK_MEMORY_KINDS || !s->size || (s->exported && s->kind == MLXVK_MEMORY_HOST))
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name, "%zu bytes of memory of kind %d",
+                                        s->size, (int)s->kind));
+    if (s->size % 4 && CAP_SMALL & ~d->caps.bits)    /* words are all that shaders see there */
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
+                                        "on a device without 8- and 16-bit storage %zu bytes must be a multiple of 4",
+                                        s->size));
+    if (!can_share(d, s))
+        return drop_with(d, device_fail(d, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, name, "%s shares no %s", d->caps.name,
+                                        memory_kinds[s->kind].name));
+    if (s->kind == MLXVK_MEMORY_HOST && (!s->handle || s->handle % align || s->size % align))
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
+                                        "pointer and size must be multiples of %zu, unlike %zu bytes at %#zx", align,
+                                        s->size, (size_t)s->handle));
+    VkResult r = d->lost ? VK_ERROR_DEVICE_LOST : share(d, s, &b);
+    int code = vk_code(d, r);
+    if (code) device_fail(d, code, r, __LINE__, name, "%zu bytes of %s (VkResult %d)", s->size,
+                          memory_kinds[s->kind].name, r);
+    return give_buffer(d, res, b, code);
+}
+
+int mlxvk_buffer_import(mlxvk_buffer *res, mlxvk_memory_kind kind, uintptr_t handle, size_t size, mlxvk_device device)
+{
+    return share_buffer(res, &(struct sharing){ .kind = kind, .handle = handle, .size = size }, "buffer_import",
+                        device);
+}
+
+int mlxvk_buffer_new_shared(mlxvk_buffer *res, mlxvk_memory_kind kind, size_t size, mlxvk_device device)
+{
+    return share_buffer(res, &(struct sharing){ .kind = kind, .size = size, .exported = true }, "buffer_new_shared",
+                        device);
+}
+
+static VkResult export_memory(const struct device *d, const struct buffer *b, uintptr_t *handle)
+{
+    VkExternalMemoryHandleTypeFlagBits type = memory_kinds[b->block->kind].type;
+#ifdef VK_USE_PLATFORM_WIN32_KHR
+    const VkMemoryGetWin32HandleInfoKHR win32 = { .sType = VK_STRUCTURE_TYPE_MEMORY_GET_WIN32_HANDLE_INFO_KHR,
+                                                  .memory = b->block->memory, .handleType = type };
+    HANDLE of_windows = NULL;
+    if (b->block->kind == MLXVK_MEMORY_WIN32) {
+        VkResult r = d->vk.vkGetMemoryWin32HandleKHR(d->handle, &win32, &of_windows);
+        *handle = (uintptr_t)of_windows;
+        return r;
+    }
+#endif
+    const VkMemoryGetFdInfoKHR info = { .sType = VK_STRUCTURE_TYPE_MEMORY_GET_FD_INFO_KHR,
+                                        .memory = b->block->memory, .handleType = type };
+    int fd = -1;
+    VkResult r = d->vk.vkGetMemoryFdKHR(d->handle, &info, &fd);
+    *handle = (uintptr_t)fd;
+    return r;
+}
+
+int mlxvk_buffer_export(uintptr_t *handle, mlxvk_memory_kind kind, mlxvk_buffer buffer)
+{
+    struct buffer *b = buffer.ctx;
+    if (!handle || !b) return MLXVK_ERROR_ARGUMENT;
+    struct device *d = b->device;
+    mutex_lock(&d->lock);
+    if (!b->block || !b->block->shared || b->block->kind != kind || kind == MLXVK_MEMORY_HOST)
+        return unlock_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "buffer_export",
+                                          "the buffer was not made to be shared so"));
+    VkResult r = export_memory(d, b, handle);
+    int code = vk_code(d, r);
+    if (code) device_fail(d, code, r, __LINE__, "buffer_export", "no handle (VkResult %d)", r);
+    return unlock_with(d, code);
 }
 
 /* ==== >>public: streams =========================================================================================== */

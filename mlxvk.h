@@ -130,6 +130,35 @@ MLXVK_API const char *mlxvk_dtype_name(mlxvk_dtype dtype);          /* "float32"
 
 /* ==== >>device ==================================================================================================== */
 
+/* Device memory of the caller's own allocator, in place of vkAllocateMemory: for blocks of 64 MiB or more and a few
+ * small ones. Any thread that calls the library may call both, under the device's lock: they must not call it. */
+typedef struct mlxvk_memory_request {
+    uint64_t size, alignment;        /* VkMemoryRequirements of the buffer, */
+    uint64_t vk_buffer;              /* which is this one; the library binds it */
+    uint32_t type;                   /* memory type */
+    float priority;                  /* 0 to 1 */
+} mlxvk_memory_request;
+
+typedef struct mlxvk_memory_piece {
+    uint64_t vk_memory, offset;      /* VkDeviceMemory, and where in it */
+    void *mapped;                    /* the host's pointer to that, as long as the piece lives, where the type is
+                                        HOST_VISIBLE and HOST_COHERENT (no other is mapped: nothing is flushed); NULL:
+                                        not mapped */
+    void *token;                     /* the caller's */
+} mlxvk_memory_piece;
+
+typedef struct mlxvk_device_memory {
+    /* 0, or not: there is none of that type, and the next one is asked for */
+    int (*allocate)(mlxvk_memory_piece *piece, const mlxvk_memory_request *request, void *user);
+    void (*free)(const mlxvk_memory_piece *piece, void *user);
+    void *user;
+} mlxvk_device_memory;
+
+/* What memory may be shared as: pointers of the host, POSIX file descriptors (opaque; of dma-buf), Windows' handles. */
+typedef enum mlxvk_memory_kind {
+    MLXVK_MEMORY_HOST, MLXVK_MEMORY_FD, MLXVK_MEMORY_DMA_BUF, MLXVK_MEMORY_WIN32, MLXVK_MEMORY_KINDS
+} mlxvk_memory_kind;
+
 typedef struct mlxvk_allocator {     /* host memory; NULL functions mean malloc and free */
     void *(*allocate)(size_t size, void *user);                    /* may return NULL: the call fails cleanly */
     void (*release)(void *pointer, void *user);
@@ -148,6 +177,8 @@ typedef struct mlxvk_adopt {
                                                                       the device was created with; NULL: none enabled */
     void (*lock_queue)(void *user), (*unlock_queue)(void *user);   /* around each use of the queue; may be NULL */
     void *user;
+    const uint32_t *families;                                      /* other queue families that use arrays' memory, */
+    uint32_t family_count;                                         /* which is CONCURRENT for them, then */
 } mlxvk_adopt;
 
 /* Zero means default in every field; a gate in `gates` wins over the environment. */
@@ -161,6 +192,11 @@ typedef struct mlxvk_device_desc {
     size_t pipeline_cache_size;
     void (*on_error)(const mlxvk_error *error, void *user);        /* called for each error; NULL: none */
     void *user;
+    void (*on_log)(const char *line, void *user);                  /* lines that gates ask for; NULL: stderr */
+    const mlxvk_device_memory *memory;                             /* the caller's allocator of device memory, copied */
+    float memory_priority;           /* over 0 to 1, where the device has VK_EXT_memory_priority */
+    bool low_priority;               /* queues of low global priority, where the device has them and lets the program:
+                                        behind a renderer's */
     mlxvk_error *error;              /* filled when mlxvk_device_create fails (there is no device to ask) */
 } mlxvk_device_desc;
 
@@ -183,7 +219,9 @@ MLXVK_API int mlxvk_device_count(int *count, mlxvk_device_type type);   /* of CP
 MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
 
 /* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
- * max_recommended_working_set_size, memory_size, subgroup_size (that of the kernels; those a kernel may ask for:
+ * max_recommended_working_set_size, memory_size, memory_budget and memory_used (of the process, as the driver says at
+ * that moment; 0: it does not), memory_import_alignment (0: the host's memory cannot be imported),
+ * subgroup_size (that of the kernels; those a kernel may ask for:
  * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
  * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own),
  * max_threads (of a workgroup), max_storage_buffers (of a kernel),
@@ -229,6 +267,18 @@ MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device devi
  * 16-bit storage offset + size must be a multiple of 4, else MLXVK_ERROR_ARGUMENT. */
 MLXVK_API int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped,
                                  mlxvk_device device);
+/* Memory of another's, without a copy. HOST: `size` bytes at a pointer, both multiples of memory_import_alignment (see
+ * mlxvk_device_info_get_size); it must live as long as the buffer and the work that uses it. FD: a descriptor of a
+ * Vulkan allocation of the same driver that is a buffer's of `size` bytes and nothing else's, as mlxvk_buffer_export
+ * gives it; DMA_BUF: of any; the library's from then on, where the call succeeds. WIN32: an opaque handle, which stays
+ * the caller's. The buffer's memory is given back with its last handle or array, when no submission uses it any more.
+ * Errors: ARGUMENT, UNSUPPORTED where the device has no extension for it, MEMORY, HOST_MEMORY, VULKAN. */
+MLXVK_API int mlxvk_buffer_import(mlxvk_buffer *res, mlxvk_memory_kind kind, uintptr_t handle, size_t size,
+                                  mlxvk_device device);
+/* Device memory that others may import: of a kind that is not HOST. */
+MLXVK_API int mlxvk_buffer_new_shared(mlxvk_buffer *res, mlxvk_memory_kind kind, size_t size, mlxvk_device device);
+/* A new descriptor or handle of it, the caller's to close. ARGUMENT: it is not of that kind. */
+MLXVK_API int mlxvk_buffer_export(uintptr_t *handle, mlxvk_memory_kind kind, mlxvk_buffer buffer);
 MLXVK_API int mlxvk_buffer_free(mlxvk_buffer buffer);
 MLXVK_API size_t mlxvk_buffer_size(mlxvk_buffer buffer);
 /* The host's pointer to it, or NULL where it is not mapped. Reading or writing is right only when no submitted or
