@@ -2708,11 +2708,19 @@ struct encoder {
     bool held_behind;                                /* a barrier */
     /* the row of the table of fusions that is being applied, from 1; 0: none */
     uint32_t fusion;
+    double slice;                                    /* microseconds from which on dispatches are cut; 0: GATE_CUT_US */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
 };
 
 struct wait { struct timeline *line; VkSemaphore semaphore; uint64_t value; };
+
+/* The nodes of a fusion, ascending; the first is where lowering stands. */
+enum { MEMBERS_MOST = 16 };
+struct members { uint32_t node[MEMBERS_MOST]; int count; };
+
+/* How far a plan is encoded: the next step; the next donation; steps before skip_to have nothing to do. */
+struct progress { uint32_t step, donation, skip_to; };
 
 struct stream {
     int refs;
@@ -2746,6 +2754,8 @@ struct stream {
      * caller's, which has a line of its own; recording: it does just now. token: what images' copies write, so that
      * they stay in order. clocked: submissions are timed. See >>engine, >>images. */
     bool held, records, recording, clocked;
+    struct members paused;                           /* nodes whose plan is encoded as far as a slice went; count 0: */
+    struct progress paused_at;                       /* there are none */
     struct stream *recorder;
     struct timeline *own_line;
     struct array *token;
@@ -3618,7 +3628,8 @@ static void set_work(struct encoder *e, double multiplications) { e->step.work =
 /* Would a step of so many multiplications take too long for one dispatch? Drivers with a watchdog lose the device. */
 static bool too_long(const struct encoder *e, double multiplications)
 {
-    int limit = e->device->gate[GATE_CUT_US];
+    double limit = e->device->gate[GATE_CUT_US];
+    if (e->slice > 0 && (limit <= 0 || e->slice < limit)) limit = e->slice;
     return limit > 0 && multiplications > limit * e->device->tuning->rate;
 }
 
@@ -4261,23 +4272,31 @@ static void maybe_commit(struct stream *s)
         (gate[GATE_MAX_US] > 0 && s->time >= gate[GATE_MAX_US])) stream_submit(s);
 }
 
-/* Encodes what was planned, and forgets it. After an error what is left is forgotten, too. */
-static void bind_plan(struct encoder *e)
+/* Encodes a step of the plan, and what comes in front of it. After an error it is only forgotten. */
+static void bind_step(struct encoder *e, struct progress *at)
+{
+    const struct plan *p = &e->plan;
+    const struct step *t = ITEM(p->steps, struct step, at->step);
+    const struct bound *bounds = ITEM(p->bounds, struct bound, t->first);
+    for (; at->donation < p->donations.count; at->donation++) {
+        const struct donation *donation = ITEM(p->donations, struct donation, at->donation);
+        if (donation->before > at->step) break;
+        if (!e->code && donate_memory(e, donation)) at->skip_to = donation->skip_to;
+    }
+    if (!e->code && at->step >= at->skip_to) { encode_step(e, t, bounds); maybe_commit_time(e->stream); }
+    for (uint32_t k = 0; k < t->bounds; k++) bound_forget(e->device, &bounds[k]);
+    at->step++;
+}
+
+static void bind_rest(struct encoder *e, struct progress at)
 {
     struct plan *p = &e->plan;
-    uint32_t skip_to = 0;
-    for (uint32_t i = 0, n = 0; i < p->steps.count; i++) {
-        const struct step *t = ITEM(p->steps, struct step, i);
-        const struct bound *bounds = ITEM(p->bounds, struct bound, t->first);
-        for (; n < p->donations.count && ITEM(p->donations, struct donation, n)->before <= i; n++) {
-            const struct donation *donation = ITEM(p->donations, struct donation, n);
-            if (!e->code && donate_memory(e, donation)) skip_to = donation->skip_to;
-        }
-        if (!e->code && i >= skip_to) { encode_step(e, t, bounds); maybe_commit_time(e->stream); }
-        for (uint32_t k = 0; k < t->bounds; k++) bound_forget(e->device, &bounds[k]);
-    }
+    while (at.step < p->steps.count) bind_step(e, &at);
     p->steps.count = p->bounds.count = p->donations.count = p->tables.count = 0;
 }
+
+/* Encodes what was planned, and forgets it. */
+static void bind_plan(struct encoder *e) { bind_rest(e, (struct progress){ 0 }); }
 
 /* ==== >>tape ====================================================================================================== */
 
@@ -4398,10 +4417,6 @@ typedef void (*lower_function)(struct encoder *e, const struct node *n);
 struct op_row { const char *name; lower_function lower; size_t params, late; };
 static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion */
 
-/* The nodes of a fusion, ascending; the first is where lowering stands. */
-enum { MEMBERS_MOST = 16 };
-struct members { uint32_t node[MEMBERS_MOST]; int count; };
-
 /* What may take more than one node at once. */
 static const struct passes {
     bool (*replay)(struct stream *s, uint32_t count);                /* the window: encoded, or to be kept */
@@ -4499,10 +4514,10 @@ static struct members plan_node(struct stream *s, uint32_t at, uint32_t end)
     return all;
 }
 
-/* Encodes what was planned for them. */
-static void encode_nodes(struct stream *s, const struct members *all)
+/* Encodes what was planned for them, from where it stands. */
+static void encode_nodes(struct stream *s, const struct members *all, struct progress at)
 {
-    bind_plan(&s->encoder);
+    bind_rest(&s->encoder, at);
     for (int i = 1; i < all->count; i++) enter_group(&s->nodes[all->node[i]], s->device->group);
     group_done(s, all);
 }
@@ -4511,7 +4526,15 @@ static void lower_node(struct stream *s, uint32_t at, uint32_t end)
 {
     struct members all = plan_node(s, at, end);
     if (s->keeping) passes.keep_group(s, &all);
-    encode_nodes(s, &all);
+    encode_nodes(s, &all, (struct progress){ 0 });
+}
+
+/* Ends what a slice left in the middle: before anything else is planned. */
+static void end_paused(struct stream *s)
+{
+    struct members all = s->paused;
+    s->paused.count = 0;
+    if (all.count) encode_nodes(s, &all, s->paused_at);
 }
 
 /* ---- order: nodes that do not depend on each other run side by side, between the same two barriers ---- */
@@ -4580,6 +4603,7 @@ static void stream_lower(struct stream *s, uint32_t keep)
 {
     uint32_t count = s->node_count > keep ? s->node_count - keep : 0;
     uint64_t start = now_ns();
+    end_paused(s);
     if (!count) return;
     encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
     s->encoder.concurrent = false;
@@ -20005,6 +20029,7 @@ static uint32_t collect_waits(struct call *c, const struct stream *r, const stru
     struct stream *s = c->stream;
     uint32_t count = 0;
     c->device->polls++;
+    end_paused(s);
     if (s->encoder.commands && stream_submit(s)) FAIL(c, s->encoder.code, "%s", s->encoder.error.text);
     for (uint32_t i = 0; i < s->wait_count && !c->code; i++)
         collect(c, waits, &count, s->waits[i].semaphore, s->waits[i].value);
@@ -20226,37 +20251,63 @@ static double read_clocks(struct stream *s)
     return under_way;
 }
 
-static double planned_time(const struct encoder *e)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < e->plan.steps.count; i++)
-        sum += corrected_time(e->device, ITEM(e->plan.steps, struct step, i));
-    return sum;
-}
+/* How many microseconds a slice has left, and whether it may begin with a step that does not fit. */
+struct slice { double left; bool any; };
 
-/* Lowers nodes while they fit into so many microseconds; the first in any case, where nothing is under way. */
-static void lower_slice(struct stream *s, double most, bool any)
+/* Encodes steps of these nodes' plan while they fit; false where it pauses in front of one that does not. */
+static bool encode_some(struct stream *s, const struct members *all, struct progress at, struct slice *slice)
 {
     struct encoder *e = &s->encoder;
-    uint64_t start = now_ns();
-    uint32_t i = 0;
-    double spent = 0;
-    bool full = false;
-    encoder_reset(e);
-    e->concurrent = false;
-    drop_dead_nodes(s);
-    for (; i < s->node_count && !full; i += !full)
-        while (!s->nodes[i].done && !full) {
-            struct members all = plan_node(s, next_node(s, i), s->node_count);
-            double time = planned_time(e);
-            full = !e->code && !any && spent + time > most;
-            if (full) { plan_clear(e); e->fusion = 0; break; }
-            encode_nodes(s, &all);
-            spent += time;
-            any = false;
+    while (at.step < e->plan.steps.count && !e->code) {
+        double time = corrected_time(e->device, ITEM(e->plan.steps, struct step, at.step));
+        if (!slice->any && time > slice->left) {
+            s->paused = *all;
+            s->paused_at = at;
+            return false;
         }
-    close_ranks(s, i);
-    s->device->stats.lowering_ns += now_ns() - start;
+        slice->left -= time;
+        slice->any = false;
+        bind_step(e, &at);
+    }
+    s->paused.count = 0;
+    encode_nodes(s, all, at);
+    return true;
+}
+
+/* Forgets nodes that are done; the numbers of those that are paused are others then. */
+static void close_slice(struct stream *s, uint32_t first)
+{
+    uint32_t undone = 0;
+    int member = 0;
+    for (uint32_t i = first; i < s->node_count && member < s->paused.count; i++) {
+        if (s->paused.node[member] == i) s->paused.node[member++] = undone;
+        undone += !s->nodes[i].done;
+    }
+    close_ranks(s, first);
+}
+
+/* Lowers nodes, step by step, while they fit. What is too long for any slice is cut, where it can be: to what takes a
+ * tenth of a millisecond at least. */
+static void lower_slice(struct stream *s, struct slice *slice)
+{
+    struct encoder *e = &s->encoder;
+    const float *all = &s->device->factors[KERNEL_COUNT + 1];
+    struct members paused = s->paused;
+    uint32_t i = 0;
+    e->concurrent = false;
+    encoder_reset(e);
+    if (paused.count && !encode_some(s, &paused, s->paused_at, slice)) return;
+    drop_dead_nodes(s);
+    e->slice = (slice->left > 100 ? slice->left : 100) / (*all > 0 ? *all : 1);
+    for (bool fits = true; i < s->node_count; i++) {
+        while (!s->nodes[i].done && fits && (slice->any || slice->left > 0)) {
+            struct members group = plan_node(s, next_node(s, i), s->node_count);
+            fits = encode_some(s, &group, (struct progress){ 0 }, slice);
+        }
+        if (!s->nodes[i].done) break;
+    }
+    e->slice = 0;
+    close_slice(s, i);
 }
 
 int mlxvk_stream_advance(mlxvk_stream stream, uint64_t nanoseconds, size_t *left)
@@ -20265,8 +20316,11 @@ int mlxvk_stream_advance(mlxvk_stream stream, uint64_t nanoseconds, size_t *left
     struct stream *s = c.stream;
     if (c.code) return end(&c);
     s->held = s->clocked = true;
-    double under_way = read_clocks(s), most = (double)nanoseconds * 1e-3 - under_way;
-    if (most > 0 && s->node_count) lower_slice(s, most, under_way <= 0);
+    double under_way = read_clocks(s);
+    struct slice slice = { (double)nanoseconds * 1e-3 - under_way, under_way <= 0 };
+    uint64_t start = now_ns();
+    if (slice.left > 0 && s->node_count) lower_slice(s, &slice);
+    c.device->stats.lowering_ns += now_ns() - start;
     int submitted = stream_submit(s);
     c.code = s->deferred ? s->deferred : c.device->lost ? c.device->lost : submitted;
     s->deferred = 0;

@@ -381,8 +381,9 @@ MLXVK_API int mlxvk_stream_recorded(mlxvk_stream stream, uint64_t ticket);
 
 /* Submits only as much of the tape as fits into so many nanoseconds of GPU time, less what of earlier calls is still
  * under way: by the plans' estimates, corrected by the times that earlier calls took (where the queue has timestamps).
- * An operation is not divided: one that alone takes longer goes alone, when nothing is under way. Holds the stream.
- * left: operations that are still on the tape (may be NULL). Never blocks but as every call does, when 8 submissions
+ * What takes longer is cut where it can be (products, convolutions, attention); a dispatch that alone does not fit goes
+ * alone, when nothing is under way. Holds the stream. left: operations that are still on the tape, or not all of whose
+ * dispatches are submitted (may be NULL). Never blocks but as every call does, when 8 submissions
  * are in flight. Returns errors as mlxvk_finalize does. */
 MLXVK_API int mlxvk_stream_advance(mlxvk_stream stream, uint64_t nanoseconds, size_t *left);
 

@@ -26,6 +26,7 @@ struct driver {
     uint32_t types;                                    /* so many memory types, all alike and mapped; in bits: */
     uint32_t allowed, exhausted, used;                 /* a buffer may have, have no memory left, memory was taken of */
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
+    uint64_t lasts;                                    /* of two timestamps: nanoseconds between them; 0: the truth */
     uint32_t max_buffers, max_threads, largest_layout; /* limits, if not 0; most bindings of a set layout */
     uint32_t alignment, misaligned;                    /* of bindings, made the device's if that is more; wrong ones */
 };

@@ -51,6 +51,7 @@ static void renderer_open(const char *gates)
     void *mapped;
     memset(&r, 0, sizeof r);
     own_vulkan(&r.adopt, true);
+    r.adopt.get_instance_proc_addr = failing_driver();
     if (create_device(&r.device, &(mlxvk_device_desc){ .adopt = &r.adopt, .gates = gates, .error = &error }))
         fail_msg("%s", error.text);
     r.s = open_stream(r.device);
@@ -705,12 +706,91 @@ static void test_advance(void **state)
     renderer_close();
 }
 
+/* What was measured counts: operations that took long are submitted one by one, those that were quick together. */
+static void test_measured(void **state)
+{
+    (void)state;
+    enum { SIDE = 32, STEPS = 40, BUDGET = 1000000 };
+    for (int slow = 0; slow < 2; slow++) {
+        size_t left = 0;
+        renderer_open(NULL);
+        mlxvk_array x = normals((int[]){ SIDE, SIDE }, 2, MLXVK_FLOAT32, 7, r.s), y = { NULL };
+        OK(mlxvk_stream_hold(r.s, true), r.s);
+        driver.lasts = slow ? BUDGET : 1000;         /* one operation, or all of them */
+        mlxvk_array_set(&y, x);
+        for (int i = 0; i < STEPS; i++) OK(mlxvk_matmul(&y, y, x, r.s), r.s);
+        for (int i = 0; i < 12; i++) {
+            OK(mlxvk_stream_advance(r.s, 1, &left), r.s);
+            queue_idle();
+        }
+        assert_int_equal(left, STEPS - 12);
+        OK(mlxvk_stream_advance(r.s, BUDGET + BUDGET / 2, &left), r.s);
+        assert_int_equal(left, slow ? STEPS - 13 : 0);
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+        driver.lasts = 0;
+        renderer_close();
+    }
+}
+
+/* A product that is many slices long; what else happens on the stream meanwhile. */
+static void test_cut(void **state)
+{
+    (void)state;
+    driver = (struct driver){ 0 };
+    enum { SIDE = 384 };
+    renderer_open(NULL);
+    float *want = malloc(SIDE * SIDE * sizeof *want), some[N];
+    mlxvk_array x = normals((int[]){ SIDE, SIDE }, 2, MLXVK_FLOAT32, 7, r.s), y = { NULL }, z = { NULL };
+    OK(mlxvk_matmul(&y, x, x, r.s), r.s);
+    OK(mlxvk_array_read(y, want, SIDE * SIDE * sizeof *want, r.s), r.s);
+    OK(mlxvk_stream_hold(r.s, true), r.s);
+    for (int way = 0; way < 4; way++) {
+        size_t left = 1, calls = 0;
+        OK(mlxvk_matmul(&y, x, x, r.s), r.s);
+        OK(mlxvk_negative(&z, y, r.s), r.s);
+        while (left && (way == 0 || calls < 3)) {
+            OK(mlxvk_stream_advance(r.s, 1000, &left), r.s);
+            calls++;
+        }
+        assert_true(calls > 2);
+        if (way == 1) {                              /* another operation, and a read of it */
+            mlxvk_array a = numbers(1, 2, 3, some), b = scaled(a, 2, 3);
+            expect_floats(b, some, N, 1e-5, 1e-5, r.s);
+            mlxvk_array_free(a);
+            mlxvk_array_free(b);
+        } else if (way == 2) {                       /* a recording of the rest */
+            mlxvk_semaphore_value waits[16];
+            mlxvk_recording m = { .waits = waits, .wait_room = 16 };
+            VkCommandBuffer commands = new_commands(false);
+            OK(mlxvk_stream_record(r.s, commands, &m), r.s);
+            end_commands(commands);
+            submit(commands, &m, VK_NULL_HANDLE, 0);
+            queue_idle();
+            OK(mlxvk_stream_recorded(r.s, m.ticket), r.s);
+        } else if (way == 3) {                       /* nobody wants it any more */
+            mlxvk_array_free(y);
+            mlxvk_array_free(z);
+            y = z = NONE;
+            OK(mlxvk_stream_advance(r.s, 1000, &left), r.s);
+            break;
+        }
+        OK(mlxvk_negative(&z, z, r.s), r.s);
+        expect_floats(z, want, SIDE * SIDE, 1e-4, 1e-4, r.s);
+        expect_floats(y, want, SIDE * SIDE, 1e-4, 1e-4, r.s);
+    }
+    free(want);
+    mlxvk_array_free(x);
+    renderer_close();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frames),      cmocka_unit_test(test_refused),        cmocka_unit_test(test_reserved),
         cmocka_unit_test(test_orphans),     cmocka_unit_test(test_semaphores),     cmocka_unit_test(test_images),
         cmocka_unit_test(test_images_refused), cmocka_unit_test(test_image_frames), cmocka_unit_test(test_advance),
+        cmocka_unit_test(test_measured),    cmocka_unit_test(test_cut),
     };
     return run_group("engine", tests, NULL, NULL);
 }
