@@ -4502,7 +4502,7 @@ static void group_done(struct stream *s, const struct members *all)
 }
 
 /* Plans the node, or the fusion that begins with it. */
-static struct members plan_node(struct stream *s, uint32_t at, uint32_t end)
+static struct members plan_group(struct stream *s, uint32_t at, uint32_t end)
 {
     struct encoder *e = &s->encoder;
     struct members all = { { at }, 1 };
@@ -4524,7 +4524,7 @@ static void encode_nodes(struct stream *s, const struct members *all, struct pro
 
 static void lower_node(struct stream *s, uint32_t at, uint32_t end)
 {
-    struct members all = plan_node(s, at, end);
+    struct members all = plan_group(s, at, end);
     if (s->keeping) passes.keep_group(s, &all);
     encode_nodes(s, &all, (struct progress){ 0 });
 }
@@ -16609,13 +16609,14 @@ static struct image_copy copy_for(const mlxvk_image *i, bool write)
         .owned = i->owned, .family = i->family, .write = write };
 }
 
-/* sRGB's curve over the colours, not over the last of four channels: light from what is stored, or back. */
+/* All of it in float32. sRGB's curve over the colours, not over the last of four channels: light from what is stored, or
+ * back. */
 static struct array *do_srgb(struct call *c, struct array *x, bool store)
 {
     struct array *curve, *line, *out;
     if (c->code || !x) return NULL;
     if (store) {
-        curve = by_number(c, B_power, do_binary(c, B_maximum, x, scalar(c, 0.0031308, x->dtype)), 1 / 2.4);
+        curve = by_number(c, B_power, do_binary(c, B_maximum, x, scalar(c, 0.0031308, MLXVK_FLOAT32)), 1 / 2.4);
         curve = by_number(c, B_subtract, by_number(c, B_multiply, curve, 1.055), 0.055);
         line = by_number(c, B_multiply, x, 12.92);
         out = do_select(c, by_number(c, B_less_equal, x, 0.0031308), line, curve);
@@ -16641,9 +16642,9 @@ static struct array *from_texels(struct call *c, const struct image_format *f, s
 static struct array *to_bytes(struct call *c, struct array *x)
 {
     if (c->code || !x) return NULL;
-    struct array *zero = scalar(c, 0, x->dtype);
+    struct array *zero = scalar(c, 0, MLXVK_FLOAT32);
     x = do_select(c, do_binary(c, B_greater, x, zero), x, zero);
-    x = by_number(c, B_multiply, do_binary(c, B_minimum, x, scalar(c, 1, x->dtype)), 255);
+    x = by_number(c, B_multiply, do_binary(c, B_minimum, x, scalar(c, 1, MLXVK_FLOAT32)), 255);
     return as_type(c, do_unary(c, U_round, x), MLXVK_UINT8);
 }
 
@@ -20301,7 +20302,7 @@ static void lower_slice(struct stream *s, struct slice *slice)
     e->slice = (slice->left > 100 ? slice->left : 100) / (*all > 0 ? *all : 1);
     for (bool fits = true; i < s->node_count; i++) {
         while (!s->nodes[i].done && fits && (slice->any || slice->left > 0)) {
-            struct members group = plan_node(s, next_node(s, i), s->node_count);
+            struct members group = plan_group(s, next_node(s, i), s->node_count);
             fits = encode_some(s, &group, (struct progress){ 0 }, slice);
         }
         if (!s->nodes[i].done) break;

@@ -784,13 +784,92 @@ static void test_cut(void **state)
     renderer_close();
 }
 
+/* ---- without memory ---- */
+
+static long allocations_left = -1;                   /* below 0: as many as there are */
+static void *allocate(size_t size, void *user)
+{
+    (void)user;
+    if (!allocations_left) return NULL;
+    if (allocations_left > 0) allocations_left--;
+    return malloc(size);
+}
+static void release(void *pointer, void *user) { (void)user; free(pointer); }
+
+/* A frame with images, recorded, and a slice; 0, or the first error. */
+static int frame_without(mlxvk_stream s, mlxvk_event done, const mlxvk_image *image, uint64_t value)
+{
+    mlxvk_semaphore_value waits[16];
+    mlxvk_recording m = { .done = done, .done_value = value, .waits = waits, .wait_room = 16 };
+    mlxvk_array x = { NULL };
+    VkCommandBuffer commands = new_commands(false);
+    int code = mlxvk_image_read(&x, image, MLXVK_FLOAT32, s);
+    if (!code) code = mlxvk_add(&x, x, x, s);
+    if (!code) code = mlxvk_image_write(image, x, s);
+    int recorded = code ? code : mlxvk_stream_record(s, commands, &m);
+    if (!code && !recorded) code = mlxvk_add(&x, x, x, s);
+    mlxvk_array_free(x);
+    end_commands(commands);
+    if (!recorded) submit(commands, &m, r.timeline, value);
+    queue_idle();
+    int advanced = mlxvk_stream_advance(s, 1000000, NULL);
+    return code ? code : recorded ? recorded : advanced;
+}
+
+/* Each allocation on the way fails once: an error, no crash, no leak, and the next try succeeds. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    long n = 0;
+    int code = 1;
+    uint64_t timeline = 0, value = 0;
+    mlxvk_event done = { NULL };
+    renderer_open(NULL);
+    mlxvk_device d = { NULL };
+    const mlxvk_allocator allocator = { allocate, release, NULL };
+    const mlxvk_device_desc desc = { .adopt = &r.adopt, .gates = "MLX_VK_ENABLE_PUSH_DESCRIPTORS=0",
+                                     .allocator = allocator };
+    OK_DEVICE(create_device(&d, &desc), d);
+    memcpy(&timeline, &r.timeline, sizeof r.timeline);
+    OK_DEVICE(mlxvk_event_adopt(&done, timeline, d), d);
+    VkImage vk = new_image(VK_FORMAT_R8G8B8A8_UNORM);
+    mlxvk_image image = { .format = VK_FORMAT_R8G8B8A8_UNORM, .width = W, .height = H,
+                          .layout = VK_IMAGE_LAYOUT_GENERAL };
+    memcpy(&image.vk_image, &vk, sizeof vk);
+    VkCommandBuffer commands = new_commands(false);
+    const VkImageMemoryBarrier general = { .sType = VK_STRUCTURE_TYPE_IMAGE_MEMORY_BARRIER, .image = vk,
+        .newLayout = VK_IMAGE_LAYOUT_GENERAL, .dstAccessMask = VK_ACCESS_MEMORY_WRITE_BIT,
+        .srcQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED, .dstQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED,
+        .subresourceRange = { VK_IMAGE_ASPECT_COLOR_BIT, 0, LEVELS, 0, LAYERS } };
+    VK(vkCmdPipelineBarrier);
+    vkCmdPipelineBarrier(commands, VK_PIPELINE_STAGE_TOP_OF_PIPE_BIT, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, 0, 0, NULL, 0,
+                         NULL, 1, &general);
+    end_commands(commands);
+    submit(commands, NULL, VK_NULL_HANDLE, 0);
+    for (; code && n < 500; n++) {
+        mlxvk_stream s = open_stream(d);
+        allocations_left = n;
+        code = frame_without(s, done, &image, ++value);
+        bool all = allocations_left > 0;
+        allocations_left = -1;
+        if (all) assert_int_equal(code, 0);
+        if (code) assert_int_equal(frame_without(s, done, &image, ++value), 0);
+        mlxvk_stream_free(s);
+    }
+    assert_true(n > 3 && !code);
+    mlxvk_event_free(done);
+    mlxvk_device_free(d);
+    end_image(vk);
+    renderer_close();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frames),      cmocka_unit_test(test_refused),        cmocka_unit_test(test_reserved),
         cmocka_unit_test(test_orphans),     cmocka_unit_test(test_semaphores),     cmocka_unit_test(test_images),
         cmocka_unit_test(test_images_refused), cmocka_unit_test(test_image_frames), cmocka_unit_test(test_advance),
-        cmocka_unit_test(test_measured),    cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_measured),    cmocka_unit_test(test_cut),            cmocka_unit_test(test_no_memory),
     };
     return run_group("engine", tests, NULL, NULL);
 }
