@@ -19633,7 +19633,7 @@ static int share_buffer(mlxvk_buffer *res, const struct sharing *s, const char *
                                         "on a device without 8- and 16-bit storage %zu bytes must be a multiple of 4",
                                         s->size));
     if (!can_share(d, s))
-        return drop_with(d, device_fail(d, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, name, "%s shares no %s", d->caps.name,
+        return drop_with(d, device_fail(d, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, name, "%s does not share %s", d->caps.name,
                                         memory_kinds[s->kind].name));
     if (s->kind == MLXVK_MEMORY_HOST && (!s->handle || s->handle % align || s->size % align))
         return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
@@ -20205,7 +20205,7 @@ int mlxvk_event_semaphore(uint64_t *vk_semaphore, mlxvk_event event)
 
 /* ---- work in slices of time ---- */
 
-enum { FACTOR_MOST = 4096 };                         /* and one over it: measured times of estimated ones */
+enum { FACTOR_MOST = 1 << 20 };                      /* and one over it: measured times of estimated ones */
 
 static double within(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
 
