@@ -23,6 +23,7 @@
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
+ *     >>cross_entropy >>gated_delta   of logits with classes; a state updated token by token; their gradients
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>replay       windows of the tape that come again: kept plans, recorded segments
@@ -4018,7 +4019,9 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER
     X(CATEGORICAL,      categorical,      random,      0)                                    \
     X(SORT,             sort,             sort,        0)                                    \
     X(SCATTER,          scatter,          scatter,     0)                                    \
-    X(SEARCH,           search,           search,      0)                                   
+    X(SEARCH,           search,           search,      0)                                    \
+    X(CROSS_ENTROPY,    cross_entropy,    cross_entropy, 0)                                  \
+    X(GATED_DELTA,      gated_delta,      gated_delta, 0)
 
 enum operation {
 #define X(id, name, params, late) OP_##id,
@@ -4056,6 +4059,8 @@ struct attention_params { uint32_t flags; float scale; uint32_t keys; };
 struct random_params { uint32_t kind; float low, high; };
 struct sort_params { bool index; };
 struct search_params { bool right; };
+struct cross_entropy_params { uint32_t mode; };
+struct gated_delta_params { uint32_t none; };
 struct scatter_params { uint32_t op, scale, none; };
 #ifdef __GNUC__
 #pragma GCC diagnostic pop
@@ -4084,6 +4089,8 @@ union params {
     struct sort_params sort;
     struct scatter_params scatter;
     struct search_params search;
+    struct cross_entropy_params cross_entropy;
+    struct gated_delta_params gated_delta;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -13487,30 +13494,75 @@ static struct array *requantized(struct call *c, struct array *x, struct array *
     return out;
 }
 
+/* Both operands of a product through the format: x there and back, w's codes and scales in parts, quantized here where
+ * k is NULL. False with an error. */
+static bool qq_operands(struct call *c, struct array **x, struct array *w, struct array *k, struct array *scale_x,
+                        struct array *scale_w, struct quant_params p, struct array *parts[3])
+{
+    mlxvk_dtype to;
+    if (c->code || !*x || !w) return false;
+    to = (*x)->dtype;
+    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken"), false;
+    if (!scale_x != !scale_w)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all"), false;
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(*x)), false;
+    if (!k && !is_float(w->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w)), false;
+    parts[0] = w;
+    parts[1] = k;
+    parts[2] = NULL;
+    if (k && !check_quantized(c, w, k, NULL, &p)) return false;
+    if (!k && !do_quantize(c, w, scale_w, p, parts)) return false;
+    if (!c->code && quant_width(parts[0], &p) != dim_of(*x, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(*x), TEXT(w)), false;
+    if (to == MLXVK_FLOAT16 && scale_w) to = MLXVK_FLOAT32;            /* codes times their scales reach 2688 */
+    *x = requantized(c, *x, scale_x, scale_w, p, to);
+    return !c->code;
+}
+
 static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
                              struct array *scale_w, struct quant_params p)
 {
-    struct array *parts[3] = { w, k, NULL };
-    mlxvk_dtype to, t;
+    struct array *parts[3];
+    mlxvk_dtype to;
     bool one;
     if (c->code || !x || !w) return NULL;
-    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
-    if (!scale_x != !scale_w)
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
-    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
     if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
-    if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
-    if (k && !check_quantized(c, w, k, NULL, &p)) return NULL;
-    if (!k && !do_quantize(c, w, scale_w, p, parts)) return NULL;
-    if (!c->code && quant_width(parts[0], &p) != dim_of(x, -1))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
     to = x->dtype;
-    t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
     one = x->ndim == 1;
-    x = requantized(c, one ? do_expand(c, x, (int[]){ 0 }, 1) : x, scale_x, scale_w, p, t);
+    if (one) x = do_expand(c, x, (int[]){ 0 }, 1);
+    if (!qq_operands(c, &x, w, k, scale_x, scale_w, p, parts)) return NULL;
     x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
     if (one && x) x = do_reshape(c, x, 1, &x->shape[1]);
     return as_type(c, x, to);
+}
+
+static struct array *do_gather_qqmm(struct call *c, struct array *x, struct array *w, struct array *k,
+                                    struct array *lhs, struct array *rhs, struct array *scale_x, struct array *scale_w,
+                                    struct quant_params p)
+{
+    struct array *parts[3];
+    mlxvk_dtype to;
+    if (c->code || !x || !w) return NULL;
+    if (x->ndim < 2 || w->ndim < 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s must have two dimensions at least", TEXT(x), TEXT(w));
+    to = x->dtype;
+    if (!qq_operands(c, &x, w, k, scale_x, scale_w, p, parts)) return NULL;
+    return as_type(c, do_gather_qmm(c, x, parts[0], parts[1], NULL, lhs, rhs, p), to);
+}
+
+int mlxvk_gather_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_array lhs_indices,
+                      mlxvk_array rhs_indices, mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                      mlxvk_array global_scale_x, mlxvk_array global_scale_w, bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_qqmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales),
+        *lhs = optional_input(&c, "lhs_indices", lhs_indices), *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    struct array *scale_x = tensor_scale(&c, "global_scale_x", global_scale_x, &p);
+    struct array *scale_w = tensor_scale(&c, "global_scale_w", global_scale_w, &p);
+    (void)sorted_indices;
+    return finish(&c, do_gather_qqmm(&c, a, q, k, lhs, rhs, scale_x, scale_w, p), res);
 }
 
 int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
@@ -16158,6 +16210,256 @@ static struct array *both_signs(struct call *c, int n, double d)
 
 PUBLIC(mlxvk_fft_fftfreq, both_signs(&c, n, d), int n, double d)
 PUBLIC(mlxvk_fft_rfftfreq, frequencies(&c, n, d, 0, n / 2 + 1), int n, double d)
+
+/* ==== >>cross_entropy: of logits with classes, and its gradient =================================================== */
+
+/* A row-contiguous array with one dimension. */
+static struct array line_of(const struct array *a)
+{
+    struct array line = *a;
+    line.refs = 1;
+    line.ndim = 1;
+    line.shape[0] = (int)a->size;
+    line.strides[0] = 1;
+    return line;
+}
+
+/* a: result, logits, classes, and for the gradient loss and cotangent; a workgroup has one row or several. */
+static void cross_entropy_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    const struct array *x = a[1];
+    bool gradient = *(const uint32_t *)job == CROSS_ENTROPY_GRADIENT, quads;
+    struct cross_entropy_push push = { .rows = (uint32_t)x->shape[0], .n = (uint32_t)x->shape[1] };
+    uint32_t lanes, threads;
+    push.y_at = set_output(e, SLOT_cross_entropy_y, a[0]);
+    push.x_at = set_input(e, SLOT_cross_entropy_x, a[1]);
+    push.classes_at = set_input(e, SLOT_cross_entropy_classes, a[2]);
+    if (gradient) push.loss_at = set_input(e, SLOT_cross_entropy_loss, a[3]);
+    if (gradient) push.g_at = set_input(e, SLOT_cross_entropy_g, a[4]);
+    quads = push.n % 4 == 0 && push.x_at % 4 == 0 && (!gradient || push.y_at % 4 == 0);
+    lanes = row_lanes(e, ceil_div(push.n, quads ? 4 : 1), &threads);
+    USE(e, cross_entropy, &push, .threads = threads, .mode = *(const uint32_t *)job, .lanes = lanes,
+        .step = quads ? 4 : 1, .dtype = x->dtype);
+    dispatch_groups(e, ceil_div(push.rows, threads / lanes));
+}
+
+static void lower_cross_entropy(struct encoder *e, const struct node *n)
+{
+    struct array x = matrix_of(e, n->in[0]), classes = line_of(n->in[1]), y, loss, g;
+    uint32_t mode = n->p.cross_entropy.mode;
+    if (mode == CROSS_ENTROPY_GRADIENT) {
+        donate(e, n->out[0], n->in, 1);
+        y = matrix_of(e, n->out[0]);
+        loss = line_of(n->in[2]);
+        g = line_of(n->in[3]);
+        in_parts(e, (struct array *[]){ &y, &x, &classes, &loss, &g }, 5, 1u << 1, cross_entropy_part, &mode);
+    } else {
+        y = line_of(n->out[0]);
+        in_parts(e, (struct array *[]){ &y, &x, &classes }, 3, 1u << 1, cross_entropy_part, &mode);
+    }
+}
+
+static bool check_cross_entropy(struct call *c, const struct array *x, const struct array *classes)
+{
+    if (c->code || !x || !classes) return false;
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "logits %s are not floating", TEXT(x)), false;
+    if (!is_integer(classes->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "targets %s are no indices of classes", TEXT(classes)), false;
+    if (!x->ndim || classes->ndim != x->ndim - 1 ||
+        (classes->ndim && memcmp(classes->shape, x->shape, (size_t)classes->ndim * sizeof *x->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "targets %s do not have the shape of logits %s without its last axis",
+                    TEXT(classes), TEXT(x)), false;
+    if (!dim_of(x, -1)) return FAIL(c, MLXVK_ERROR_SHAPE, "logits %s have no classes", TEXT(x)), false;
+    if (!norm_whole(c, x, MLXVK_FLOAT32))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are longer than a binding or this driver's loops", TEXT(x)),
+               false;
+    return true;
+}
+
+static struct array *do_cross_entropy(struct call *c, struct array *x, struct array *classes)
+{
+    struct array *out;
+    if (!check_cross_entropy(c, x, classes)) return NULL;
+    out = output(c, classes->ndim, classes->shape, MLXVK_FLOAT32);
+    append(c, OP_CROSS_ENTROPY, PARAMS(.cross_entropy = { CROSS_ENTROPY_LOSS }),
+           ARRAYS(contiguous(c, x), contiguous(c, as_type(c, classes, MLXVK_INT32))), ARRAYS(out));
+    return out;
+}
+
+static struct array *do_cross_entropy_vjp(struct call *c, struct array *x, struct array *classes, struct array *loss,
+                                          struct array *g)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *out;
+    if (!check_cross_entropy(c, x, classes) || !loss || !g) return NULL;
+    if (!same_shape(loss, classes) || !same_shape(g, classes))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "loss %s and cotangent %s for targets %s", TEXT(loss), TEXT(g),
+                    TEXT(classes));
+    out = output(c, x->ndim, x->shape, x->dtype);
+    append(c, OP_CROSS_ENTROPY, PARAMS(.cross_entropy = { CROSS_ENTROPY_GRADIENT }),
+           ARRAYS(contiguous(c, x), contiguous(c, as_type(c, classes, MLXVK_INT32)),
+                  contiguous(c, as_type(c, loss, f)), contiguous(c, as_type(c, g, f))), ARRAYS(out));
+    return out;
+}
+
+PUBLIC(mlxvk_fast_cross_entropy, do_cross_entropy(&c, IN(logits), IN(targets)), mlxvk_array logits, mlxvk_array targets)
+PUBLIC(mlxvk_fast_cross_entropy_vjp, do_cross_entropy_vjp(&c, IN(logits), IN(targets), IN(loss), IN(cotangent)),
+       mlxvk_array logits, mlxvk_array targets, mlxvk_array loss, mlxvk_array cotangent)
+
+/* ==== >>gated_delta: a linear attention's state, updated token by token =========================================== */
+
+enum { DELTA_Y, DELTA_OUT, DELTA_Q, DELTA_K, DELTA_V, DELTA_GATE, DELTA_BETA, DELTA_GIVEN, DELTA_MASKED, DELTA_ARRAYS };
+enum { DELTA_WIDTH = 1024, DELTA_THREADS = 128, DELTA_QUADS = 8, DELTA_TOKENS = 8 };
+
+/* total: tokens of the whole arrays, of which these may be some. given and mask may be NULL. */
+struct delta_job { struct array *a[DELTA_ARRAYS]; uint32_t total; };
+
+/* How a row of the state lies in threads, and tokens in shared memory. */
+static struct gated_delta_constants delta_shape(const struct encoder *e, const struct delta_job *j)
+{
+    uint32_t quads = ceil_div((uint64_t)j->a[DELTA_Q]->shape[3], 4), wide, vector = j->a[DELTA_GATE]->ndim == 4;
+    struct gated_delta_constants s = { .threads = DELTA_THREADS, .lanes = 8, .tokens = DELTA_TOKENS,
+        .dtype = (uint32_t)j->a[DELTA_Q]->dtype,
+        .flags = (vector ? DELTA_VECTOR : 0) | (j->a[DELTA_MASKED] ? DELTA_MASK : 0) |
+                 (j->a[DELTA_GIVEN] ? DELTA_STATE : 0) };
+    while (s.lanes > 1 && quads <= s.lanes / 2) s.lanes /= 2;
+    while (ceil_div(quads, s.lanes) > DELTA_QUADS) s.lanes *= 2;
+    s.quads = ceil_div(quads, s.lanes);
+    wide = s.lanes * s.quads;
+    while (s.tokens > 1 && 32 * s.threads + s.tokens * ((2 + vector) * 16 * wide + 4 * s.threads / s.lanes + 24) >
+                               e->device->caps.shared_memory) s.tokens /= 2;
+    return s;
+}
+
+static double delta_work(const struct delta_job *j)
+{
+    return 5.0 * (double)j->a[DELTA_V]->size * j->a[DELTA_Q]->shape[3];
+}
+
+static void delta_dispatch(struct encoder *e, const struct delta_job *j)
+{
+    const struct array *q = j->a[DELTA_Q], *v = j->a[DELTA_V];
+    struct gated_delta_constants s = delta_shape(e, j);
+    struct gated_delta_push p = { .batches = (uint32_t)q->shape[0], .total = j->total, .tokens = (uint32_t)q->shape[1],
+        .heads = (uint32_t)v->shape[2], .group = (uint32_t)(v->shape[2] / q->shape[2]),
+        .key_width = (uint32_t)q->shape[3], .value_width = (uint32_t)v->shape[3] };
+    uint32_t *at[DELTA_ARRAYS] = { &p.y_at, &p.state_at, &p.q_at, &p.k_at, &p.v_at, &p.gate_at, &p.beta_at,
+                                   &p.given_at, &p.mask_at };
+    bool quads = p.key_width % 4 == 0;
+    for (uint32_t i = 0; i < DELTA_ARRAYS; i++)
+        if (j->a[i]) *at[i] = bind_array(e, SLOT_gated_delta_y + i, j->a[i], i <= DELTA_OUT);
+    copy_strides(p.q_stride, q, 3);
+    copy_strides(p.k_stride, j->a[DELTA_K], 3);
+    copy_strides(p.v_stride, v, 3);
+    for (int i = 0; i < 3; i++) quads = quads && !(p.q_stride[i] % 4) && !(p.k_stride[i] % 4);
+    s.step = quads && p.q_at % 4 == 0 && p.k_at % 4 == 0 ? 4 : 1;
+    set_work(e, delta_work(j));
+    use_kernel(e, K_GATED_DELTA, &p, sizeof p, &s, sizeof s);
+    dispatch_groups(e, (uint64_t)ceil_div(p.value_width, s.threads / s.lanes) * p.heads * p.batches);
+}
+
+/* Iterations of a thread for a token, at most. */
+static uint32_t delta_loops(const struct gated_delta_constants *s) { return 2 * s->quads + s->lanes + 8; }
+
+/* Along which axis a job is cut that the device cannot bind, or that takes too long for one dispatch; -1: it is not. */
+static int delta_axis(const struct encoder *e, const struct delta_job *j)
+{
+    const struct array *q = j->a[DELTA_Q];
+    struct gated_delta_constants s = delta_shape(e, j);
+    bool cut = too_long(e, delta_work(j));
+    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS && (uint32_t)q->shape[1] > LOOP_MOST / delta_loops(&s)) return 1;
+    for (int i = 0; i < DELTA_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    return !cut ? -1 : q->shape[0] > 1 ? 0 : q->shape[1] > 1 ? 1 : -1;
+}
+
+/* By batches, or by tokens: then the second half goes on with what the first one left. */
+static void delta_split(struct encoder *e, const struct delta_job *j)
+{
+    int axis = delta_axis(e, j);
+    struct array part[DELTA_ARRAYS];
+    if (axis < 0) { delta_dispatch(e, j); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct delta_job one = *j;
+        for (int i = 0; i < DELTA_ARRAYS; i++) {
+            if (!j->a[i] || (axis == 1 && (i == DELTA_OUT || i == DELTA_GIVEN))) continue;
+            part[i] = half_of(j->a[i], axis, half);
+            one.a[i] = &part[i];
+        }
+        if (axis == 1 && half) one.a[DELTA_GIVEN] = j->a[DELTA_OUT];
+        delta_split(e, &one);
+    }
+}
+
+static void lower_gated_delta(struct encoder *e, const struct node *n)
+{
+    struct delta_job j = { .total = (uint32_t)n->in[0]->shape[1] };
+    for (int i = 0; i < 2; i++) j.a[i] = n->out[i];
+    for (int i = 0; i < 7; i++) j.a[DELTA_Q + i] = i < 3 ? dense_of(e, n->in[i], false) : n->in[i];
+    if (!e->code) delta_split(e, &j);
+    for (int i = 0; i < 3; i++) array_release(j.a[DELTA_Q + i]);
+}
+
+/* Operands of one size each; gates of heads, or of all elements of keys. */
+static bool check_delta(struct call *c, const struct array *q, const struct array *k, const struct array *v,
+                        const struct array *gate, const struct array *beta, const struct array *state)
+{
+    if (c->code || !q || !k || !v || !gate || !beta) return false;
+    if (q->ndim != 4 || !same_shape(q, k) || v->ndim != 4 || q->shape[0] != v->shape[0] || q->shape[1] != v->shape[1])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values %s, %s and %s do not match", TEXT(q), TEXT(k),
+                    TEXT(v)), false;
+    if (!q->shape[2] || v->shape[2] % q->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of values must be a multiple of those of keys (%d)", v->shape[2],
+                    q->shape[2]), false;
+    if (beta->ndim != 3 || memcmp(beta->shape, v->shape, 3 * sizeof *v->shape) || gate->ndim < 3 || gate->ndim > 4 ||
+        memcmp(gate->shape, v->shape, 3 * sizeof *v->shape) || (gate->ndim == 4 && gate->shape[3] != q->shape[3]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "gates %s and beta %s do not match values %s", TEXT(gate), TEXT(beta),
+                    TEXT(v)), false;
+    if (state && (state->ndim != 4 || state->shape[0] != v->shape[0] || state->shape[1] != v->shape[2] ||
+                  state->shape[2] != v->shape[3] || state->shape[3] != q->shape[3]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "state %s is not (%d, %d, %d, %d)", TEXT(state), v->shape[0], v->shape[2],
+                    v->shape[3], q->shape[3]), false;
+    if (q->shape[3] > DELTA_WIDTH)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "keys %s are wider than %d", TEXT(k), DELTA_WIDTH), false;
+    return true;
+}
+
+/* out: what queries see, and the state behind the last token. */
+static size_t do_gated_delta(struct call *c, struct array *in[7], struct array *out[2])
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *q = in[0], *v = in[2], *mask = in[6];
+    mlxvk_dtype t;
+    if (!check_delta(c, in[0], in[1], in[2], in[3], in[4], in[5])) return 0;
+    if (mask && (mask->ndim != 2 || memcmp(mask->shape, q->shape, 2 * sizeof *q->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not match queries %s", TEXT(mask), TEXT(q)), 0;
+    t = at_least_float(promote(promote(q->dtype, in[1]->dtype), v->dtype));
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q)), 0;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    out[0] = output(c, 4, v->shape, t);
+    out[1] = output(c, 4, state, f);
+    if (c->code) return 0;
+    if (!v->size || !q->size) {                      /* nothing happens */
+        out[1] = in[5] ? as_type(c, in[5], f) : broadcast(c, scalar(c, 0, f), 4, state);
+        out[0] = broadcast(c, scalar(c, 0, t), 4, v->shape);
+        return 2;
+    }
+    append(c, OP_GATED_DELTA, PARAMS(.gated_delta = { 0 }),
+           ARRAYS(as_type(c, q, t), as_type(c, in[1], t), as_type(c, v, t), contiguous(c, as_type(c, in[3], t)),
+                  contiguous(c, as_type(c, in[4], t)), contiguous(c, as_type(c, in[5], f)),
+                  contiguous(c, as_type(c, mask, MLXVK_BOOL))), out, 2);
+    return 2;
+}
+
+int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values,
+                                  mlxvk_array gates, mlxvk_array beta, mlxvk_array initial_state, mlxvk_array mask,
+                                  mlxvk_stream s)
+{
+    struct call c = begin("fast_gated_delta_update", s);
+    struct array *in[7] = { IN(queries), IN(keys), IN(values), IN(gates), IN(beta),
+                            optional_input(&c, "initial_state", initial_state), optional_input(&c, "mask", mask) };
+    struct array *out[2];
+    return finish_vector(&c, out, do_gated_delta(&c, in, out), res);
+}
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 
