@@ -4021,7 +4021,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER
     X(SCATTER,          scatter,          scatter,     0)                                    \
     X(SEARCH,           search,           search,      0)                                    \
     X(CROSS_ENTROPY,    cross_entropy,    cross_entropy, 0)                                  \
-    X(GATED_DELTA,      gated_delta,      gated_delta, 0)
+    X(GATED_DELTA,      gated_delta,      gated_delta, 0)                                    \
+    X(GATED_DELTA_VJP,  gated_delta_vjp,  gated_delta, 0)
 
 enum operation {
 #define X(id, name, params, late) OP_##id,
@@ -16459,6 +16460,216 @@ int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array queries, 
                             optional_input(&c, "initial_state", initial_state), optional_input(&c, "mask", mask) };
     struct array *out[2];
     return finish_vector(&c, out, do_gated_delta(&c, in, out), res);
+}
+
+/* ---- its gradient ---- */
+
+enum { VJP_PARTS, VJP_SUMS, VJP_DV, VJP_DSTATE, VJP_Q, VJP_K, VJP_V, VJP_GATE, VJP_BETA, VJP_COTANGENT, VJP_STATE,
+       VJP_DSTATE_GIVEN, VJP_ARRAYS };
+enum { VJP_TILE = 64, VJP_THREADS = 256, VJP_EVERY = 64 };
+
+/* All arrays row-contiguous, but parts of those of total tokens; the last two may be NULL. */
+struct delta_vjp_job { struct array *a[VJP_ARRAYS]; uint32_t total; };
+
+static uint32_t delta_vjp_memory(const struct gated_delta_vjp_constants *s)
+{
+    uint32_t rows = 8 * s->threads / s->columns, wide = 2 * s->columns, vector = s->flags & DELTA_VJP_VECTOR ? 1 : 0;
+    return 96 * s->threads + 8 * rows + s->tokens * (16 * wide * (2 + vector) + 12 * rows + 4 * wide + 20);
+}
+
+/* Few large workgroups leave few parts of sums over rows, many small ones keep the device busy. */
+static struct gated_delta_vjp_constants delta_vjp_shape(const struct device *d, int keys, int values, int64_t heads,
+                                                        int tokens, bool vector)
+{
+    struct gated_delta_vjp_constants s = { .threads = VJP_THREADS, .tokens = 4, .every = 4,
+        .columns = pow2_at_least(ceil_div((uint64_t)keys, 8)), .flags = vector ? DELTA_VJP_VECTOR : 0 };
+    const uint32_t least = s.columns > 32 ? s.columns : 32;
+    while (s.threads > least && (s.threads > d->caps.max_threads || 4 * s.threads / s.columns >= (uint32_t)values ||
+           (heads * ceil_div((uint64_t)values, 8 * s.threads / s.columns) < d->tuning->processors &&
+            s.threads > 64))) s.threads /= 2;
+    while (delta_vjp_memory(&s) > d->caps.shared_memory && (s.tokens > 1 || s.threads > least)) {
+        if (s.tokens > 1) s.tokens /= 2;
+        else s.threads /= 2;
+    }
+    while (s.every < VJP_EVERY && s.every * s.every < (uint32_t)tokens) s.every *= 2;
+    return s;
+}
+
+static uint32_t delta_vjp_rows(const struct gated_delta_vjp_constants *s) { return 8 * s->threads / s->columns; }
+
+/* Tokens from `first` on, of items: blocks of rows of all heads of all batches. saved: states in front of segments, and
+ * from `replay` on those of one segment. */
+struct delta_vjp_step { uint32_t item, items, segments; int first, tokens; struct array *saved; size_t replay; };
+
+static void delta_vjp_dispatch(struct encoder *e, const struct delta_vjp_job *j, struct gated_delta_vjp_constants s,
+                               const struct delta_vjp_step *t)
+{
+    const struct array *k = j->a[VJP_K], *v = j->a[VJP_V];
+    struct gated_delta_vjp_push p = { .item = t->item, .items = t->items, .total = j->total,
+        .tokens = (uint32_t)t->tokens, .segment = (uint32_t)t->first / s.every, .segments = t->segments,
+        .heads = (uint32_t)v->shape[2], .group = (uint32_t)(v->shape[2] / k->shape[2]),
+        .blocks = ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), .key_width = (uint32_t)k->shape[3],
+        .value_width = (uint32_t)v->shape[3], .replay_at = (uint32_t)t->replay };
+    uint32_t *at[] = { &p.parts_at, &p.sums_at, &p.dv_at, &p.dstate_at, &p.q_at, &p.k_at, &p.v_at, &p.gate_at,
+                       &p.beta_at, &p.cotangent_at, &p.given_at };
+    bool back = s.mode == DELTA_VJP_BACKWARD, last = t->first + t->tokens == k->shape[1];
+    struct array part[VJP_ARRAYS], *given = back ? last ? j->a[VJP_DSTATE_GIVEN] : j->a[VJP_DSTATE] : j->a[VJP_STATE];
+    for (uint32_t i = VJP_PARTS; i < VJP_STATE; i++) {
+        bool write = i <= VJP_DSTATE;
+        if (!back && (write || i == VJP_Q || i == VJP_COTANGENT)) continue;
+        part[i] = i == VJP_DSTATE ? *j->a[i] : part_of(j->a[i], 1, t->first, t->tokens);
+        *at[i] = bind_array(e, SLOT_gated_delta_vjp_parts + i, i == VJP_DSTATE ? j->a[i] : &part[i], write);
+    }
+    if (given) p.given_at = set_input(e, SLOT_gated_delta_vjp_given, given);
+    if (given) s.flags |= DELTA_VJP_STATE;
+    set_output(e, SLOT_gated_delta_vjp_saved, t->saved);
+    set_work(e, (back ? 16.0 : 3.0) * t->items * t->tokens * VJP_TILE * s.threads);
+    use_kernel(e, K_GATED_DELTA_VJP, &p, sizeof p, &s, sizeof s);
+    dispatch_groups(e, t->items);
+}
+
+/* Tokens of one dispatch: whole segments, as many as do not take too long, nor, with that quirk, too many loops. */
+static int delta_vjp_tokens(const struct encoder *e, const struct gated_delta_vjp_constants *s, uint32_t items,
+                            int tokens)
+{
+    uint32_t loops = 128 + 6 * s->columns + 8 * (s->threads / s->columns), most = (uint32_t)tokens;
+    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS) most = min_u32(most, LOOP_MOST / loops);
+    while (most > s->every && too_long(e, 16.0 * items * most * VJP_TILE * s->threads)) most /= 2;
+    return (int)round_up(most - most % s->every ? most - most % s->every : 1, s->every);
+}
+
+/* Some items: forward through all tokens, and back. */
+static void delta_vjp_items(struct encoder *e, const struct delta_vjp_job *j, struct gated_delta_vjp_constants s,
+                            uint32_t item, uint32_t items)
+{
+    const int all = j->a[VJP_Q]->shape[1], each = delta_vjp_tokens(e, &s, items, all);
+    struct delta_vjp_step t = { item, items, ceil_div((uint64_t)all, s.every), 0, 0, NULL, 0 };
+    const size_t tile = (size_t)VJP_TILE * s.threads;
+    t.replay = (size_t)items * t.segments * tile;
+    if (!(t.saved = scratch(e, t.replay + (size_t)items * s.every * tile, MLXVK_FLOAT32))) return;
+    s.mode = DELTA_VJP_FORWARD;
+    for (t.first = 0; t.first < all && !e->code; t.first += each) {
+        t.tokens = each < all - t.first ? each : all - t.first;
+        delta_vjp_dispatch(e, j, s, &t);
+    }
+    s.mode = DELTA_VJP_BACKWARD;
+    for (t.first -= each; t.first >= 0 && !e->code; t.first -= each) {
+        t.tokens = each < all - t.first ? each : all - t.first;
+        delta_vjp_dispatch(e, j, s, &t);
+    }
+    array_release(t.saved);
+}
+
+/* By batches, where one cannot bind them all; then by as many items as have room for their states. */
+static void delta_vjp_split(struct encoder *e, const struct delta_vjp_job *j,
+                            const struct gated_delta_vjp_constants *s)
+{
+    const struct array *q = j->a[VJP_Q], *v = j->a[VJP_V];
+    uint32_t items = (uint32_t)(v->shape[0] * v->shape[2]) * ceil_div((uint64_t)v->shape[3], delta_vjp_rows(s)), each;
+    size_t one = (size_t)VJP_TILE * s->threads * (ceil_div((uint64_t)q->shape[1], s->every) + s->every);
+    struct array part[VJP_ARRAYS];
+    bool cut = false;
+    for (int i = 0; i < VJP_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    for (int half = 0; half < 2 && cut && v->shape[0] > 1 && !e->code; half++) {
+        struct delta_vjp_job some = *j;
+        for (int i = 0; i < VJP_ARRAYS; i++) {
+            if (!j->a[i]) continue;
+            part[i] = half_of(j->a[i], 0, half);
+            some.a[i] = &part[i];
+        }
+        delta_vjp_split(e, &some, s);
+    }
+    if (cut && v->shape[0] > 1) return;
+    each = (uint32_t)max_size(min_size(binding_room(e->device, 4), (size_t)INT_MAX) / 4 / one, 1);
+    for (uint32_t item = 0; item < items && !e->code; item += each)
+        delta_vjp_items(e, j, *s, item, min_u32(each, items - item));
+}
+
+static void lower_gated_delta_vjp(struct encoder *e, const struct node *n)
+{
+    const struct array *q = n->in[0], *v = n->in[2];
+    struct delta_vjp_job j = { .total = (uint32_t)q->shape[1] };
+    struct gated_delta_vjp_constants s = delta_vjp_shape(e->device, q->shape[3], v->shape[3],
+        (int64_t)v->shape[0] * v->shape[2], q->shape[1], n->in[3]->ndim == 4);
+    s.dtype = (uint32_t)q->dtype;
+    for (int i = 0; i < VJP_Q; i++) j.a[i] = n->out[i];
+    for (int i = 0; i < 5; i++) j.a[VJP_Q + i] = n->in[i];
+    j.a[VJP_COTANGENT] = n->in[6];
+    j.a[VJP_STATE] = n->in[5];
+    j.a[VJP_DSTATE_GIVEN] = n->in[7];
+    delta_vjp_split(e, &j, &s);
+}
+
+/* Position `at` along the second last axis of a row-contiguous array whose axes there are gone, of a shape and dtype. */
+static struct array *delta_part(struct call *c, struct array *a, int axis, int at, const struct array *like)
+{
+    struct array *part = position_of(c, a, axis, at);
+    return part ? as_type(c, do_reshape(c, part, like->ndim, like->shape), like->dtype) : NULL;
+}
+
+/* out: what the kernels' parts of sums come to, each as its operand is. */
+static void delta_gradients(struct call *c, struct array *const in[8], struct array *const parts[4],
+                            struct array *out[6])
+{
+    const struct array *k = in[1], *v = in[2];
+    int blocks = c->code ? 0 : parts[0]->shape[3], kinds = c->code ? 0 : parts[0]->shape[4];
+    const int keys[] = { k->shape[0], k->shape[1], k->shape[2], v->shape[2] / k->shape[2] * blocks, kinds,
+                         k->shape[3] };
+    struct array *sums = do_reduce(c, R_sum, do_reshape(c, parts[0], 6, keys), 1u << 3, false);
+    struct array *heads = do_reduce(c, R_sum, parts[1], 1u << 3, false);
+    for (int i = 0; i < 2; i++) out[i] = delta_part(c, sums, 3, i, in[i]);
+    out[2] = as_type(c, parts[2], v->dtype);
+    if (kinds == 3) out[3] = delta_part(c, do_reduce(c, R_sum, parts[0], 1u << 3, false), 3, 2, in[3]);
+    else out[3] = delta_part(c, heads, 3, 1, in[3]);
+    out[4] = delta_part(c, heads, 3, 0, in[4]);
+    out[5] = as_type(c, parts[3], in[5] ? in[5]->dtype : MLXVK_FLOAT32);
+}
+
+/* in: queries, keys, values, gates, beta, state, the cotangents of result and state; state and its cotangent may be
+ * NULL. */
+static size_t do_gated_delta_vjp(struct call *c, struct array *in[8], struct array *out[6])
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *q = in[0], *v = in[2], *a[8], *parts[4];
+    mlxvk_dtype t;
+    if (!check_delta(c, q, in[1], v, in[3], in[4], in[5]) || !in[6]) return 0;
+    if (!same_shape(in[6], v)) return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for values %s", TEXT(in[6]), TEXT(v)), 0;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    if (in[7] && (in[7]->ndim != 4 || memcmp(in[7]->shape, state, sizeof state)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s is not of the state's shape", TEXT(in[7])), 0;
+    t = at_least_float(promote(promote(q->dtype, in[1]->dtype), v->dtype));
+    for (int i = 0; i < 8; i++)
+        if (in[i] && (!is_float(t) || !is_float(in[i]->dtype)))
+            return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(in[i])), 0;
+    if (!q->size || !v->size) {
+        for (int i = 0; i < 5; i++) out[i] = broadcast(c, scalar(c, 0, in[i]->dtype), in[i]->ndim, in[i]->shape);
+        out[5] = in[7] ? as_type(c, in[7], f) : broadcast(c, scalar(c, 0, f), 4, state);
+        return 6;
+    }
+    struct gated_delta_vjp_constants s = delta_vjp_shape(c->device, q->shape[3], v->shape[3],
+        (int64_t)v->shape[0] * v->shape[2], q->shape[1], in[3]->ndim == 4);
+    int blocks = (int)ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), b = v->shape[0], h = v->shape[2];
+    parts[0] = output(c, 6, (int[]){ b, v->shape[1], h, blocks, in[3]->ndim == 4 ? 3 : 2, q->shape[3] }, f);
+    parts[1] = output(c, 5, (int[]){ b, v->shape[1], h, blocks, 2 }, f);
+    parts[2] = output(c, 4, v->shape, t);
+    parts[3] = output(c, 4, state, f);
+    for (int i = 0; i < 8; i++) a[i] = contiguous(c, as_type(c, in[i], i == 5 || i == 7 ? f : t));
+    append(c, OP_GATED_DELTA_VJP, PARAMS(.gated_delta = { 0 }), a, 8, parts, 4);
+    delta_gradients(c, in, parts, out);
+    return 6;
+}
+
+int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                      mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
+                                      mlxvk_array initial_state, mlxvk_array cotangent, mlxvk_array state_cotangent,
+                                      mlxvk_stream s)
+{
+    struct call c = begin("fast_gated_delta_update_vjp", s);
+    struct array *in[8] = { IN(queries), IN(keys), IN(values), IN(gates), IN(beta),
+                            optional_input(&c, "initial_state", initial_state), IN(cotangent),
+                            optional_input(&c, "state_cotangent", state_cotangent) };
+    struct array *out[6];
+    return finish_vector(&c, out, do_gated_delta_vjp(&c, in, out), res);
 }
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */

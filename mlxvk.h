@@ -975,6 +975,14 @@ MLXVK_API int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array
                                             mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
                                             mlxvk_array initial_state, mlxvk_array mask, mlxvk_stream s);
 
+/* Its gradients, without a mask, for the cotangents of y and of the last state ({ NULL }: zeros). res: { dqueries, dkeys,
+ * dvalues, dgates, dbeta, dstate }, each of its operand's dtype (dstate float32 where there is no state). Deterministic;
+ * keeps states of about every sqrt(T)th token. */
+MLXVK_API int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
+                                                mlxvk_array initial_state, mlxvk_array cotangent,
+                                                mlxvk_array state_cotangent, mlxvk_stream s);
+
 /* ==== >>random: MLX's threefry generator, bit for bit ============================================================= */
 
 /* key: uint32[2]; { NULL } takes the device's next key (mlxvk_random_seed sets it; else seeded by the clock). */

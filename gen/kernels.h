@@ -58,6 +58,12 @@ enum { FFT_LOAD = 7u, FFT_LOAD_COMPLEX = 0u, FFT_LOAD_REAL = 1u, FFT_LOAD_PAIRS 
 /* shaders/gated_delta.comp: flags */
 enum { DELTA_MASK = 1u, DELTA_VECTOR = 2u, DELTA_STATE = 4u };
 
+/* shaders/gated_delta_vjp.comp: modes */
+enum { DELTA_VJP_FORWARD = 0, DELTA_VJP_BACKWARD = 1 };
+
+/* shaders/gated_delta_vjp.comp: flags */
+enum { DELTA_VJP_VECTOR = 1u, DELTA_VJP_STATE = 2u };
+
 /* shaders/jacobi.comp: operations */
 enum { JACOBI_EIGEN = 0, JACOBI_SINGULAR = 1 };
 
@@ -211,6 +217,13 @@ struct gated_delta_push {
     uint32_t v_at, gate_at, beta_at, given_at, mask_at, q_stride[3], k_stride[3], v_stride[3];
 };
 static_assert(sizeof(struct gated_delta_push) == 100, "gated_delta_push");
+
+struct gated_delta_vjp_push {
+    uint32_t item, items, total, tokens, segment, segments, heads, group, blocks, key_width, value_width;
+    uint32_t parts_at, sums_at, dv_at, dstate_at, q_at, k_at, v_at, gate_at, beta_at, cotangent_at;
+    uint32_t given_at, replay_at;
+};
+static_assert(sizeof(struct gated_delta_vjp_push) == 92, "gated_delta_vjp_push");
 
 struct matmul_gather_push {
     uint32_t M, N, K, offset_a, offset_b, offset_c, offset_out, a_row, a_k, b_k, b_col, c_row, c_col;
@@ -517,6 +530,13 @@ typedef struct gated_delta_constants gated_delta_constants; typedef struct gated
 enum { SLOT_gated_delta_y = 0, SLOT_gated_delta_state = 1, SLOT_gated_delta_q = 2, SLOT_gated_delta_k = 3,
     SLOT_gated_delta_v = 4, SLOT_gated_delta_gate = 5, SLOT_gated_delta_beta = 6, SLOT_gated_delta_given = 7,
     SLOT_gated_delta_mask = 8 };
+
+struct gated_delta_vjp_constants { uint32_t threads, mode, columns, tokens, every, dtype, flags; };
+typedef struct gated_delta_vjp_constants gated_delta_vjp_constants; typedef struct gated_delta_vjp_push gated_delta_vjp_push;
+enum { SLOT_gated_delta_vjp_parts = 0, SLOT_gated_delta_vjp_sums = 1, SLOT_gated_delta_vjp_dv = 2,
+    SLOT_gated_delta_vjp_dstate = 3, SLOT_gated_delta_vjp_q = 4, SLOT_gated_delta_vjp_k = 5,
+    SLOT_gated_delta_vjp_v = 6, SLOT_gated_delta_vjp_gate = 7, SLOT_gated_delta_vjp_beta = 8,
+    SLOT_gated_delta_vjp_cotangent = 9, SLOT_gated_delta_vjp_given = 10, SLOT_gated_delta_vjp_saved = 11 };
 
 struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along, inside; };
 typedef struct matmul_coopmat2_constants gather_coopmat2_bf16_constants; typedef struct matmul_gather_push gather_coopmat2_bf16_push;
@@ -850,6 +870,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
     X(gated_delta, GATED_DELTA, 9, 0x3, 100, 7, CAP_SMALL) \
+    X(gated_delta_vjp, GATED_DELTA_VJP, 12, 0x80f, 92, 7, CAP_SMALL) \
     X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

@@ -31,6 +31,7 @@
 #include "fft_more_spv.h"
 #include "fp8_spv.h"
 #include "gated_delta_spv.h"
+#include "gated_delta_vjp_spv.h"
 #include "gather_coopmat2_bf16_spv.h"
 #include "gather_coopmat2_f16_spv.h"
 #include "gather_coopmat_bf16_spv.h"

@@ -69,7 +69,7 @@ static void expect(mlxvk_array got, mlxvk_dtype dtype, const double *want, size_
     free(data);
 }
 
-__attribute__((unused)) static double largest(const double *x, size_t count)
+static double largest(const double *x, size_t count)
 {
     double most = 1e-3;
     for (size_t i = 0; i < count; i++) most = fmax(most, fabs(x[i]));
@@ -82,7 +82,7 @@ static const mlxvk_dtype floating[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLO
 static void everywhere(void (*test)(void))
 {
     static const char *const gates[] = { NULL, "MLX_VK_ENABLE_STORAGE8=0 MLX_VK_ENABLE_STORAGE16=0",
-        "MLX_VK_MAX_BINDING_RANGE=65536", "MLX_VK_MAX_US_PER_DISPATCH=1 MLX_VK_MAX_SHARED_MEMORY=16384" };
+        "MLX_VK_MAX_BINDING_RANGE=400000", "MLX_VK_MAX_US_PER_DISPATCH=1 MLX_VK_MAX_SHARED_MEMORY=16384" };
     mlxvk_device own = device;
     mlxvk_stream its = stream;
     for (size_t i = 0; i < COUNT(gates); i++) {
@@ -265,10 +265,105 @@ static void deltas(void)
 }
 static void gated_deltas(void **state) { (void)state; everywhere(deltas); }
 
+/* ---- its gradient: for the whole sequence at once, with all states kept ---- */
+
+enum { DQ, DK, DV, DGATE, DBETA, DSTATE, GRADIENTS };
+
+static void delta_step_back(const struct delta *d, const double *s, double *ds, const double *q, const double *k, const double *v,
+                            const double *gate, double beta, const double *o, double *const to[GRADIENTS])
+{
+    for (int i = 0; i < d->dv; i++, s += d->dk, ds += d->dk) {
+        double seen = 0, w = 0;
+        for (int j = 0; j < d->dk; j++) {
+            ds[j] += o[i] * q[j];
+            seen += gate[d->vector ? j : 0] * s[j] * k[j];
+            w += ds[j] * k[j];
+        }
+        to[DV][i] = beta * w;
+        *to[DBETA] += w * (v[i] - seen);
+        for (int j = 0; j < d->dk; j++) {
+            double decay = gate[d->vector ? j : 0], old = decay * s[j];
+            to[DQ][j] += o[i] * (old + beta * (v[i] - seen) * k[j]);
+            to[DK][j] += beta * ((v[i] - seen) * ds[j] - w * old);
+            ds[j] -= beta * w * k[j];
+            to[DGATE][d->vector ? j : 0] += ds[j] * s[j];
+            ds[j] *= decay;
+        }
+    }
+}
+
+/* o: the operands; y, last: the cotangents of both results, the latter NULL where there is none. */
+static void delta_gradient(const struct delta *d, const struct operand *o, const double *y, const double *last, double *to[GRADIENTS])
+{
+    int size = d->dv * d->dk;
+    double *s = malloc((size_t)(d->t + 1) * (size_t)size * sizeof *s), *seen = malloc((size_t)d->dv * sizeof *seen);
+    for (int n = 0; n < d->b * d->hv; n++) {
+        int b = n / d->hv, h = n % d->hv;
+        double *ds = to[DSTATE] + n * size;
+        for (int i = 0; i < size; i++) s[i] = d->state ? o[STATE].x[n * size + i] : 0;
+        for (int i = 0; i < size; i++) ds[i] = last ? last[n * size + i] : 0;
+        for (int pass = 0; pass < 2; pass++)
+            for (int i = 0; i < d->t; i++) {
+                int t = pass ? d->t - 1 - i : i, at = b * d->t + t, key = (at * d->hk + h / (d->hv / d->hk)) * d->dk;
+                int head = at * d->hv + h, gate = d->vector ? head * d->dk : head;
+                double *own = s + t * size;
+                if (!pass) {
+                    memcpy(own + size, own, (size_t)size * sizeof *own);
+                    delta_step(d, own + size, o[Q].x + key, o[K].x + key, o[V].x + head * d->dv, o[GATE].x + gate, o[BETA].x[head], seen);
+                } else delta_step_back(d, own, ds, o[Q].x + key, o[K].x + key, o[V].x + head * d->dv, o[GATE].x + gate, o[BETA].x[head],
+                                       y + head * d->dv, (double *[]){ to[DQ] + key, to[DK] + key, to[DV] + head * d->dv, to[DGATE] + gate,
+                                                                       to[DBETA] + head, NULL });
+            }
+    }
+    free(s);
+    free(seen);
+}
+
+static void one_delta_gradient(struct rng *r, const struct delta *d)
+{
+    static const char *const names[] = { "dqueries", "dkeys", "dvalues", "dgates", "dbeta", "dstate" };
+    struct operand o[DELTA_OPERANDS], y, last;
+    mlxvk_vector_array res = { NULL };
+    mlxvk_array out = { NULL }, none = { NULL };
+    double *want[GRADIENTS];
+    delta_operands(r, d, o);
+    y = operand(r, d->dtype, o[V].shape, 4, -1, 1, d->layout);
+    last = operand(r, MLXVK_FLOAT32, o[STATE].shape, 4, -1, 1, d->layout);
+    for (int i = 0; i < GRADIENTS; i++) want[i] = calloc(o[i].size, sizeof *want[i]);
+    delta_gradient(d, o, y.x, d->mask ? NULL : last.x, want);
+    OK(mlxvk_fast_gated_delta_update_vjp(&res, o[Q].a, o[K].a, o[V].a, o[GATE].a, o[BETA].a, d->state ? o[STATE].a : none, y.a,
+                                         d->mask ? none : last.a, stream), stream);
+    assert_int_equal(mlxvk_vector_array_size(res), GRADIENTS);
+    for (size_t i = 0; i < GRADIENTS; i++) {
+        OK(mlxvk_vector_array_get(&out, res, i), stream);
+        expect(out, o[i].dtype, want[i], o[i].size, largest(want[i], o[i].size), names[i]);
+        free(want[i]);
+    }
+    for (int i = 0; i < DELTA_OPERANDS; i++) operand_free(&o[i]);
+    operand_free(&y);
+    operand_free(&last);
+    mlxvk_array_free(out);
+    mlxvk_vector_array_free(res);
+}
+
+static void delta_gradients(void)
+{
+    static const struct delta cases[] = {     /* mask: the last state has no cotangent */
+        { 1, 1, 1, 1, 1, 1, MLXVK_FLOAT32, false, false, false, DENSE }, { 2, 5, 2, 4, 7, 3, MLXVK_FLOAT32, false, true, false, PADDED },
+        { 1, 19, 1, 2, 128, 40, MLXVK_BFLOAT16, false, true, false, DENSE }, { 2, 9, 1, 3, 64, 33, MLXVK_FLOAT16, false, false, true, SPREAD },
+        { 1, 33, 2, 2, 40, 20, MLXVK_FLOAT32, true, true, true, DENSE }, { 1, 7, 1, 1, 300, 5, MLXVK_BFLOAT16, true, false, false, PADDED },
+        { 3, 70, 2, 2, 12, 17, MLXVK_FLOAT32, false, true, false, SPREAD }, { 1, 4, 1, 1, 128, 128, MLXVK_FLOAT32, false, true, false, DENSE },
+    };
+    struct rng r = { 10 };
+    for (size_t i = 0; i < COUNT(cases); i++) one_delta_gradient(&r, &cases[i]);
+}
+static void gated_delta_gradients(void **state) { (void)state; everywhere(delta_gradients); }
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy), cmocka_unit_test(gated_deltas),
+        cmocka_unit_test(gated_delta_gradients),
     };
     return run_group("primitives", tests, set_up_poisoned, tear_down);
 }
