@@ -23,7 +23,7 @@
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
- *     >>cross_entropy >>gated_delta   of logits with classes; a state updated token by token; their gradients
+ *     >>cross_entropy >>gated_delta >>attention_vjp   of logits with classes; a state updated token by token; gradients
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>replay       windows of the tape that come again: kept plans, recorded segments
@@ -4022,7 +4022,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER
     X(SEARCH,           search,           search,      0)                                    \
     X(CROSS_ENTROPY,    cross_entropy,    cross_entropy, 0)                                  \
     X(GATED_DELTA,      gated_delta,      gated_delta, 0)                                    \
-    X(GATED_DELTA_VJP,  gated_delta_vjp,  gated_delta, 0)
+    X(GATED_DELTA_VJP,  gated_delta_vjp,  gated_delta, 0)                                    \
+    X(ATTENTION_VJP,    attention_vjp,    attention,   0)
 
 enum operation {
 #define X(id, name, params, late) OP_##id,
@@ -16670,6 +16671,237 @@ int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queri
                             optional_input(&c, "state_cotangent", state_cotangent) };
     struct array *out[6];
     return finish_vector(&c, out, do_gated_delta_vjp(&c, in, out), res);
+}
+
+/* ==== >>attention_vjp: attention's gradient, in tiles ============================================================= */
+
+enum { AVJP_DQ, AVJP_DK, AVJP_DV, AVJP_SUMS, AVJP_Q, AVJP_K, AVJP_V, AVJP_G, AVJP_O, AVJP_MASK, AVJP_SINKS, AVJP_ARRAYS };
+enum { AVJP_SLICE = 32 };                            /* features of a row in shared memory */
+
+/* sums: logsumexp of each query's scores, given or asked for: NULL or without gradients the only result. */
+struct attention_vjp_job { struct array *a[AVJP_ARRAYS]; uint32_t flags; float scale; };
+
+/* Rows of each side in a workgroup. */
+static uint32_t attention_vjp_tile(const struct device *d)
+{
+    return d->caps.max_threads >= 128 && d->caps.shared_memory >= 16 * 4 * 32 * 9 ? 32 : 16;
+}
+
+static double attention_vjp_work(const struct attention_vjp_job *j, uint32_t mode)
+{
+    const struct array *q = j->a[AVJP_Q], *v = j->a[AVJP_V];
+    double pairs = (double)q->size / q->shape[3] * j->a[AVJP_K]->shape[2], values = v ? v->shape[3] : 0;
+    return pairs * (mode == ATTEND_VJP_KEYS ? 2 * (q->shape[3] + values)
+                    : q->shape[3] + (mode == ATTEND_VJP_QUERIES ? q->shape[3] + values : 0));
+}
+
+/* Binds what a mode reads, and the table of strides. */
+static void attention_vjp_bind(struct encoder *e, const struct attention_vjp_job *j, uint32_t mode,
+                               struct attention_vjp_push *p)
+{
+    static const struct { uint8_t array, slot, words, modes; } rows[] = {
+        { AVJP_Q, SLOT_attention_vjp_q, 3, 7 }, { AVJP_K, SLOT_attention_vjp_k, 3, 7 },
+        { AVJP_V, SLOT_attention_vjp_v, 3, 3 }, { AVJP_G, SLOT_attention_vjp_g, 3, 7 },
+        { AVJP_O, SLOT_attention_vjp_o, 3, 4 }, { AVJP_MASK, SLOT_attention_vjp_mask, 4, 7 },
+        { AVJP_SINKS, SLOT_attention_vjp_sinks, 0, 4 } };
+    uint32_t *at[] = { &p->q_at, &p->k_at, &p->v_at, &p->g_at, &p->o_at, &p->mask_at, &p->sinks_at };
+    uint32_t table[20] = { 0 }, word = 0;
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        struct array *a = j->a[rows[i].array];
+        if (a) copy_strides(table + word, a, rows[i].words);
+        word += rows[i].words;
+        if (a && rows[i].modes >> mode & 1) *at[i] = set_input(e, rows[i].slot, a);
+    }
+    set_table(e, SLOT_attention_vjp_table, table, sizeof table);
+}
+
+static bool attention_vjp_wide(const struct attention_vjp_job *j, const struct attention_vjp_push *p)
+{
+    const uint32_t at[] = { p->q_at, p->k_at, p->v_at, p->g_at, p->o_at };
+    for (int i = AVJP_Q; i <= AVJP_O; i++) {
+        const struct array *a = j->a[i];
+        if (a && (a->shape[3] % 4 || at[i - AVJP_Q] % 4 || a->strides[0] % 4 || a->strides[1] % 4 ||
+                  a->strides[2] % 4)) return false;
+    }
+    return true;
+}
+
+/* One mode for all of a job that can be bound; first and second are what it writes. dots: row sums of g and o. */
+static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp_job *j, uint32_t mode,
+                                   struct array *first, struct array *second, struct array *sums, struct array *dots)
+{
+    const struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K], *v = j->a[AVJP_V];
+    const uint32_t tile = attention_vjp_tile(e->device), heads = (uint32_t)q->shape[1];
+    struct attention_vjp_push p = { .batches = (uint32_t)q->shape[0], .heads = heads,
+        .group = heads / (uint32_t)k->shape[1], .query_count = (uint32_t)q->shape[2],
+        .key_count = (uint32_t)k->shape[2], .key_width = (uint32_t)q->shape[3],
+        .value_width = v ? (uint32_t)v->shape[3] : 0, .scale = j->scale };
+    uint32_t flags = j->flags, owners = mode == ATTEND_VJP_KEYS ? (uint32_t)k->shape[1] : heads;
+    if (first) p.first_at = set_output(e, SLOT_attention_vjp_first, first);
+    if (second) p.second_at = set_output(e, SLOT_attention_vjp_second, second);
+    attention_vjp_bind(e, j, mode, &p);
+    if (mode != ATTEND_VJP_ROWS) {
+        p.sums_at = set_input(e, SLOT_attention_vjp_sums, sums);
+        p.dots_at = set_input(e, SLOT_attention_vjp_dots, dots);
+    } else flags |= (first ? ATTEND_VJP_SUMS : 0) | (second ? ATTEND_VJP_DOTS : 0);
+    set_work(e, attention_vjp_work(j, mode));
+    USE(e, attention_vjp, &p, .threads = tile * tile / 8, .mode = mode, .tile = tile,
+        .slices = ceil_div(p.key_width, AVJP_SLICE), .value_slices = v ? ceil_div(p.value_width, AVJP_SLICE) : 1,
+        .step = attention_vjp_wide(j, &p) ? 4 : 1, .dtype = q->dtype, .flags = flags);
+    dispatch_groups(e, (uint64_t)ceil_div(mode == ATTEND_VJP_KEYS ? p.key_count : p.query_count, tile) * owners *
+                           p.batches);
+}
+
+static void attention_vjp_whole(struct encoder *e, const struct attention_vjp_job *j)
+{
+    const struct array *q = j->a[AVJP_Q];
+    size_t rows = q->size / (size_t)q->shape[3];
+    struct array *sums = NULL, *dots = NULL;
+    if (!j->a[AVJP_DQ]) {
+        attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, j->a[AVJP_SUMS], NULL, NULL, NULL);
+        return;
+    }
+    dots = scratch(e, rows, MLXVK_FLOAT32);
+    if (!j->a[AVJP_SUMS]) sums = scratch(e, rows, MLXVK_FLOAT32);
+    if (!e->code) {
+        struct array *all = sums ? sums : j->a[AVJP_SUMS];
+        attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, sums, dots, NULL, NULL);
+        attention_vjp_dispatch(e, j, ATTEND_VJP_KEYS, j->a[AVJP_DK], j->a[AVJP_DV], all, dots);
+        attention_vjp_dispatch(e, j, ATTEND_VJP_QUERIES, j->a[AVJP_DQ], NULL, all, dots);
+    }
+    array_release(sums);
+    array_release(dots);
+}
+
+/* By batches, then by heads of keys with those of queries that read them. */
+static void attention_vjp_split(struct encoder *e, const struct attention_vjp_job *j)
+{
+    const struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K];
+    struct array part[AVJP_ARRAYS];
+    bool cut = too_long(e, attention_vjp_work(j, j->a[AVJP_DQ] ? ATTEND_VJP_KEYS : ATTEND_VJP_ROWS));
+    int axis, own = k->shape[1] / 2, group = q->shape[1] / k->shape[1];
+    for (int i = 0; i < AVJP_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    axis = !cut ? -1 : q->shape[0] > 1 ? 0 : k->shape[1] > 1 ? 1 : -1;
+    if (axis < 0) { attention_vjp_whole(e, j); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct attention_vjp_job one = *j;
+        for (int i = 0; i < AVJP_ARRAYS; i++) {
+            bool keys = i == AVJP_K || i == AVJP_V || i == AVJP_DK || i == AVJP_DV;
+            int first = !axis ? q->shape[0] / 2 : keys ? own : own * group, along = i == AVJP_SINKS ? 0 : axis;
+            if (!j->a[i] || (i == AVJP_SINKS && !axis)) continue;
+            part[i] = part_of(j->a[i], along, half ? first : 0, half ? j->a[i]->shape[along] - first : first);
+            one.a[i] = &part[i];
+        }
+        attention_vjp_split(e, &one);
+    }
+}
+
+/* in: q, k, v, g, o, mask, sinks, and logsumexp where that is given. */
+static void lower_attention_vjp(struct encoder *e, const struct node *n)
+{
+    struct attention_vjp_job j = { .flags = n->p.attention.flags, .scale = n->p.attention.scale };
+    for (int i = 0; i < 4; i++) j.a[AVJP_DQ + i] = n->out[i];
+    if (!n->out[AVJP_SUMS]) j.a[AVJP_SUMS] = n->in[7];
+    for (int i = 0; i < 7; i++) {
+        bool dense = i < 5 || i == 6;
+        j.a[AVJP_Q + i] = dense ? dense_of(e, n->in[i], false) : n->in[i];
+    }
+    if (!e->code) attention_vjp_split(e, &j);
+    for (int i = 0; i < 7; i++) if (i < 5 || i == 6) array_release(j.a[AVJP_Q + i]);
+}
+
+/* Checks and promotes; the kernel's flags, or -1 with an error. in: as lower_attention_vjp has it; v may be NULL. */
+static int attention_vjp_operands(struct call *c, struct array *in[8], const char *mode, mlxvk_dtype *t)
+{
+    struct array *q = in[0], *k = in[1], *v = in[2], **mask = &in[5], **sinks = &in[6];
+    int flags = mask_flags(c, mode, *mask), shape[4];
+    if (!check_attention(c, q, k, v ? v : k)) return -1;
+    *t = promote(promote(q->dtype, k->dtype), v ? v->dtype : k->dtype);
+    if (!is_float(*t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q)), -1;
+    if (*sinks && ((*sinks)->ndim != 1 || (*sinks)->shape[0] != q->shape[1]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1],
+                    TEXT(*sinks)), -1;
+    if (q->shape[3] > ATTEND_WIDTH || (v && v->shape[3] > ATTEND_WIDTH))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "features of %s beyond %d", TEXT(q), ATTEND_WIDTH), -1;
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS &&
+        max_size((size_t)q->shape[2] * (size_t)(q->shape[1] / k->shape[1]), (size_t)k->shape[2]) > 1 << 12)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%s and %s are more than this driver's loops take", TEXT(q), TEXT(k)), -1;
+    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if (*mask) *mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, *mask, *t) : *mask, 4, shape);
+    for (int i = 0; i < 5; i++) in[i] = as_type(c, in[i], *t);
+    *sinks = as_type(c, *sinks, *t);
+    return c->code ? -1 : (flags & (ATTEND_CAUSAL | ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)) |
+                          (*sinks ? ATTEND_VJP_SINKS : 0);
+}
+
+_Static_assert((int)ATTEND_VJP_CAUSAL == ATTEND_CAUSAL && (int)ATTEND_VJP_MASK_BOOL == ATTEND_MASK_BOOL &&
+               (int)ATTEND_VJP_MASK_ADDS == ATTEND_MASK_ADDS, "attention and its gradient have other flags");
+
+static struct array *do_attention_logsumexp(struct call *c, struct array *q, struct array *k, float scale,
+                                            const char *mode, struct array *mask, struct array *sinks)
+{
+    struct array *in[8] = { q, k, NULL, NULL, NULL, mask, sinks, NULL }, *out;
+    mlxvk_dtype t;
+    int flags = attention_vjp_operands(c, in, mode, &t);
+    if (flags < 0) return NULL;
+    out = output(c, 4, (int[]){ q->shape[0], q->shape[1], q->shape[2], 1 }, MLXVK_FLOAT32);
+    if (!k->size) return FAIL(c, MLXVK_ERROR_SHAPE, "there are no keys in %s", TEXT(k));
+    append(c, OP_ATTENTION_VJP, PARAMS(.attention = { (uint32_t)flags, scale, (uint32_t)k->shape[2] }), in, 8,
+           ARRAYS(NULL, NULL, NULL, out));
+    return out;
+}
+
+/* out: gradients of queries, keys and values. */
+static size_t do_attention_vjp(struct call *c, struct array *in[8], float scale, const char *mode,
+                               struct array *out[3])
+{
+    struct array *given[3] = { in[0], in[1], in[2] }, *q = in[0], *v = in[2], *g = in[3], *sums = in[7];
+    struct array *to[4] = { NULL };
+    mlxvk_dtype t;
+    int flags = !v ? -1 : attention_vjp_operands(c, in, mode, &t);
+    if (flags < 0 || !g || !in[4]) return 0;
+    const int shape[4] = { q->shape[0], q->shape[1], q->shape[2], v->shape[3] };
+    if (g->ndim != 4 || !same_shape(g, in[4]) || memcmp(g->shape, shape, sizeof shape))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "output %s and cotangent %s for queries %s", TEXT(in[4]), TEXT(g), TEXT(q)),
+               0;
+    if (sums && (sums->size * (size_t)q->shape[3] != q->size || sums->ndim < 3 || sums->dtype != MLXVK_FLOAT32))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "logsumexp %s is not one float32 for each query of %s", TEXT(sums),
+                    TEXT(q)), 0;
+    for (int i = 0; i < 3; i++) to[i] = output(c, 4, given[i]->shape, t);
+    if (c->code) return 0;
+    if (!q->size || !v->size || !given[1]->size) {
+        for (int i = 0; i < 3; i++)
+            out[i] = broadcast(c, scalar(c, 0, given[i]->dtype), 4, given[i]->shape);
+        return 3;
+    }
+    in[7] = sums ? do_reshape(c, contiguous(c, sums), 3, shape) : NULL;
+    append(c, OP_ATTENTION_VJP, PARAMS(.attention = { (uint32_t)flags, scale, (uint32_t)given[1]->shape[2] }), in, 8,
+           to, 4);
+    for (int i = 0; i < 3; i++) out[i] = as_type(c, to[i], given[i]->dtype);
+    return 3;
+}
+
+int mlxvk_fast_scaled_dot_product_attention_logsumexp(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                      float scale, const char *mask_mode, mlxvk_array mask_arr,
+                                                      mlxvk_array sinks, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention_logsumexp", s);
+    struct array *q = IN(queries), *k = IN(keys), *m = optional_input(&c, "mask_arr", mask_arr);
+    struct array *si = optional_input(&c, "sinks", sinks);
+    return finish(&c, do_attention_logsumexp(&c, q, k, scale, mask_mode, m, si), res);
+}
+
+int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                mlxvk_array values, float scale, const char *mask_mode,
+                                                mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_array output,
+                                                mlxvk_array logsumexp, mlxvk_array cotangent, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention_vjp", s);
+    struct array *in[8] = { IN(queries), IN(keys), IN(values), IN(cotangent), IN(output),
+                            optional_input(&c, "mask_arr", mask_arr), optional_input(&c, "sinks", sinks),
+                            optional_input(&c, "logsumexp", logsumexp) };
+    struct array *out[3];
+    return finish_vector(&c, out, do_attention_vjp(&c, in, scale, mask_mode, out), res);
 }
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */

@@ -956,6 +956,20 @@ MLXVK_API int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_ar
                                                       mlxvk_array values, float scale, const char *mask_mode,
                                                       mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s);
 
+/* Not in mlx-c: its gradients for the cotangent of its result `output`, both (B, H, Lq, Dv), in tiles: the scores are not
+ * kept. logsumexp: float32 (B, H, Lq, 1), as the function after this has it, or { NULL }: computed. Features up to 256. res:
+ * { dqueries, dkeys, dvalues }, each of its operand's dtype; mask and sinks have none, as in MLX. Deterministic. */
+MLXVK_API int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_array queries,
+                                                          mlxvk_array keys, mlxvk_array values, float scale,
+                                                          const char *mask_mode, mlxvk_array mask_arr,
+                                                          mlxvk_array sinks, mlxvk_array output, mlxvk_array logsumexp,
+                                                          mlxvk_array cotangent, mlxvk_stream s);
+/* log(sum of exp(scale * q k^T + mask)) with the sink, for each query: float32 (B, H, Lq, 1), -inf where it sees no key.
+ * MLX's primitive has it as a second result when a gradient is wanted. */
+MLXVK_API int mlxvk_fast_scaled_dot_product_attention_logsumexp(mlxvk_array *res, mlxvk_array queries,
+                                                                mlxvk_array keys, float scale, const char *mask_mode,
+                                                                mlxvk_array mask_arr, mlxvk_array sinks,
+                                                                mlxvk_stream s);
 /* Not in mlx-c: MLX's fast::cross_entropy and its gradient. logits (..., n) of a floating dtype, targets (...): integer
  * classes, below 0 from the end (outside of the row: its first or last). logsumexp(logits) - logits[target] in float32,
  * computed in float32; -inf everywhere gives NaN. n is not 0. */

@@ -9,6 +9,13 @@ enum { REDUCE_SUM = 0, REDUCE_PROD = 1, REDUCE_MAX = 2, REDUCE_MIN = 3, REDUCE_M
 enum { ATTEND_CAUSAL = 1, ATTEND_MASK_BOOL = 2, ATTEND_MASK_ADDS = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16,
     ATTEND_LATE = 32, ATTEND_FREQS = 64 };
 
+/* shaders/attention_vjp.comp: modes */
+enum { ATTEND_VJP_KEYS = 0, ATTEND_VJP_QUERIES = 1, ATTEND_VJP_ROWS = 2 };
+
+/* shaders/attention_vjp.comp: flags */
+enum { ATTEND_VJP_CAUSAL = 1u, ATTEND_VJP_MASK_BOOL = 2u, ATTEND_VJP_MASK_ADDS = 4u, ATTEND_VJP_SINKS = 8u,
+    ATTEND_VJP_SUMS = 16u, ATTEND_VJP_DOTS = 32u };
+
 /* shaders/binary.comp: functions of two operands */
 enum { BINARY_ADD = 0, BINARY_SUBTRACT = 1, BINARY_MULTIPLY = 2, BINARY_DIVIDE = 3, BINARY_FLOOR_DIVIDE = 4,
     BINARY_REMAINDER = 5, BINARY_POWER = 6, BINARY_MAXIMUM = 7, BINARY_MINIMUM = 8, BINARY_LOGADDEXP = 9,
@@ -159,6 +166,13 @@ struct attention_rope_push {
     float scale, eps, rope_scale, base_high, base_low;
 };
 static_assert(sizeof(struct attention_rope_push) == 124, "attention_rope_push");
+
+struct attention_vjp_push {
+    uint32_t batches, heads, group, query_count, key_count, key_width, value_width;
+    float scale;
+    uint32_t first_at, second_at, q_at, k_at, v_at, g_at, mask_at, sums_at, dots_at, sinks_at, o_at;
+};
+static_assert(sizeof(struct attention_vjp_push) == 76, "attention_vjp_push");
 
 struct elementwise_push {
     uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[4][4];
@@ -437,6 +451,13 @@ enum { SLOT_attention_rope_o = 0, SLOT_attention_rope_q = 1, SLOT_attention_rope
     SLOT_attention_rope_v = 3, SLOT_attention_rope_mask = 4, SLOT_attention_rope_new_k = 5,
     SLOT_attention_rope_part = 6, SLOT_attention_rope_finished = 7, SLOT_attention_rope_new_v = 8,
     SLOT_attention_rope_q_weight = 9, SLOT_attention_rope_k_weight = 10, SLOT_attention_rope_freqs = 11 };
+
+struct attention_vjp_constants { uint32_t threads, mode, tile, slices, value_slices, step, dtype, flags; };
+typedef struct attention_vjp_constants attention_vjp_constants; typedef struct attention_vjp_push attention_vjp_push;
+enum { SLOT_attention_vjp_first = 0, SLOT_attention_vjp_second = 1, SLOT_attention_vjp_q = 2,
+    SLOT_attention_vjp_k = 3, SLOT_attention_vjp_v = 4, SLOT_attention_vjp_g = 5, SLOT_attention_vjp_mask = 6,
+    SLOT_attention_vjp_sums = 7, SLOT_attention_vjp_dots = 8, SLOT_attention_vjp_sinks = 9,
+    SLOT_attention_vjp_o = 10, SLOT_attention_vjp_table = 11 };
 
 struct elementwise_constants { uint32_t threads, mode, scalars, op, to, from; };
 typedef struct elementwise_constants binary_constants; typedef struct elementwise_push binary_push;
@@ -846,6 +867,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_rope, ATTENTION_ROPE, 12, 0xcd, 124, 10, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_vjp, ATTENTION_VJP, 12, 0x3, 76, 8, CAP_SMALL) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \

@@ -78,17 +78,21 @@ static double largest(const double *x, size_t count)
 
 static const mlxvk_dtype floating[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT16 };
 
+/* Pipelines take long on a CPU: but for the first run of a test, some of its cases. */
+static size_t most_cases;
+#define CASES(cases) (COUNT(cases) < most_cases ? COUNT(cases) : most_cases)
+
 /* Runs a test again where 8 and 16 bits are taken out of words, where bindings are small, and where dispatches are cut. */
-static void everywhere(void (*test)(void))
+static void everywhere(void (*test)(void), const char *small)
 {
-    static const char *const gates[] = { NULL, "MLX_VK_ENABLE_STORAGE8=0 MLX_VK_ENABLE_STORAGE16=0",
-        "MLX_VK_MAX_BINDING_RANGE=400000", "MLX_VK_MAX_US_PER_DISPATCH=1 MLX_VK_MAX_SHARED_MEMORY=16384" };
+    const char *const gates[] = { NULL, "MLX_VK_ENABLE_STORAGE8=0 MLX_VK_ENABLE_STORAGE16=0", small, "MLX_VK_MAX_US_PER_DISPATCH=1 MLX_VK_MAX_SHARED_MEMORY=16384" };
     mlxvk_device own = device;
     mlxvk_stream its = stream;
     for (size_t i = 0; i < COUNT(gates); i++) {
         struct setting s = start(gates[i]);
         device = s.device;
         stream = s.stream;
+        most_cases = i ? 3 : SIZE_MAX;
         test();
         finish(&s);
     }
@@ -148,7 +152,7 @@ static void entropies(void)
             one_entropy(&r, shapes[i][0], shapes[i][1], floating[t],
                         shapes[i][1] > 255 ? MLXVK_INT32 : indices[(i + t) % COUNT(indices)], (enum layout)((i + t) % LAYOUTS));
 }
-static void cross_entropies(void **state) { (void)state; everywhere(entropies); }
+static void cross_entropies(void **state) { (void)state; everywhere(entropies, "MLX_VK_MAX_BINDING_RANGE=16384"); }
 
 /* What is not finite; a result in the logits' place; no rows. */
 static void edges_of_cross_entropy(void **state)
@@ -261,9 +265,9 @@ static void deltas(void)
         { 3, 2, 2, 2, 20, 17, MLXVK_FLOAT32, false, true, true, SPREAD },
     };
     struct rng r = { 9 };
-    for (size_t i = 0; i < COUNT(cases); i++) one_delta(&r, &cases[i]);
+    for (size_t i = 0; i < CASES(cases); i++) one_delta(&r, &cases[i]);
 }
-static void gated_deltas(void **state) { (void)state; everywhere(deltas); }
+static void gated_deltas(void **state) { (void)state; everywhere(deltas, "MLX_VK_MAX_BINDING_RANGE=65536"); }
 
 /* ---- its gradient: for the whole sequence at once, with all states kept ---- */
 
@@ -355,15 +359,132 @@ static void delta_gradients(void)
         { 3, 70, 2, 2, 12, 17, MLXVK_FLOAT32, false, true, false, SPREAD }, { 1, 4, 1, 1, 128, 128, MLXVK_FLOAT32, false, true, false, DENSE },
     };
     struct rng r = { 10 };
-    for (size_t i = 0; i < COUNT(cases); i++) one_delta_gradient(&r, &cases[i]);
+    for (size_t i = 0; i < CASES(cases); i++) one_delta_gradient(&r, &cases[i]);
 }
-static void gated_delta_gradients(void **state) { (void)state; everywhere(delta_gradients); }
+static void gated_delta_gradients(void **state) { (void)state; everywhere(delta_gradients, "MLX_VK_MAX_BINDING_RANGE=400000"); }
 
-int main(void)
+/* ---- attention's gradient ---- */
+
+enum mask { NO_MASK, CAUSAL, BOOLEAN, ADDED };
+struct attention { int b, h, kv, l, n, d, dv; mlxvk_dtype dtype; enum mask mask; bool sinks, sums; enum layout layout; };
+enum { AQ, AK, AV, AG, AMASK, ASINKS, ATTENTION_OPERANDS };
+
+/* The weights of a query, of head h of batch b; its logsumexp. */
+static double attention_weights(const struct attention *a, const struct operand *o, int b, int h, int i, double *p)
+{
+    const double *q = o[AQ].x + ((b * a->h + h) * a->l + i) * a->d, *k = o[AK].x + (b * a->kv + h / (a->h / a->kv)) * a->n * a->d;
+    double most = a->sinks ? o[ASINKS].x[h] : -INFINITY, sum = 0;
+    for (int j = 0; j < a->n; j++) {
+        double m = a->mask == BOOLEAN || a->mask == ADDED ? o[AMASK].x[(b * a->l + i) * a->n + j] : 0;
+        p[j] = m * (a->mask == ADDED);
+        for (int x = 0; x < a->d; x++) p[j] += 0.3 * q[x] * k[j * a->d + x];
+        if ((a->mask == CAUSAL && j > i + a->n - a->l) || (a->mask == BOOLEAN && m == 0)) p[j] = -INFINITY;
+        most = fmax(most, p[j]);
+    }
+    if (a->sinks) sum = exp(o[ASINKS].x[h] - most);
+    for (int j = 0; j < a->n; j++) sum += p[j] = isinf(p[j]) ? 0 : exp(p[j] - most);
+    for (int j = 0; j < a->n && sum > 0; j++) p[j] /= sum;
+    return sum > 0 ? most + log(sum) : -INFINITY;
+}
+
+static void attention_gradient(const struct attention *a, const struct operand *o, double *out, double *sums, double *const to[3])
+{
+    double *p = malloc((size_t)a->n * sizeof *p), *slope = malloc((size_t)a->n * sizeof *slope);
+    for (int row = 0; row < a->b * a->h * a->l; row++) {
+        int i = row % a->l, h = row / a->l % a->h, b = row / a->l / a->h, keys = (b * a->kv + h / (a->h / a->kv)) * a->n;
+        const double *g = o[AG].x + row * a->dv, *k = o[AK].x + keys * a->d, *v = o[AV].x + keys * a->dv, *q = o[AQ].x + row * a->d;
+        double dot = 0;
+        sums[row] = attention_weights(a, o, b, h, i, p);
+        for (int x = 0; x < a->dv; x++) out[row * a->dv + x] = 0;
+        for (int j = 0; j < a->n; j++) {
+            slope[j] = 0;
+            for (int x = 0; x < a->dv; x++) {
+                out[row * a->dv + x] += p[j] * v[j * a->dv + x];
+                slope[j] += g[x] * v[j * a->dv + x];
+                to[2][(keys + j) * a->dv + x] += p[j] * g[x];
+            }
+            dot += p[j] * slope[j];
+        }
+        for (int j = 0; j < a->n; j++)
+            for (int x = 0; x < a->d; x++) {
+                to[0][row * a->d + x] += 0.3 * p[j] * (slope[j] - dot) * k[j * a->d + x];
+                to[1][(keys + j) * a->d + x] += 0.3 * p[j] * (slope[j] - dot) * q[x];
+            }
+    }
+    free(p);
+    free(slope);
+}
+
+static void attention_operands(struct rng *r, const struct attention *a, struct operand o[ATTENTION_OPERANDS])
+{
+    const int mask[] = { a->b, 1, a->l, a->n };
+    o[AQ] = operand(r, a->dtype, (int[]){ a->b, a->h, a->l, a->d }, 4, -1, 1, a->layout);
+    o[AK] = operand(r, a->dtype, (int[]){ a->b, a->kv, a->n, a->d }, 4, -1, 1, a->layout);
+    o[AV] = operand(r, a->dtype, (int[]){ a->b, a->kv, a->n, a->dv }, 4, -1, 1, a->layout);
+    o[AG] = operand(r, a->dtype, (int[]){ a->b, a->h, a->l, a->dv }, 4, -1, 1, a->layout);
+    o[AMASK] = operand(r, a->mask == BOOLEAN ? MLXVK_BOOL : a->dtype, mask, 4, -1, 1, a->layout);
+    o[ASINKS] = operand(r, a->dtype, (int[]){ a->h }, 1, -1, 1, DENSE);
+    if (a->mask != BOOLEAN) return;
+    for (size_t i = 0; i < o[AMASK].size; i++) o[AMASK].x[i] = i >= (size_t)a->n && random_chance(r, 60);   /* one sees nothing */
+    mlxvk_array_free(o[AMASK].a);
+    o[AMASK].a = laid_out(&o[AMASK], a->layout);
+}
+
+static void one_attention(struct rng *r, const struct attention *a)
+{
+    static const char *const names[] = { "dqueries", "dkeys", "dvalues" };
+    struct operand o[ATTENTION_OPERANDS], out;
+    mlxvk_array none = { NULL }, sums = { NULL }, part = { NULL };
+    mlxvk_vector_array res = { NULL };
+    const char *mode = a->mask == CAUSAL ? "causal" : "";
+    double *to[3], *all;
+    attention_operands(r, a, o);
+    out = operand(r, a->dtype, o[AG].shape, 4, 0, 0, DENSE);
+    all = malloc((size_t)(a->b * a->h * a->l) * sizeof *all);
+    for (int i = 0; i < 3; i++) to[i] = calloc(o[i].size, sizeof *to[i]);
+    attention_gradient(a, o, out.x, all, to);
+    mlxvk_array_free(out.a);
+    out.a = laid_out(&out, a->layout);
+    mlxvk_array mask = a->mask == BOOLEAN || a->mask == ADDED ? o[AMASK].a : none, sinks = a->sinks ? o[ASINKS].a : none;
+    if (a->sums) {
+        OK(mlxvk_fast_scaled_dot_product_attention_logsumexp(&sums, o[AQ].a, o[AK].a, 0.3f, mode, mask, sinks, stream), stream);
+        expect(sums, MLXVK_FLOAT32, all, (size_t)(a->b * a->h * a->l), 4, "logsumexp");
+    }
+    OK(mlxvk_fast_scaled_dot_product_attention_vjp(&res, o[AQ].a, o[AK].a, o[AV].a, 0.3f, mode, mask, sinks, out.a, sums, o[AG].a, stream),
+       stream);
+    assert_int_equal(mlxvk_vector_array_size(res), 3);
+    for (size_t i = 0; i < 3; i++) {
+        OK(mlxvk_vector_array_get(&part, res, i), stream);
+        expect(part, a->dtype, to[i], o[i].size, (a->dtype == MLXVK_FLOAT32 ? 1 : 200) * largest(to[i], o[i].size), names[i]);
+        free(to[i]);
+    }
+    for (int i = 0; i < ATTENTION_OPERANDS; i++) operand_free(&o[i]);
+    operand_free(&out);
+    mlxvk_array_free(part);
+    mlxvk_array_free(sums);
+    mlxvk_vector_array_free(res);
+    free(all);
+}
+
+static void attentions(void)
+{
+    static const struct attention cases[] = {
+        { 1, 1, 1, 1, 1, 1, 1, MLXVK_FLOAT32, NO_MASK, false, true, DENSE }, { 2, 4, 2, 37, 45, 24, 20, MLXVK_FLOAT32, CAUSAL, false, true, PADDED },
+        { 2, 2, 1, 33, 70, 64, 64, MLXVK_BFLOAT16, BOOLEAN, true, true, DENSE }, { 1, 6, 2, 20, 9, 40, 33, MLXVK_FLOAT16, ADDED, true, false, SPREAD },
+        { 1, 2, 2, 50, 30, 80, 128, MLXVK_FLOAT32, CAUSAL, true, true, DENSE }, { 1, 3, 1, 70, 33, 7, 5, MLXVK_FLOAT32, BOOLEAN, false, false, SPREAD },
+        { 2, 1, 1, 5, 90, 256, 40, MLXVK_BFLOAT16, ADDED, false, true, PADDED },
+    };
+    struct rng r = { 12 };
+    for (size_t i = 0; i < CASES(cases); i++) one_attention(&r, &cases[i]);
+}
+static void attention_gradients(void **state) { (void)state; everywhere(attentions, "MLX_VK_MAX_BINDING_RANGE=32768"); }
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy), cmocka_unit_test(gated_deltas),
-        cmocka_unit_test(gated_delta_gradients),
+        cmocka_unit_test(gated_delta_gradients), cmocka_unit_test(attention_gradients),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("primitives", tests, set_up_poisoned, tear_down);
 }
