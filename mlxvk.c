@@ -16326,8 +16326,8 @@ static struct gated_delta_constants delta_shape(const struct encoder *e, const s
                  (j->a[DELTA_GIVEN] ? DELTA_STATE : 0) };
     while (s.lanes > 1 && quads <= s.lanes / 2) s.lanes /= 2;
     while (ceil_div(quads, s.lanes) > DELTA_QUADS) s.lanes *= 2;
-    s.quads = ceil_div(quads, s.lanes);
-    wide = s.lanes * s.quads;
+    s.parts = ceil_div(quads, s.lanes);
+    wide = s.lanes * s.parts;
     while (s.tokens > 1 && 32 * s.threads + s.tokens * ((2 + vector) * 16 * wide + 4 * s.threads / s.lanes + 24) >
                                e->device->caps.shared_memory) s.tokens /= 2;
     return s;
@@ -16361,7 +16361,7 @@ static void delta_dispatch(struct encoder *e, const struct delta_job *j)
 }
 
 /* Iterations of a thread for a token, at most. */
-static uint32_t delta_loops(const struct gated_delta_constants *s) { return 2 * s->quads + s->lanes + 8; }
+static uint32_t delta_loops(const struct gated_delta_constants *s) { return 2 * s->parts + s->lanes + 8; }
 
 /* Along which axis a job is cut that the device cannot bind, or that takes too long for one dispatch; -1: it is not. */
 static int delta_axis(const struct encoder *e, const struct delta_job *j)

@@ -546,7 +546,7 @@ enum { SLOT_fft_more_d = 0, SLOT_fft_more_a = 1, SLOT_fft_more_first = 2, SLOT_f
 typedef struct elementwise_constants fp8_constants; typedef struct elementwise_push fp8_push;
 enum { SLOT_fp8_dst = 0, SLOT_fp8_src = 1, SLOT_fp8_table = 2 };
 
-struct gated_delta_constants { uint32_t threads, lanes, quads, tokens, step, dtype, flags; };
+struct gated_delta_constants { uint32_t threads, lanes, parts, tokens, step, dtype, flags; };
 typedef struct gated_delta_constants gated_delta_constants; typedef struct gated_delta_push gated_delta_push;
 enum { SLOT_gated_delta_y = 0, SLOT_gated_delta_state = 1, SLOT_gated_delta_q = 2, SLOT_gated_delta_k = 3,
     SLOT_gated_delta_v = 4, SLOT_gated_delta_gate = 5, SLOT_gated_delta_beta = 6, SLOT_gated_delta_given = 7,
@@ -882,7 +882,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(copy, COPY, 3, 0x1, 120, 6, CAP_SMALL) \
     X(copy_half, COPY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(copy_wide, COPY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
-    X(cross_entropy, CROSS_ENTROPY, 5, 0x1, 28, 5, CAP_SMALL) \
+    X(cross_entropy, CROSS_ENTROPY, 5, 0x1, 28, 5, CAP_STORAGE16) \
     X(dequantize, DEQUANTIZE, 5, 0x8, 28, 7, CAP_SMALL) \
     X(dequantize_rows, DEQUANTIZE_ROWS, 5, 0x8, 40, 7, CAP_SMALL) \
     X(factor, FACTOR, 3, 0x7, 60, 2, CAP_NONE) \
@@ -892,7 +892,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
     X(gated_delta, GATED_DELTA, 9, 0x3, 100, 7, CAP_SMALL) \
-    X(gated_delta_vjp, GATED_DELTA_VJP, 12, 0x80f, 92, 7, CAP_SMALL) \
+    X(gated_delta_vjp, GATED_DELTA_VJP, 12, 0x80f, 92, 7, CAP_STORAGE16) \
     X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

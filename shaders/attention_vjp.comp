@@ -6,7 +6,7 @@
 // KEYS: a workgroup has TILE keys of a head and goes through all queries that read them, of all heads that do; QUERIES: TILE
 // queries, and goes through the keys: one code for both, from the side that is its own and the other one. ROWS: what
 // the others need of each query, its logsumexp and D, or one of them.
-#include "common.glsl"
+#include "floats.glsl"
 #include "math.glsl"
 //! enum ATTEND_VJP_: modes
 const uint KEYS = 0, QUERIES = 1, ROWS = 2;
@@ -25,29 +25,21 @@ layout(push_constant) uniform attention_vjp_push {
     float scale;
     uint first_at, second_at, q_at, k_at, v_at, g_at, mask_at, sums_at, dots_at, sinks_at, o_at;
 };
-BUFFER(0, first)                                       // dk or dq; ROWS: logsumexp
-BUFFER(1, second)                                      // dv; ROWS: D
-BUFFER(2, q)
-BUFFER(3, k)
-BUFFER(4, v)
-BUFFER(5, g)
-BUFFER(6, mask)
-BUFFER(7, sums)
-BUFFER(8, dots)
-BUFFER(9, sinks)
-BUFFER(10, o)
+FLOATS(0, first)                                       // dk or dq; ROWS: logsumexp
+FLOATS(1, second)                                      // dv; ROWS: D
+QUADS(2, q)
+QUADS(3, k)
+QUADS(4, v)
+QUADS(5, g)
+FLOATS(6, mask)
+layout(std430, set = 0, binding = 6) buffer mask_bytes { uint8_t mask8[]; };
+WORDS(7, sums)
+WORDS(8, dots)
+FLOATS(9, sinks)
+QUADS(10, o)
 layout(std430, set = 0, binding = 11) buffer table_words { uint strides[]; };        // of q, k, v, g, o, and the mask's four
-ACCESS(first)
-ACCESS(second)
-ACCESS(q)
-ACCESS(k)
-ACCESS(v)
-ACCESS(g)
-ACCESS(mask)
-ACCESS(sinks)
-ACCESS(o)
 
-const uint THREADS = gl_WorkGroupSize.x, QUADS = 8u, PITCH = 9u, PER = THREADS / TILE;
+const uint THREADS = gl_WorkGroupSize.x, EIGHT = 8u, PITCH = 9u, PER = THREADS / TILE;
 const float LOWEST = -3.402823466e+38;
 shared vec4 own[TILE * PITCH], other[TILE * PITCH];    // a slice of each side's rows
 shared vec4 weights[TILE * (TILE / 4u + 1u)], slopes[TILE * (TILE / 4u + 1u)];   // own row by row: P and dS
@@ -81,8 +73,8 @@ const bool OWN_KEYS = MODE == KEYS;
 void load_slice(const bool values, const uint slice, const uint head, const uint own_row, const uint other_row, const bool both)
 {
     barrier();
-    for (uint i = me; i < TILE * QUADS; i += THREADS) {
-        uint row = i / QUADS, x = 4u * (slice * QUADS + i % QUADS), to = row * PITCH + i % QUADS;
+    for (uint i = me; i < TILE * EIGHT; i += THREADS) {
+        uint row = i / EIGHT, x = 4u * (slice * EIGHT + i % EIGHT), to = row * PITCH + i % EIGHT;
         if (both) own[to] = row_of(OWN_KEYS, values, head, own_row + row, x);
         other[to] = row_of(!OWN_KEYS, values, head, other_row + row, x);
     }
@@ -93,7 +85,7 @@ void load_slice(const bool values, const uint slice, const uint head, const uint
 void multiply(inout vec4 sum[2])
 {
     uint row = me / (TILE / 4u), column = me % (TILE / 4u);
-    for (uint x = 0u; x < QUADS; x++) {
+    for (uint x = 0u; x < EIGHT; x++) {
         vec4 a = own[row * PITCH + x], b = own[(row + TILE / 2u) * PITCH + x];
         [[unroll]] for (uint j = 0u; j < 4u; j++) {
             vec4 y = other[(column + j * (TILE / 4u)) * PITCH + x];
@@ -138,7 +130,7 @@ void score_tile(const uint head, const uint own_row, const uint other_row)
 }
 
 // The results: of each slice of features, those of queries and keys first, what a thread has of 2 own rows, TILE / 2 apart.
-const uint HELD = TILE * QUADS / THREADS / 2u;         // quads of a row
+const uint HELD = TILE * EIGHT / THREADS / 2u;         // quads of a row
 vec4 sum[(SLICES + VALUE_SLICES) * 2u * HELD];
 
 // Adds to a slice, from `to` on, what the other rows have there.
@@ -172,7 +164,7 @@ void put(const uint at, const uint width, const bool values, const uint slice, c
     uint mine = me / (THREADS / (TILE / 2u)), count = OWN_KEYS ? key_count : query_count;
     [[unroll]] for (uint j = 0u; j < HELD; j++)
         [[unroll]] for (uint i = 0u; i < 2u; i++) {
-            uint r = row + mine + i * (TILE / 2u), x = 4u * (slice * QUADS + me % (THREADS / (TILE / 2u)) + j * (THREADS / (TILE / 2u)));
+            uint r = row + mine + i * (TILE / 2u), x = 4u * (slice * EIGHT + me % (THREADS / (TILE / 2u)) + j * (THREADS / (TILE / 2u)));
             uint to = at + ((batch * (OWN_KEYS ? heads / group : heads) + own_head) * count + r) * width + x;
             [[unroll]] for (uint c = 0u; c < 4u; c++)
                 if (r < count && x + c < width) {

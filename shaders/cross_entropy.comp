@@ -5,7 +5,7 @@
 //   GRADIENT: dx[i] = g * (exp((x[i] - x[t]) - loss) - (i == t ? 1 : 0))
 // x[t] is subtracted first, for it and the largest are of one size. A class below 0 counts from the end; others outside
 // the row are taken as its first or last.
-#include "common.glsl"
+#include "floats.glsl"
 #include "math.glsl"
 //! enum CROSS_ENTROPY_: modes
 const uint LOSS = 0, GRADIENT = 1;
@@ -15,13 +15,11 @@ layout(constant_id = 3) const uint STEP = 1;           // elements of a load: 1 
 layout(constant_id = 4) const uint DTYPE = 10;
 
 layout(push_constant) uniform cross_entropy_push { uint rows, n, y_at, x_at, classes_at, loss_at, g_at; };
-BUFFER(0, y)
-BUFFER(1, x)
-BUFFER(2, classes)
-BUFFER(3, loss)
-BUFFER(4, g)
-ACCESS(y)
-ACCESS(x)
+QUADS(0, y)
+QUADS(1, x)
+WORDS(2, classes)
+WORDS(3, loss)
+WORDS(4, g)
 
 const float LOWEST = -3.402823466e+38;
 shared vec2 board[gl_WorkGroupSize.x];

@@ -6,12 +6,12 @@
 // S k, S q and k q of the decayed state give y = S q + beta (v - S k) (k q) as well. Keys, queries and what belongs to them
 // are staged for some tokens at once.
 layout(constant_id = 1) const uint LANES = 8;          // threads of a row, a power of two
-layout(constant_id = 2) const uint QUADS = 4;          // quads of elements of a thread, LANES quads apart
+layout(constant_id = 2) const uint PARTS = 4;          // quads of elements of a thread, LANES quads apart
 layout(constant_id = 3) const uint TOKENS = 8;         // staged at once
 layout(constant_id = 4) const uint STEP = 1;           // elements of a load of queries and keys: 1 or 4
 layout(constant_id = 5) const uint DTYPE = 10;
 layout(constant_id = 6) const uint FLAGS = 0;
-#include "common.glsl"
+#include "floats.glsl"
 //! enum DELTA_: flags
 const uint MASK = 1u, VECTOR = 2u, STATE = 4u;         // tokens may be left out; a gate an element; a state to begin with
 
@@ -20,23 +20,17 @@ layout(push_constant) uniform gated_delta_push {
     uint y_at, state_at, q_at, k_at, v_at, gate_at, beta_at, given_at, mask_at;
     uint q_stride[3], k_stride[3], v_stride[3];        // of batches, tokens, heads
 };
-BUFFER(0, y)
-BUFFER(1, state)
-BUFFER(2, q)
-BUFFER(3, k)
-BUFFER(4, v)
-BUFFER(5, gate)
-BUFFER(6, beta)
-BUFFER(7, given)
-BUFFER(8, mask)
-ACCESS(y)
-ACCESS(q)
-ACCESS(k)
-ACCESS(v)
-ACCESS(gate)
-ACCESS(beta)
+FLOATS(0, y)
+WORDS(1, state)
+QUADS(2, q)
+QUADS(3, k)
+FLOATS(4, v)
+FLOATS(5, gate)
+FLOATS(6, beta)
+WORDS(7, given)
+layout(std430, set = 0, binding = 8) buffer mask_bytes { uint8_t mask8[]; };
 
-const uint THREADS = gl_WorkGroupSize.x, ROWS = THREADS / LANES, WIDE = LANES * QUADS;   // WIDE: quads of a padded key
+const uint THREADS = gl_WorkGroupSize.x, ROWS = THREADS / LANES, WIDE = LANES * PARTS;   // WIDE: quads of a padded key
 shared vec4 queries[TOKENS * WIDE], keys[TOKENS * WIDE], gates[(FLAGS & VECTOR) != 0u ? TOKENS * WIDE : TOKENS];
 shared vec4 parts[2u * THREADS];                       // S k, S q and k q of a lane, of one token and the one before it
 shared float values[TOKENS * ROWS], betas[TOKENS];
@@ -88,9 +82,9 @@ void main()
     uint group = group_index(), top = group % blocks * ROWS, head = group / blocks % heads, batch = group / blocks / heads;
     uint row = top + slot, at = ((batch * heads + head) * value_width + row) * key_width, turn = 0u;
     bool there = row < value_width;
-    vec4 s[QUADS];
+    vec4 s[PARTS];
     if (batch >= batches) return;
-    [[unroll]] for (uint j = 0u; j < QUADS; j++) {
+    [[unroll]] for (uint j = 0u; j < PARTS; j++) {
         s[j] = vec4(0.0);
         if (there && (FLAGS & STATE) != 0u)
             [[unroll]] for (uint c = 0u; c < 4u; c++) {
@@ -110,7 +104,7 @@ void main()
                 if (there && lane == 0u) storef_y(to, DTYPE, 0.0);
                 continue;
             }
-            [[unroll]] for (uint j = 0u; j < QUADS; j++) {
+            [[unroll]] for (uint j = 0u; j < PARTS; j++) {
                 uint i = t * WIDE + lane + j * LANES;
                 s[j] *= (FLAGS & VECTOR) != 0u ? gates[i] : gates[t];
                 sum.xyz += vec3(dot(s[j], keys[i]), dot(s[j], queries[i]), dot(keys[i], queries[i]));
@@ -120,13 +114,13 @@ void main()
             sum = vec4(0.0);
             [[unroll]] for (uint l = 0u; l < LANES; l++) sum += parts[turn * THREADS + slot * LANES + l];
             float delta = betas[t] * (values[t * ROWS + slot] - sum.x);
-            [[unroll]] for (uint j = 0u; j < QUADS; j++) s[j] += delta * keys[t * WIDE + lane + j * LANES];
+            [[unroll]] for (uint j = 0u; j < PARTS; j++) s[j] += delta * keys[t * WIDE + lane + j * LANES];
             if (there && lane == 0u) storef_y(to, DTYPE, sum.y + delta * sum.z);
             turn ^= 1u;
         }
     }
     if (!there) return;
-    [[unroll]] for (uint j = 0u; j < QUADS; j++)
+    [[unroll]] for (uint j = 0u; j < PARTS; j++)
         [[unroll]] for (uint c = 0u; c < 4u; c++) {
             uint i = (lane + j * LANES) * 4u + c;
             if (i < key_width) state32[state_at + at + i] = floatBitsToUint(s[j][c]);

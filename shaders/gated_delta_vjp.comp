@@ -17,7 +17,7 @@ layout(constant_id = 3) const uint TOKENS = 4;         // staged at once
 layout(constant_id = 4) const uint EVERY = 16;         // tokens of a segment, a multiple of TOKENS
 layout(constant_id = 5) const uint DTYPE = 10;
 layout(constant_id = 6) const uint FLAGS = 0;
-#include "common.glsl"
+#include "floats.glsl"
 //! enum DELTA_VJP_: flags
 const uint VECTOR = 1u, STATE = 2u;                    // a gate a column; there is a state, or a gradient of it, to begin with
 
@@ -25,25 +25,18 @@ layout(push_constant) uniform gated_delta_vjp_push {
     uint item, items, total, tokens, segment, segments, heads, group, blocks, key_width, value_width;
     uint parts_at, sums_at, dv_at, dstate_at, q_at, k_at, v_at, gate_at, beta_at, cotangent_at, given_at, replay_at;
 };
-BUFFER(0, parts)
-BUFFER(1, sums)
-BUFFER(2, dv)
-BUFFER(3, dstate)
-BUFFER(4, q)
-BUFFER(5, k)
-BUFFER(6, v)
-BUFFER(7, gate)
-BUFFER(8, beta)
-BUFFER(9, cotangent)
-BUFFER(10, given)
-BUFFER(11, saved)
-ACCESS(dv)
-ACCESS(q)
-ACCESS(k)
-ACCESS(v)
-ACCESS(gate)
-ACCESS(beta)
-ACCESS(cotangent)
+WORDS(0, parts)
+WORDS(1, sums)
+FLOATS(2, dv)
+WORDS(3, dstate)
+FLOATS(4, q)
+FLOATS(5, k)
+FLOATS(6, v)
+FLOATS(7, gate)
+FLOATS(8, beta)
+FLOATS(9, cotangent)
+WORDS(10, given)
+layout(std430, set = 0, binding = 11) buffer saved_quads { uvec4 saved128[]; };
 
 const uint THREADS = gl_WorkGroupSize.x, GROUPS = THREADS / COLUMNS, ROWS = 8u * GROUPS, WIDE = 2u * COLUMNS, TILE = 16u;
 const uint PITCH = COLUMNS > 1u ? COLUMNS + 1u : 1u, KINDS = (FLAGS & VECTOR) != 0u ? 3u : 2u;
