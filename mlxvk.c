@@ -16474,7 +16474,7 @@ struct delta_vjp_job { struct array *a[VJP_ARRAYS]; uint32_t total; };
 
 static uint32_t delta_vjp_memory(const struct gated_delta_vjp_constants *s)
 {
-    uint32_t rows = 8 * s->threads / s->columns, wide = 2 * s->columns, vector = s->flags & DELTA_VJP_VECTOR ? 1 : 0;
+    uint32_t rows = 8 * s->threads / s->columns, wide = 2 * s->columns, vector = s->vector;
     return 96 * s->threads + 8 * rows + s->tokens * (16 * wide * (2 + vector) + 12 * rows + 4 * wide + 20);
 }
 
@@ -16483,7 +16483,7 @@ static struct gated_delta_vjp_constants delta_vjp_shape(const struct device *d, 
                                                         int tokens, bool vector)
 {
     struct gated_delta_vjp_constants s = { .threads = VJP_THREADS, .tokens = 4, .every = 4,
-        .columns = pow2_at_least(ceil_div((uint64_t)keys, 8)), .flags = vector ? DELTA_VJP_VECTOR : 0 };
+        .columns = pow2_at_least(ceil_div((uint64_t)keys, 8)), .vector = vector };
     const uint32_t least = s.columns > 32 ? s.columns : 32;
     while (s.threads > least && (s.threads > d->caps.max_threads || 4 * s.threads / s.columns >= (uint32_t)values ||
            (heads * ceil_div((uint64_t)values, 8 * s.threads / s.columns) < d->tuning->processors &&
@@ -16522,7 +16522,7 @@ static void delta_vjp_dispatch(struct encoder *e, const struct delta_vjp_job *j,
         *at[i] = bind_array(e, SLOT_gated_delta_vjp_parts + i, i == VJP_DSTATE ? j->a[i] : &part[i], write);
     }
     if (given) p.given_at = set_input(e, SLOT_gated_delta_vjp_given, given);
-    if (given) s.flags |= DELTA_VJP_STATE;
+    p.state = given != NULL;
     set_output(e, SLOT_gated_delta_vjp_saved, t->saved);
     set_work(e, (back ? 16.0 : 3.0) * t->items * t->tokens * VJP_TILE * s.threads);
     use_kernel(e, K_GATED_DELTA_VJP, &p, sizeof p, &s, sizeof s);
@@ -16735,19 +16735,19 @@ static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp
     struct attention_vjp_push p = { .batches = (uint32_t)q->shape[0], .heads = heads,
         .group = heads / (uint32_t)k->shape[1], .query_count = (uint32_t)q->shape[2],
         .key_count = (uint32_t)k->shape[2], .key_width = (uint32_t)q->shape[3],
-        .value_width = v ? (uint32_t)v->shape[3] : 0, .scale = j->scale };
-    uint32_t flags = j->flags, owners = mode == ATTEND_VJP_KEYS ? (uint32_t)k->shape[1] : heads;
+        .value_width = v ? (uint32_t)v->shape[3] : 0, .flags = j->flags, .scale = j->scale };
+    uint32_t owners = mode == ATTEND_VJP_KEYS ? (uint32_t)k->shape[1] : heads;
     if (first) p.first_at = set_output(e, SLOT_attention_vjp_first, first);
     if (second) p.second_at = set_output(e, SLOT_attention_vjp_second, second);
     attention_vjp_bind(e, j, mode, &p);
     if (mode != ATTEND_VJP_ROWS) {
         p.sums_at = set_input(e, SLOT_attention_vjp_sums, sums);
         p.dots_at = set_input(e, SLOT_attention_vjp_dots, dots);
-    } else flags |= (first ? ATTEND_VJP_SUMS : 0) | (second ? ATTEND_VJP_DOTS : 0);
+    } else p.flags |= (first ? ATTEND_VJP_SUMS : 0) | (second ? ATTEND_VJP_DOTS : 0);
     set_work(e, attention_vjp_work(j, mode));
     USE(e, attention_vjp, &p, .threads = tile * tile / 8, .mode = mode, .tile = tile,
         .slices = ceil_div(p.key_width, AVJP_SLICE), .value_slices = v ? ceil_div(p.value_width, AVJP_SLICE) : 1,
-        .step = attention_vjp_wide(j, &p) ? 4 : 1, .dtype = q->dtype, .flags = flags);
+        .step = attention_vjp_wide(j, &p) ? 4 : 1, .dtype = q->dtype);
     dispatch_groups(e, (uint64_t)ceil_div(mode == ATTEND_VJP_KEYS ? p.key_count : p.query_count, tile) * owners *
                            p.batches);
 }

@@ -68,9 +68,6 @@ enum { DELTA_MASK = 1u, DELTA_VECTOR = 2u, DELTA_STATE = 4u };
 /* shaders/gated_delta_vjp.comp: modes */
 enum { DELTA_VJP_FORWARD = 0, DELTA_VJP_BACKWARD = 1 };
 
-/* shaders/gated_delta_vjp.comp: flags */
-enum { DELTA_VJP_VECTOR = 1u, DELTA_VJP_STATE = 2u };
-
 /* shaders/jacobi.comp: operations */
 enum { JACOBI_EIGEN = 0, JACOBI_SINGULAR = 1 };
 
@@ -168,11 +165,11 @@ struct attention_rope_push {
 static_assert(sizeof(struct attention_rope_push) == 124, "attention_rope_push");
 
 struct attention_vjp_push {
-    uint32_t batches, heads, group, query_count, key_count, key_width, value_width;
+    uint32_t batches, heads, group, query_count, key_count, key_width, value_width, flags;
     float scale;
     uint32_t first_at, second_at, q_at, k_at, v_at, g_at, mask_at, sums_at, dots_at, sinks_at, o_at;
 };
-static_assert(sizeof(struct attention_vjp_push) == 76, "attention_vjp_push");
+static_assert(sizeof(struct attention_vjp_push) == 80, "attention_vjp_push");
 
 struct elementwise_push {
     uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[4][4];
@@ -234,10 +231,10 @@ static_assert(sizeof(struct gated_delta_push) == 100, "gated_delta_push");
 
 struct gated_delta_vjp_push {
     uint32_t item, items, total, tokens, segment, segments, heads, group, blocks, key_width, value_width;
-    uint32_t parts_at, sums_at, dv_at, dstate_at, q_at, k_at, v_at, gate_at, beta_at, cotangent_at;
+    uint32_t state, parts_at, sums_at, dv_at, dstate_at, q_at, k_at, v_at, gate_at, beta_at, cotangent_at;
     uint32_t given_at, replay_at;
 };
-static_assert(sizeof(struct gated_delta_vjp_push) == 92, "gated_delta_vjp_push");
+static_assert(sizeof(struct gated_delta_vjp_push) == 96, "gated_delta_vjp_push");
 
 struct matmul_gather_push {
     uint32_t M, N, K, offset_a, offset_b, offset_c, offset_out, a_row, a_k, b_k, b_col, c_row, c_col;
@@ -452,7 +449,7 @@ enum { SLOT_attention_rope_o = 0, SLOT_attention_rope_q = 1, SLOT_attention_rope
     SLOT_attention_rope_part = 6, SLOT_attention_rope_finished = 7, SLOT_attention_rope_new_v = 8,
     SLOT_attention_rope_q_weight = 9, SLOT_attention_rope_k_weight = 10, SLOT_attention_rope_freqs = 11 };
 
-struct attention_vjp_constants { uint32_t threads, mode, tile, slices, value_slices, step, dtype, flags; };
+struct attention_vjp_constants { uint32_t threads, mode, tile, slices, value_slices, step, dtype; };
 typedef struct attention_vjp_constants attention_vjp_constants; typedef struct attention_vjp_push attention_vjp_push;
 enum { SLOT_attention_vjp_first = 0, SLOT_attention_vjp_second = 1, SLOT_attention_vjp_q = 2,
     SLOT_attention_vjp_k = 3, SLOT_attention_vjp_v = 4, SLOT_attention_vjp_g = 5, SLOT_attention_vjp_mask = 6,
@@ -552,7 +549,7 @@ enum { SLOT_gated_delta_y = 0, SLOT_gated_delta_state = 1, SLOT_gated_delta_q = 
     SLOT_gated_delta_v = 4, SLOT_gated_delta_gate = 5, SLOT_gated_delta_beta = 6, SLOT_gated_delta_given = 7,
     SLOT_gated_delta_mask = 8 };
 
-struct gated_delta_vjp_constants { uint32_t threads, mode, columns, tokens, every, dtype, flags; };
+struct gated_delta_vjp_constants { uint32_t threads, mode, columns, tokens, every, dtype, vector; };
 typedef struct gated_delta_vjp_constants gated_delta_vjp_constants; typedef struct gated_delta_vjp_push gated_delta_vjp_push;
 enum { SLOT_gated_delta_vjp_parts = 0, SLOT_gated_delta_vjp_sums = 1, SLOT_gated_delta_vjp_dv = 2,
     SLOT_gated_delta_vjp_dstate = 3, SLOT_gated_delta_vjp_q = 4, SLOT_gated_delta_vjp_k = 5,
@@ -867,7 +864,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_rope, ATTENTION_ROPE, 12, 0xcd, 124, 10, CAP_SUBGROUP | CAP_SMALL) \
-    X(attention_vjp, ATTENTION_VJP, 12, 0x3, 76, 8, CAP_SMALL) \
+    X(attention_vjp, ATTENTION_VJP, 12, 0x3, 80, 7, CAP_SMALL) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
@@ -892,7 +889,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
     X(gated_delta, GATED_DELTA, 9, 0x3, 100, 7, CAP_SMALL) \
-    X(gated_delta_vjp, GATED_DELTA_VJP, 12, 0x80f, 92, 7, CAP_STORAGE16) \
+    X(gated_delta_vjp, GATED_DELTA_VJP, 12, 0x80f, 96, 7, CAP_STORAGE16) \
     X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

@@ -18,10 +18,9 @@ layout(constant_id = 3) const uint SLICES = 4;         // of 32 features of quer
 layout(constant_id = 4) const uint VALUE_SLICES = 4;
 layout(constant_id = 5) const uint STEP = 1;           // elements of a load, 1 or 4
 layout(constant_id = 6) const uint DTYPE = 10;
-layout(constant_id = 7) const uint FLAGS = 0;
 
 layout(push_constant) uniform attention_vjp_push {
-    uint batches, heads, group, query_count, key_count, key_width, value_width;      // heads: of queries
+    uint batches, heads, group, query_count, key_count, key_width, value_width, flags;       // heads: of queries
     float scale;
     uint first_at, second_at, q_at, k_at, v_at, g_at, mask_at, sums_at, dots_at, sinks_at, o_at;
 };
@@ -100,9 +99,9 @@ float score_of(const float product, const uint head, const uint query, const uin
 {
     uint at = mask_at + batch * strides[15] + head * strides[16] + query * strides[17] + key * strides[18];
     if (query >= query_count || key >= key_count) return -INFINITY;
-    if ((FLAGS & CAUSAL) != 0u && key + query_count > query + key_count) return -INFINITY;
-    if ((FLAGS & MASK_BOOL) != 0u && uint(mask8[at]) == 0u) return -INFINITY;
-    return product * scale + ((FLAGS & MASK_ADDS) != 0u ? loadf_mask(at, DTYPE) : 0.0);
+    if ((flags & CAUSAL) != 0u && key + query_count > query + key_count) return -INFINITY;
+    if ((flags & MASK_BOOL) != 0u && uint(mask8[at]) == 0u) return -INFINITY;
+    return product * scale + ((flags & MASK_ADDS) != 0u ? loadf_mask(at, DTYPE) : 0.0);
 }
 
 // Products for scores of a tile and, but in ROWS, what comes of them: weights and their gradients, in shared memory.
@@ -178,14 +177,14 @@ void put(const uint at, const uint width, const bool values, const uint slice, c
 uint keys_end(const uint row)
 {
     uint last = min(row + TILE, query_count) + key_count;
-    return (FLAGS & CAUSAL) == 0u ? key_count : last <= query_count ? 0u : min(key_count, last - query_count);
+    return (flags & CAUSAL) == 0u ? key_count : last <= query_count ? 0u : min(key_count, last - query_count);
 }
 
 void gradients(const uint row)
 {
     [[unroll]] for (uint i = 0u; i < (SLICES + VALUE_SLICES) * 2u * HELD; i++) sum[i] = vec4(0.0);
     if (MODE == KEYS) {
-        uint begin = (FLAGS & CAUSAL) != 0u && row + query_count > key_count ? (row + query_count - key_count) / TILE * TILE : 0u;
+        uint begin = (flags & CAUSAL) != 0u && row + query_count > key_count ? (row + query_count - key_count) / TILE * TILE : 0u;
         for (uint h = 0u; h < group; h++)
             for (uint i = begin; i < query_count; i += TILE) one_tile(own_head * group + h, row, i);
     } else {
@@ -201,7 +200,7 @@ void gradients(const uint row)
 void rows(const uint row)
 {
     uint mine = me / PER, part = me % PER, query = row + mine, to = (batch * heads + own_head) * query_count + query;
-    uint end = (FLAGS & SUMS) != 0u ? keys_end(row) : 0u;
+    uint end = (flags & SUMS) != 0u ? keys_end(row) : 0u;
     float most = LOWEST, all = 0.0, d = 0.0;
     bool there = query < query_count;
     for (uint i = 0u; i < end; i += TILE) {
@@ -212,7 +211,7 @@ void rows(const uint row)
             most = m;
         }
     }
-    if (there && (FLAGS & DOTS) != 0u)
+    if (there && (flags & DOTS) != 0u)
         for (uint x = 4u * part; x < value_width; x += 4u * PER) d += dot(row_of_g(own_head, query, x), row_of_o(own_head, query, x));
     barrier();
     own[me] = vec4(most, all, d, 0.0);
@@ -225,13 +224,13 @@ void rows(const uint row)
         most = m;
         d += more.z;
     }
-    if ((FLAGS & SINKS) != 0u) {
+    if ((flags & SINKS) != 0u) {
         float sink = loadf_sinks(sinks_at + own_head, DTYPE), m = max(most, sink);
         all = all * exp(most - m) + exp(sink - m);
         most = m;
     }
-    if ((FLAGS & SUMS) != 0u) first32[first_at + to] = floatBitsToUint(all == 0.0 ? -INFINITY : is_nan(all) ? all : most + log_of(all));
-    if ((FLAGS & DOTS) != 0u) second32[second_at + to] = floatBitsToUint(d);
+    if ((flags & SUMS) != 0u) first32[first_at + to] = floatBitsToUint(all == 0.0 ? -INFINITY : is_nan(all) ? all : most + log_of(all));
+    if ((flags & DOTS) != 0u) second32[second_at + to] = floatBitsToUint(d);
 }
 
 void main()

@@ -16,13 +16,11 @@ layout(constant_id = 2) const uint COLUMNS = 16;       // groups of eight column
 layout(constant_id = 3) const uint TOKENS = 4;         // staged at once
 layout(constant_id = 4) const uint EVERY = 16;         // tokens of a segment, a multiple of TOKENS
 layout(constant_id = 5) const uint DTYPE = 10;
-layout(constant_id = 6) const uint FLAGS = 0;
+layout(constant_id = 6) const bool VECTOR = false;      // a gate a column
 #include "floats.glsl"
-//! enum DELTA_VJP_: flags
-const uint VECTOR = 1u, STATE = 2u;                    // a gate a column; there is a state, or a gradient of it, to begin with
 
 layout(push_constant) uniform gated_delta_vjp_push {
-    uint item, items, total, tokens, segment, segments, heads, group, blocks, key_width, value_width;
+    uint item, items, total, tokens, segment, segments, heads, group, blocks, key_width, value_width, state;   // state: there is one, or a gradient of it, to begin with
     uint parts_at, sums_at, dv_at, dstate_at, q_at, k_at, v_at, gate_at, beta_at, cotangent_at, given_at, replay_at;
 };
 WORDS(0, parts)
@@ -39,8 +37,8 @@ WORDS(10, given)
 layout(std430, set = 0, binding = 11) buffer saved_quads { uvec4 saved128[]; };
 
 const uint THREADS = gl_WorkGroupSize.x, GROUPS = THREADS / COLUMNS, ROWS = 8u * GROUPS, WIDE = 2u * COLUMNS, TILE = 16u;
-const uint PITCH = COLUMNS > 1u ? COLUMNS + 1u : 1u, KINDS = (FLAGS & VECTOR) != 0u ? 3u : 2u;
-shared vec4 keys[TOKENS * WIDE], queries[TOKENS * WIDE], gates[(FLAGS & VECTOR) != 0u ? TOKENS * WIDE : TOKENS];
+const uint PITCH = COLUMNS > 1u ? COLUMNS + 1u : 1u, KINDS = VECTOR ? 3u : 2u;
+shared vec4 keys[TOKENS * WIDE], queries[TOKENS * WIDE], gates[VECTOR ? TOKENS * WIDE : TOKENS];
 shared vec4 board[6u * THREADS];                       // parts of sums over columns, then of those over rows
 shared float values[TOKENS * ROWS], cotangents[TOKENS * ROWS], betas[TOKENS], of_beta[TOKENS * ROWS], of_gate[TOKENS * WIDE];
 shared vec2 seen[ROWS];                                // gate S k and dS k of a row
@@ -62,7 +60,7 @@ void stage(const uint first, const uint count)
         bool there = x < key_width;
         keys[i / 4u][i % 4u] = there ? loadf_k(k_at + at, DTYPE) : 0.0;
         if (MODE == BACKWARD) queries[i / 4u][i % 4u] = there ? loadf_q(q_at + at, DTYPE) : 0.0;
-        if ((FLAGS & VECTOR) != 0u)
+        if (VECTOR)
             gates[i / 4u][i % 4u] = there ? loadf_gate(gate_at + token_of(first + t) * key_width + x, DTYPE) : 0.0;
     }
     for (uint i = me; i < count * ROWS; i += THREADS) {
@@ -72,12 +70,12 @@ void stage(const uint first, const uint count)
     }
     for (uint t = me; t < count; t += THREADS) {
         betas[t] = loadf_beta(beta_at + token_of(first + t), DTYPE);
-        if ((FLAGS & VECTOR) == 0u) gates[t] = vec4(loadf_gate(gate_at + token_of(first + t), DTYPE));
+        if (!VECTOR) gates[t] = vec4(loadf_gate(gate_at + token_of(first + t), DTYPE));
     }
 }
 
 vec4 key_of(const uint t, const uint j) { return keys[t * WIDE + column + j * COLUMNS]; }
-vec4 gate_of(const uint t, const uint j) { return (FLAGS & VECTOR) != 0u ? gates[t * WIDE + column + j * COLUMNS] : gates[t]; }
+vec4 gate_of(const uint t, const uint j) { return VECTOR ? gates[t * WIDE + column + j * COLUMNS] : gates[t]; }
 
 // Sums over columns of the numbers that threads have for their eight rows; `kinds` of them, of which the board has parts.
 void put_part(const uint kind, const uint row, const float x)
@@ -221,7 +219,7 @@ void main()
         s[i] = vec4(0.0);
         [[unroll]] for (uint c = 0u; c < 4u; c++) {
             uint place = state_place(i, c);
-            if ((FLAGS & STATE) != 0u && place != ~0u) s[i][c] = uintBitsToFloat(given32[given_at + place]);
+            if (state != 0u && place != ~0u) s[i][c] = uintBitsToFloat(given32[given_at + place]);
         }
         d[i] = s[i];
     }
