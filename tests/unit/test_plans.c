@@ -863,6 +863,67 @@ static void call_norm(struct lab *l)
     mlxvk_vector_array_free(parts);
 }
 
+static void call_delta(struct lab *l)
+{
+    int batch = size_to(l, 16), tokens = size_to(l, 1 << 14), hk = PICK(l, 1, 2, 16), hv = hk * PICK(l, 1, 1, 2, 4);
+    int dk = PICK(l, 128, 128, 64, 20, 256, 1000), dv = PICK(l, 128, 128, 64, 7), code;
+    mlxvk_dtype dtype = floating(l);
+    mlxvk_array q, k, v, gate, beta, state, y, last;
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    while ((int64_t)batch * tokens * hv * (dk > dv ? dk : dv) > most_elements(l, MLXVK_FLOAT32) / 4)
+        batch = (batch + 1) / 2, tokens = (tokens + 1) / 2;
+    q = make(l, ANY, dtype, SHAPE(batch, tokens, hk, dk));
+    k = make(l, ANY, dtype, SHAPE(batch, tokens, hk, dk));
+    v = make(l, ANY, dtype, SHAPE(batch, tokens, hv, dv));
+    gate = one_in(l, 4) ? make(l, ANY, dtype, SHAPE(batch, tokens, hv, dk)) : make(l, ANY, dtype, SHAPE(batch, tokens, hv));
+    beta = make(l, ANY, dtype, SHAPE(batch, tokens, hv));
+    state = one_in(l, 3) ? none : make(l, ANY, MLXVK_FLOAT32, SHAPE(batch, hv, dv, dk));
+    y = make(l, ANY, dtype, SHAPE(batch, tokens, hv, dv));
+    last = one_in(l, 3) ? none : make(l, ANY, MLXVK_FLOAT32, SHAPE(batch, hv, dv, dk));
+    TOLD(l);
+    code = one_in(l, 2) ? mlxvk_fast_gated_delta_update(&parts, q, k, v, gate, beta, state, none, l->s)
+        : mlxvk_fast_gated_delta_update_vjp(&parts, q, k, v, gate, beta, state, y, last, l->s);
+    done(l, code, none);
+    mlxvk_vector_array_free(parts);
+}
+
+static void call_entropy(struct lab *l)
+{
+    int rows = size_to(l, 1 << 16), n = size_to(l, 1 << 18);
+    mlxvk_dtype dtype = floating(l);
+    mlxvk_array x, classes, loss, g, y = none;
+    while ((int64_t)rows * n > most_elements(l, MLXVK_FLOAT32)) rows = (rows + 1) / 2;
+    x = make(l, ANY, dtype, SHAPE(rows, n));
+    classes = make(l, ANY, MLXVK_INT32, SHAPE(rows));
+    loss = make(l, ANY, MLXVK_FLOAT32, SHAPE(rows));
+    g = make(l, ANY, MLXVK_FLOAT32, SHAPE(rows));
+    TOLD(l);
+    done(l, one_in(l, 2) ? mlxvk_fast_cross_entropy(&y, x, classes, l->s)
+        : mlxvk_fast_cross_entropy_vjp(&y, x, classes, loss, g, l->s), y);
+}
+
+static void call_attention_vjp(struct lab *l)
+{
+    int kv = PICK(l, 1, 2, 8), share = PICK(l, 1, 1, 2, 8), batch = size_to(l, 16), d = PICK(l, 64, 80, 128, 128, 256, 40),
+        mask = (int)below(l, 4), queries = size_to(l, 1 << 13), keys = size_to(l, 1 << 15);
+    mlxvk_dtype dtype = floating(l);
+    mlxvk_array q, k, v, g, o, m = none;
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    while ((int64_t)batch * kv * share * (queries + keys) * d > most_elements(l, MLXVK_FLOAT32))
+        batch = (batch + 1) / 2, queries = (queries + 1) / 2, keys = (keys + 1) / 2;
+    q = make(l, ANY, dtype, SHAPE(batch, kv * share, queries, d));
+    k = make(l, ANY, dtype, SHAPE(batch, kv, keys, d));
+    v = make(l, ANY, dtype, SHAPE(batch, kv, keys, d));
+    g = make(l, ANY, dtype, SHAPE(batch, kv * share, queries, d));
+    o = make(l, ANY, dtype, SHAPE(batch, kv * share, queries, d));
+    if (mask > 1 && (int64_t)queries * keys <= most_elements(l, MLXVK_FLOAT32))
+        m = make(l, ANY, mask == 2 ? MLXVK_BOOL : dtype, SHAPE(queries, keys));
+    TOLD(l);
+    done(l, mlxvk_fast_scaled_dot_product_attention_vjp(&parts, q, k, v, 0.1f, mask == 1 ? "causal" : "", m, none, o, none, g,
+        l->s), none);
+    mlxvk_vector_array_free(parts);
+}
+
 static void call_rope(struct lab *l)
 {
     int batch = size_to(l, 64), heads = size_to(l, 64), tokens = size_to(l, 1 << 14), d = PICK(l, 32, 64, 80, 128,
@@ -1135,7 +1196,8 @@ static const struct caller { const char *name; void (*call)(struct lab *l); uint
     { "matmul", call_matmul, 6 }, { "gather_mm", call_gather_mm, 2 }, { "blocks", call_blocks, 1 }, { "quantized",
         call_quantized, 6 },
     { "gather_qmm", call_gather_qmm, 3 }, { "quantize", call_quantize, 2 }, { "attention", call_attention, 6 },
-        { "norm", call_norm, 4 },
+        { "norm", call_norm, 4 }, { "delta", call_delta, 3 }, { "entropy", call_entropy, 2 },
+        { "attention_vjp", call_attention_vjp, 3 },
     { "rope", call_rope, 3 }, { "reduce", call_reduce, 5 }, { "softmax", call_softmax, 3 }, { "scan", call_scan, 3 },
         { "sort", call_sort, 4 },
     { "take", call_take, 4 }, { "scatter", call_scatter, 4 }, { "conv", call_conv, 6 }, { "fft", call_fft, 4 },
