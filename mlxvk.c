@@ -4022,7 +4022,7 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER
     X(SEARCH,           search,           search,      0)                                    \
     X(CROSS_ENTROPY,    cross_entropy,    cross_entropy, 0)                                  \
     X(GATED_DELTA,      gated_delta,      gated_delta, 0)                                    \
-    X(GATED_DELTA_VJP,  gated_delta_vjp,  gated_delta, 0)                                    \
+    X(GATED_DELTA_VJP,  gated_delta_vjp,  gated_delta_vjp, 0)                                \
     X(ATTENTION_VJP,    attention_vjp,    attention,   0)
 
 enum operation {
@@ -4062,7 +4062,8 @@ struct random_params { uint32_t kind; float low, high; };
 struct sort_params { bool index; };
 struct search_params { bool right; };
 struct cross_entropy_params { uint32_t mode; };
-struct gated_delta_params { uint32_t none; };
+struct gated_delta_params { uint32_t mask; };
+struct gated_delta_vjp_params { uint32_t vector; };
 struct scatter_params { uint32_t op, scale, none; };
 #ifdef __GNUC__
 #pragma GCC diagnostic pop
@@ -4093,6 +4094,7 @@ union params {
     struct search_params search;
     struct cross_entropy_params cross_entropy;
     struct gated_delta_params gated_delta;
+    struct gated_delta_vjp_params gated_delta_vjp;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -16310,11 +16312,11 @@ PUBLIC(mlxvk_fast_cross_entropy_vjp, do_cross_entropy_vjp(&c, IN(logits), IN(tar
 
 /* ==== >>gated_delta: a linear attention's state, updated token by token =========================================== */
 
-enum { DELTA_Y, DELTA_OUT, DELTA_Q, DELTA_K, DELTA_V, DELTA_GATE, DELTA_BETA, DELTA_GIVEN, DELTA_MASKED, DELTA_ARRAYS };
-enum { DELTA_WIDTH = 1024, DELTA_THREADS = 128, DELTA_QUADS = 8, DELTA_TOKENS = 8 };
+enum { DELTA_Y, DELTA_OUT, DELTA_Q, DELTA_K, DELTA_V, DELTA_GATE, DELTA_BETA, DELTA_GIVEN, DELTA_ARRAYS };
+enum { DELTA_WIDTH = 512, DELTA_THREADS = 128, DELTA_QUADS = 8, DELTA_TOKENS = 8 };
 
-/* total: tokens of the whole arrays, of which these may be some. given and mask may be NULL. */
-struct delta_job { struct array *a[DELTA_ARRAYS]; uint32_t total; };
+/* total: tokens of the whole arrays, of which these may be some. given may be NULL. */
+struct delta_job { struct array *a[DELTA_ARRAYS]; uint32_t total; bool mask; };
 
 /* How a row of the state lies in threads, and tokens in shared memory. */
 static struct gated_delta_constants delta_shape(const struct encoder *e, const struct delta_job *j)
@@ -16322,13 +16324,13 @@ static struct gated_delta_constants delta_shape(const struct encoder *e, const s
     uint32_t quads = ceil_div((uint64_t)j->a[DELTA_Q]->shape[3], 4), wide, vector = j->a[DELTA_GATE]->ndim == 4;
     struct gated_delta_constants s = { .threads = DELTA_THREADS, .lanes = 8, .tokens = DELTA_TOKENS,
         .dtype = (uint32_t)j->a[DELTA_Q]->dtype,
-        .flags = (vector ? DELTA_VECTOR : 0) | (j->a[DELTA_MASKED] ? DELTA_MASK : 0) |
+        .flags = (vector ? DELTA_VECTOR : 0) | (j->mask ? DELTA_MASK : 0) |
                  (j->a[DELTA_GIVEN] ? DELTA_STATE : 0) };
     while (s.lanes > 1 && quads <= s.lanes / 2) s.lanes /= 2;
     while (ceil_div(quads, s.lanes) > DELTA_QUADS) s.lanes *= 2;
     s.parts = ceil_div(quads, s.lanes);
     wide = s.lanes * s.parts;
-    while (s.tokens > 1 && 32 * s.threads + s.tokens * ((2 + vector) * 16 * wide + 4 * s.threads / s.lanes + 24) >
+    while (s.tokens > 1 && 32 * s.threads + s.tokens * ((2 + vector) * 16 * wide + 4 * s.threads / s.lanes + 20) >
                                e->device->caps.shared_memory) s.tokens /= 2;
     return s;
 }
@@ -16346,7 +16348,7 @@ static void delta_dispatch(struct encoder *e, const struct delta_job *j)
         .heads = (uint32_t)v->shape[2], .group = (uint32_t)(v->shape[2] / q->shape[2]),
         .key_width = (uint32_t)q->shape[3], .value_width = (uint32_t)v->shape[3] };
     uint32_t *at[DELTA_ARRAYS] = { &p.y_at, &p.state_at, &p.q_at, &p.k_at, &p.v_at, &p.gate_at, &p.beta_at,
-                                   &p.given_at, &p.mask_at };
+                                   &p.given_at };
     bool quads = p.key_width % 4 == 0;
     for (uint32_t i = 0; i < DELTA_ARRAYS; i++)
         if (j->a[i]) *at[i] = bind_array(e, SLOT_gated_delta_y + i, j->a[i], i <= DELTA_OUT);
@@ -16394,9 +16396,9 @@ static void delta_split(struct encoder *e, const struct delta_job *j)
 
 static void lower_gated_delta(struct encoder *e, const struct node *n)
 {
-    struct delta_job j = { .total = (uint32_t)n->in[0]->shape[1] };
+    struct delta_job j = { .total = (uint32_t)n->in[0]->shape[1], .mask = n->p.gated_delta.mask };
     for (int i = 0; i < 2; i++) j.a[i] = n->out[i];
-    for (int i = 0; i < 7; i++) j.a[DELTA_Q + i] = i < 3 ? dense_of(e, n->in[i], false) : n->in[i];
+    for (int i = 0; i < 6; i++) j.a[DELTA_Q + i] = i < 3 ? dense_of(e, n->in[i], false) : n->in[i];
     if (!e->code) delta_split(e, &j);
     for (int i = 0; i < 3; i++) array_release(j.a[DELTA_Q + i]);
 }
@@ -16425,6 +16427,15 @@ static bool check_delta(struct call *c, const struct array *q, const struct arra
     return true;
 }
 
+/* Gates of -infinity where the mask leaves a token out. */
+static struct array *masked_gates(struct call *c, struct array *gate, struct array *mask)
+{
+    int axes[2] = { 2, 3 };
+    if (c->code || !mask || !gate) return gate;
+    mask = do_expand(c, as_type(c, mask, MLXVK_BOOL), axes, (size_t)gate->ndim - 2);
+    return mask ? do_select(c, mask, gate, scalar(c, -INFINITY, gate->dtype)) : NULL;
+}
+
 /* out: what queries see, and the state behind the last token. */
 static size_t do_gated_delta(struct call *c, struct array *in[7], struct array *out[2])
 {
@@ -16445,10 +16456,10 @@ static size_t do_gated_delta(struct call *c, struct array *in[7], struct array *
         out[0] = broadcast(c, scalar(c, 0, t), 4, v->shape);
         return 2;
     }
-    append(c, OP_GATED_DELTA, PARAMS(.gated_delta = { 0 }),
-           ARRAYS(as_type(c, q, t), as_type(c, in[1], t), as_type(c, v, t), contiguous(c, as_type(c, in[3], t)),
-                  contiguous(c, as_type(c, in[4], t)), contiguous(c, as_type(c, in[5], f)),
-                  contiguous(c, as_type(c, mask, MLXVK_BOOL))), out, 2);
+    append(c, OP_GATED_DELTA, PARAMS(.gated_delta = { mask != NULL }),
+           ARRAYS(as_type(c, q, t), as_type(c, in[1], t), as_type(c, v, t),
+                  contiguous(c, masked_gates(c, as_type(c, in[3], t), mask)), contiguous(c, as_type(c, in[4], t)),
+                  contiguous(c, as_type(c, in[5], f))), out, 2);
     return 2;
 }
 
@@ -16465,8 +16476,8 @@ int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array queries, 
 
 /* ---- its gradient ---- */
 
-enum { VJP_PARTS, VJP_SUMS, VJP_DV, VJP_DSTATE, VJP_Q, VJP_K, VJP_V, VJP_GATE, VJP_BETA, VJP_COTANGENT, VJP_STATE,
-       VJP_DSTATE_GIVEN, VJP_ARRAYS };
+/* Values lie beside their cotangents, beta behind the gates. */
+enum { VJP_PARTS, VJP_DV, VJP_DSTATE, VJP_Q, VJP_K, VJP_VALUES, VJP_GATES, VJP_STATE, VJP_DSTATE_GIVEN, VJP_ARRAYS };
 enum { VJP_TILE = 64, VJP_THREADS = 256, VJP_EVERY = 64 };
 
 /* All arrays row-contiguous, but parts of those of total tokens; the last two may be NULL. */
@@ -16505,24 +16516,23 @@ struct delta_vjp_step { uint32_t item, items, segments; int first, tokens; struc
 static void delta_vjp_dispatch(struct encoder *e, const struct delta_vjp_job *j, struct gated_delta_vjp_constants s,
                                const struct delta_vjp_step *t)
 {
-    const struct array *k = j->a[VJP_K], *v = j->a[VJP_V];
+    const struct array *k = j->a[VJP_K], *v = j->a[VJP_DV];
     struct gated_delta_vjp_push p = { .item = t->item, .items = t->items, .total = j->total,
         .tokens = (uint32_t)t->tokens, .segment = (uint32_t)t->first / s.every, .segments = t->segments,
         .heads = (uint32_t)v->shape[2], .group = (uint32_t)(v->shape[2] / k->shape[2]),
         .blocks = ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), .key_width = (uint32_t)k->shape[3],
         .value_width = (uint32_t)v->shape[3], .replay_at = (uint32_t)t->replay };
-    uint32_t *at[] = { &p.parts_at, &p.sums_at, &p.dv_at, &p.dstate_at, &p.q_at, &p.k_at, &p.v_at, &p.gate_at,
-                       &p.beta_at, &p.cotangent_at, &p.given_at };
-    bool back = s.mode == DELTA_VJP_BACKWARD, last = t->first + t->tokens == k->shape[1];
-    struct array part[VJP_ARRAYS], *given = back ? last ? j->a[VJP_DSTATE_GIVEN] : j->a[VJP_DSTATE] : j->a[VJP_STATE];
+    uint32_t *at[] = { &p.parts_at, &p.dv_at, &p.dstate_at, &p.q_at, &p.k_at, &p.values_at, &p.gates_at };
+    bool back = s.mode == DELTA_VJP_BACKWARD;
+    struct array part;
     for (uint32_t i = VJP_PARTS; i < VJP_STATE; i++) {
-        bool write = i <= VJP_DSTATE;
-        if (!back && (write || i == VJP_Q || i == VJP_COTANGENT)) continue;
-        part[i] = i == VJP_DSTATE ? *j->a[i] : part_of(j->a[i], 1, t->first, t->tokens);
-        *at[i] = bind_array(e, SLOT_gated_delta_vjp_parts + i, i == VJP_DSTATE ? j->a[i] : &part[i], write);
+        if (i == VJP_DSTATE || (!back && i <= VJP_Q)) continue;
+        part = part_of(j->a[i], 1, t->first, t->tokens);
+        *at[i] = bind_array(e, SLOT_gated_delta_vjp_parts + i, &part, i <= VJP_DV);
     }
-    if (given) p.given_at = set_input(e, SLOT_gated_delta_vjp_given, given);
-    p.state = given != NULL;
+    if (back) p.dstate_at = set_output(e, SLOT_gated_delta_vjp_dstate, j->a[VJP_DSTATE]);
+    else if (j->a[VJP_STATE]) p.dstate_at = set_input(e, SLOT_gated_delta_vjp_dstate, j->a[VJP_STATE]);
+    p.state = back ? j->a[VJP_DSTATE_GIVEN] || t->first + t->tokens < k->shape[1] : j->a[VJP_STATE] != NULL;
     set_output(e, SLOT_gated_delta_vjp_saved, t->saved);
     set_work(e, (back ? 16.0 : 3.0) * t->items * t->tokens * VJP_TILE * s.threads);
     use_kernel(e, K_GATED_DELTA_VJP, &p, sizeof p, &s, sizeof s);
@@ -16530,10 +16540,16 @@ static void delta_vjp_dispatch(struct encoder *e, const struct delta_vjp_job *j,
 }
 
 /* Tokens of one dispatch: whole segments, as many as do not take too long, nor, with that quirk, too many loops. */
-static int delta_vjp_tokens(const struct encoder *e, const struct gated_delta_vjp_constants *s, uint32_t items,
-                            int tokens)
+static int delta_vjp_tokens(const struct encoder *e, const struct delta_vjp_job *j,
+                            const struct gated_delta_vjp_constants *s, uint32_t items)
 {
-    uint32_t loops = 128 + 6 * s->columns + 8 * (s->threads / s->columns), most = (uint32_t)tokens;
+    uint32_t loops = 128 + 6 * s->columns + 8 * (s->threads / s->columns), most = j->total;
+    for (int i = VJP_PARTS; i < VJP_STATE; i++)
+        while (i != VJP_DSTATE && most > s->every) {
+            struct array part = part_of(j->a[i], 1, 0, most);
+            if (fits_binding(e->device, &part)) break;
+            most = ceil_div(most, 2);
+        }
     if (e->device->caps.quirks & QUIRK_SHORT_LOOPS) most = min_u32(most, LOOP_MOST / loops);
     while (most > s->every && too_long(e, 16.0 * items * most * VJP_TILE * s->threads)) most /= 2;
     return (int)round_up(most - most % s->every ? most - most % s->every : 1, s->every);
@@ -16543,7 +16559,7 @@ static int delta_vjp_tokens(const struct encoder *e, const struct gated_delta_vj
 static void delta_vjp_items(struct encoder *e, const struct delta_vjp_job *j, struct gated_delta_vjp_constants s,
                             uint32_t item, uint32_t items)
 {
-    const int all = j->a[VJP_Q]->shape[1], each = delta_vjp_tokens(e, &s, items, all);
+    const int all = j->a[VJP_Q]->shape[1], each = delta_vjp_tokens(e, j, &s, items);
     struct delta_vjp_step t = { item, items, ceil_div((uint64_t)all, s.every), 0, 0, NULL, 0 };
     const size_t tile = (size_t)VJP_TILE * s.threads;
     t.replay = (size_t)items * t.segments * tile;
@@ -16565,7 +16581,7 @@ static void delta_vjp_items(struct encoder *e, const struct delta_vjp_job *j, st
 static void delta_vjp_split(struct encoder *e, const struct delta_vjp_job *j,
                             const struct gated_delta_vjp_constants *s)
 {
-    const struct array *q = j->a[VJP_Q], *v = j->a[VJP_V];
+    const struct array *q = j->a[VJP_Q], *v = j->a[VJP_DV];
     uint32_t items = (uint32_t)(v->shape[0] * v->shape[2]) * ceil_div((uint64_t)v->shape[3], delta_vjp_rows(s)), each;
     size_t one = (size_t)VJP_TILE * s->threads * (ceil_div((uint64_t)q->shape[1], s->every) + s->every);
     struct array part[VJP_ARRAYS];
@@ -16581,6 +16597,7 @@ static void delta_vjp_split(struct encoder *e, const struct delta_vjp_job *j,
         delta_vjp_split(e, &some, s);
     }
     if (cut && v->shape[0] > 1) return;
+    if (j->a[VJP_DSTATE_GIVEN]) copy_split(e, j->a[VJP_DSTATE], j->a[VJP_DSTATE_GIVEN]);
     each = (uint32_t)max_size(min_size(binding_room(e->device, 4), (size_t)INT_MAX) / 4 / one, 1);
     for (uint32_t item = 0; item < items && !e->code; item += each)
         delta_vjp_items(e, j, *s, item, min_u32(each, items - item));
@@ -16588,74 +16605,99 @@ static void delta_vjp_split(struct encoder *e, const struct delta_vjp_job *j,
 
 static void lower_gated_delta_vjp(struct encoder *e, const struct node *n)
 {
-    const struct array *q = n->in[0], *v = n->in[2];
+    const struct array *q = n->in[0], *v = n->out[VJP_DV];
     struct delta_vjp_job j = { .total = (uint32_t)q->shape[1] };
     struct gated_delta_vjp_constants s = delta_vjp_shape(e->device, q->shape[3], v->shape[3],
-        (int64_t)v->shape[0] * v->shape[2], q->shape[1], n->in[3]->ndim == 4);
+        (int64_t)v->shape[0] * v->shape[2], q->shape[1], n->p.gated_delta_vjp.vector);
     s.dtype = (uint32_t)q->dtype;
     for (int i = 0; i < VJP_Q; i++) j.a[i] = n->out[i];
-    for (int i = 0; i < 5; i++) j.a[VJP_Q + i] = n->in[i];
-    j.a[VJP_COTANGENT] = n->in[6];
-    j.a[VJP_STATE] = n->in[5];
-    j.a[VJP_DSTATE_GIVEN] = n->in[7];
+    for (int i = 0; i < 6; i++) j.a[VJP_Q + i] = n->in[i];
     delta_vjp_split(e, &j, &s);
 }
 
-/* Position `at` along the second last axis of a row-contiguous array whose axes there are gone, of a shape and dtype. */
-static struct array *delta_part(struct call *c, struct array *a, int axis, int at, const struct array *like)
+/* Rows of a and behind each one of b; of one dtype, and but for the last axis of one shape. */
+static struct array *beside(struct call *c, struct array *a, struct array *b)
 {
-    struct array *part = position_of(c, a, axis, at);
+    struct array *out;
+    int shape[MAXD], last;
+    if (c->code || !a || !b) return NULL;
+    last = a->ndim - 1;
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[last] += b->shape[last];
+    out = output(c, a->ndim, shape, a->dtype);
+    append_copy(c, slice_one(c, out, last, 0, a->shape[last]), a);
+    append_copy(c, slice_one(c, out, last, a->shape[last], b->shape[last]), b);
+    return out;
+}
+
+/* The sums over axis 3 of an array's columns from `first` on, as an operand is. */
+static struct array *delta_sum(struct call *c, struct array *a, int first, int count, const struct array *like)
+{
+    struct array *part = c->code || !a ? NULL : slice_one(c, a, a->ndim - 1, first, count);
+    part = do_reduce(c, R_sum, part, 1u << 3, false);
     return part ? as_type(c, do_reshape(c, part, like->ndim, like->shape), like->dtype) : NULL;
 }
 
 /* out: what the kernels' parts of sums come to, each as its operand is. */
-static void delta_gradients(struct call *c, struct array *const in[8], struct array *const parts[4],
+static void delta_gradients(struct call *c, struct array *const in[8], struct array *const parts[3],
                             struct array *out[6])
 {
     const struct array *k = in[1], *v = in[2];
-    int blocks = c->code ? 0 : parts[0]->shape[3], kinds = c->code ? 0 : parts[0]->shape[4];
-    const int keys[] = { k->shape[0], k->shape[1], k->shape[2], v->shape[2] / k->shape[2] * blocks, kinds,
-                         k->shape[3] };
-    struct array *sums = do_reduce(c, R_sum, do_reshape(c, parts[0], 6, keys), 1u << 3, false);
-    struct array *heads = do_reduce(c, R_sum, parts[1], 1u << 3, false);
-    for (int i = 0; i < 2; i++) out[i] = delta_part(c, sums, 3, i, in[i]);
-    out[2] = as_type(c, parts[2], v->dtype);
-    if (kinds == 3) out[3] = delta_part(c, do_reduce(c, R_sum, parts[0], 1u << 3, false), 3, 2, in[3]);
-    else out[3] = delta_part(c, heads, 3, 1, in[3]);
-    out[4] = delta_part(c, heads, 3, 0, in[4]);
-    out[5] = as_type(c, parts[3], in[5] ? in[5]->dtype : MLXVK_FLOAT32);
+    int width = k->shape[3], blocks = c->code ? 0 : parts[0]->shape[3], all = c->code ? 0 : parts[0]->shape[4];
+    const int keys[] = { k->shape[0], k->shape[1], k->shape[2], v->shape[2] / k->shape[2] * blocks, all };
+    struct array *sums = c->code ? NULL : do_reshape(c, parts[0], 5, keys);
+    for (int i = 0; i < 2; i++) out[i] = delta_sum(c, sums, i * width, width, in[i]);
+    out[2] = as_type(c, parts[1], v->dtype);
+    if (in[3]->ndim == 4) out[3] = delta_sum(c, parts[0], 2 * width, width, in[3]);
+    else out[3] = delta_sum(c, parts[0], all - 1, 1, in[3]);
+    out[4] = delta_sum(c, parts[0], all - 2, 1, in[4]);
+    out[5] = as_type(c, parts[2], in[5] ? in[5]->dtype : MLXVK_FLOAT32);
 }
 
-/* in: queries, keys, values, gates, beta, state, the cotangents of result and state; state and its cotangent may be
- * NULL. */
+/* Checks; the dtype to compute with, or -1 with an error. in: queries, keys, values, gates, beta, state, the cotangents
+ * of result and state; state and its cotangent may be NULL. */
+static int check_delta_vjp(struct call *c, struct array *const in[8])
+{
+    const struct array *q = in[0], *v = in[2];
+    int t;
+    if (!check_delta(c, q, in[1], v, in[3], in[4], in[5]) || !in[6]) return -1;
+    if (!same_shape(in[6], v)) return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for values %s", TEXT(in[6]), TEXT(v)), -1;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    if (in[7] && (in[7]->ndim != 4 || memcmp(in[7]->shape, state, sizeof state)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s is not of the state's shape", TEXT(in[7])), -1;
+    t = (int)at_least_float(promote(promote(q->dtype, in[1]->dtype), v->dtype));
+    for (int i = 0; i < 8; i++)
+        if (in[i] && (!is_float(t) || !is_float(in[i]->dtype)))
+            return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(in[i])), -1;
+    return t;
+}
+
 static size_t do_gated_delta_vjp(struct call *c, struct array *in[8], struct array *out[6])
 {
     const mlxvk_dtype f = MLXVK_FLOAT32;
-    struct array *q = in[0], *v = in[2], *a[8], *parts[4];
-    mlxvk_dtype t;
-    if (!check_delta(c, q, in[1], v, in[3], in[4], in[5]) || !in[6]) return 0;
-    if (!same_shape(in[6], v)) return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for values %s", TEXT(in[6]), TEXT(v)), 0;
+    int found = check_delta_vjp(c, in);
+    mlxvk_dtype t = (mlxvk_dtype)found;
+    struct array *q = in[0], *v = in[2], *gate = in[3], *parts[3];
+    if (found < 0) return 0;
     const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
-    if (in[7] && (in[7]->ndim != 4 || memcmp(in[7]->shape, state, sizeof state)))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s is not of the state's shape", TEXT(in[7])), 0;
-    t = at_least_float(promote(promote(q->dtype, in[1]->dtype), v->dtype));
-    for (int i = 0; i < 8; i++)
-        if (in[i] && (!is_float(t) || !is_float(in[i]->dtype)))
-            return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(in[i])), 0;
     if (!q->size || !v->size) {
         for (int i = 0; i < 5; i++) out[i] = broadcast(c, scalar(c, 0, in[i]->dtype), in[i]->ndim, in[i]->shape);
         out[5] = in[7] ? as_type(c, in[7], f) : broadcast(c, scalar(c, 0, f), 4, state);
         return 6;
     }
     struct gated_delta_vjp_constants s = delta_vjp_shape(c->device, q->shape[3], v->shape[3],
-        (int64_t)v->shape[0] * v->shape[2], q->shape[1], in[3]->ndim == 4);
-    int blocks = (int)ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), b = v->shape[0], h = v->shape[2];
-    parts[0] = output(c, 6, (int[]){ b, v->shape[1], h, blocks, in[3]->ndim == 4 ? 3 : 2, q->shape[3] }, f);
-    parts[1] = output(c, 5, (int[]){ b, v->shape[1], h, blocks, 2 }, f);
-    parts[2] = output(c, 4, v->shape, t);
-    parts[3] = output(c, 4, state, f);
-    for (int i = 0; i < 8; i++) a[i] = contiguous(c, as_type(c, in[i], i == 5 || i == 7 ? f : t));
-    append(c, OP_GATED_DELTA_VJP, PARAMS(.gated_delta = { 0 }), a, 8, parts, 4);
+        (int64_t)v->shape[0] * v->shape[2], q->shape[1], gate->ndim == 4);
+    int blocks = (int)ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), kinds = gate->ndim == 4 ? 3 : 2;
+    parts[0] = output(c, 5, (int[]){ v->shape[0], v->shape[1], v->shape[2], blocks, kinds * q->shape[3] + 2 }, f);
+    parts[1] = output(c, 4, v->shape, t);
+    parts[2] = output(c, 4, state, f);
+    gate = as_type(c, gate, t);
+    if (kinds == 2) gate = do_expand(c, gate, (int[]){ 3 }, 1);
+    append(c, OP_GATED_DELTA_VJP, PARAMS(.gated_delta_vjp = { kinds == 3 }),
+           ARRAYS(contiguous(c, as_type(c, q, t)), contiguous(c, as_type(c, in[1], t)),
+                  beside(c, as_type(c, v, t), as_type(c, in[6], t)),
+                  beside(c, gate, do_expand(c, as_type(c, in[4], t), (int[]){ 3 }, 1)),
+                  contiguous(c, as_type(c, in[5], f)), contiguous(c, as_type(c, in[7], f))), parts, 3);
     delta_gradients(c, in, parts, out);
     return 6;
 }
@@ -16695,59 +16737,47 @@ static double attention_vjp_work(const struct attention_vjp_job *j, uint32_t mod
                     : q->shape[3] + (mode == ATTEND_VJP_QUERIES ? q->shape[3] + values : 0));
 }
 
-/* Binds what a mode reads, and the table of strides. */
-static void attention_vjp_bind(struct encoder *e, const struct attention_vjp_job *j, uint32_t mode,
-                               struct attention_vjp_push *p)
+/* Can a mode read all features by quads? v: the values, or what is read in their place. */
+static bool attention_vjp_wide(const struct attention_vjp_job *j, const struct array *v,
+                               const struct attention_vjp_push *p)
 {
-    static const struct { uint8_t array, slot, words, modes; } rows[] = {
-        { AVJP_Q, SLOT_attention_vjp_q, 3, 7 }, { AVJP_K, SLOT_attention_vjp_k, 3, 7 },
-        { AVJP_V, SLOT_attention_vjp_v, 3, 3 }, { AVJP_G, SLOT_attention_vjp_g, 3, 7 },
-        { AVJP_O, SLOT_attention_vjp_o, 3, 4 }, { AVJP_MASK, SLOT_attention_vjp_mask, 4, 7 },
-        { AVJP_SINKS, SLOT_attention_vjp_sinks, 0, 4 } };
-    uint32_t *at[] = { &p->q_at, &p->k_at, &p->v_at, &p->g_at, &p->o_at, &p->mask_at, &p->sinks_at };
-    uint32_t table[20] = { 0 }, word = 0;
-    for (size_t i = 0; i < COUNT(rows); i++) {
-        struct array *a = j->a[rows[i].array];
-        if (a) copy_strides(table + word, a, rows[i].words);
-        word += rows[i].words;
-        if (a && rows[i].modes >> mode & 1) *at[i] = set_input(e, rows[i].slot, a);
-    }
-    set_table(e, SLOT_attention_vjp_table, table, sizeof table);
-}
-
-static bool attention_vjp_wide(const struct attention_vjp_job *j, const struct attention_vjp_push *p)
-{
-    const uint32_t at[] = { p->q_at, p->k_at, p->v_at, p->g_at, p->o_at };
-    for (int i = AVJP_Q; i <= AVJP_O; i++) {
-        const struct array *a = j->a[i];
-        if (a && (a->shape[3] % 4 || at[i - AVJP_Q] % 4 || a->strides[0] % 4 || a->strides[1] % 4 ||
-                  a->strides[2] % 4)) return false;
-    }
+    const struct array *a[] = { j->a[AVJP_Q], j->a[AVJP_K], v, j->a[AVJP_G] };
+    const uint32_t at[] = { p->q_at, p->k_at, p->v_at, p->g_at };
+    for (int i = 0; i < 4; i++)
+        if (a[i] && (a[i]->shape[3] % 4 || at[i] % 4 || a[i]->strides[0] % 4 || a[i]->strides[1] % 4 ||
+                     a[i]->strides[2] % 4)) return false;
     return true;
 }
 
-/* One mode for all of a job that can be bound; first and second are what it writes. dots: row sums of g and o. */
+/* One mode for all of a job that can be bound; first and second are what it writes. stats: what ROWS wrote. */
 static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp_job *j, uint32_t mode,
-                                   struct array *first, struct array *second, struct array *sums, struct array *dots)
+                                   struct array *first, struct array *second, struct array *stats)
 {
-    const struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K], *v = j->a[AVJP_V];
+    const bool rows = mode == ATTEND_VJP_ROWS;
+    struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K], *v = j->a[rows ? AVJP_O : AVJP_V], *g = j->a[AVJP_G];
     const uint32_t tile = attention_vjp_tile(e->device), heads = (uint32_t)q->shape[1];
     struct attention_vjp_push p = { .batches = (uint32_t)q->shape[0], .heads = heads,
         .group = heads / (uint32_t)k->shape[1], .query_count = (uint32_t)q->shape[2],
         .key_count = (uint32_t)k->shape[2], .key_width = (uint32_t)q->shape[3],
         .value_width = v ? (uint32_t)v->shape[3] : 0, .flags = j->flags, .scale = j->scale };
     uint32_t owners = mode == ATTEND_VJP_KEYS ? (uint32_t)k->shape[1] : heads;
-    if (first) p.first_at = set_output(e, SLOT_attention_vjp_first, first);
-    if (second) p.second_at = set_output(e, SLOT_attention_vjp_second, second);
-    attention_vjp_bind(e, j, mode, &p);
-    if (mode != ATTEND_VJP_ROWS) {
-        p.sums_at = set_input(e, SLOT_attention_vjp_sums, sums);
-        p.dots_at = set_input(e, SLOT_attention_vjp_dots, dots);
-    } else p.flags |= (first ? ATTEND_VJP_SUMS : 0) | (second ? ATTEND_VJP_DOTS : 0);
+    p.first_at = set_output(e, SLOT_attention_vjp_first, first);
+    if (second) p.second_at = bind_array(e, SLOT_attention_vjp_second, second, !rows);
+    if (rows) p.flags |= (second ? 0 : ATTEND_VJP_SUMS) | (v ? ATTEND_VJP_DOTS : 0);
+    else if (stats) p.stats_at = set_input(e, SLOT_attention_vjp_stats, stats);
+    if (rows && j->a[AVJP_SINKS]) p.stats_at = set_input(e, SLOT_attention_vjp_stats, j->a[AVJP_SINKS]);
+    p.q_at = set_input(e, SLOT_attention_vjp_q, q);
+    p.k_at = set_input(e, SLOT_attention_vjp_k, k);
+    copy_strides(p.q_stride, q, 3);
+    copy_strides(p.k_stride, k, 3);
+    if (v) { p.v_at = set_input(e, SLOT_attention_vjp_v, v); copy_strides(p.v_stride, v, 3); }
+    if (g) p.g_at = set_input(e, SLOT_attention_vjp_g, g);
+    if (j->a[AVJP_MASK]) p.mask_at = set_input(e, SLOT_attention_vjp_mask, j->a[AVJP_MASK]);
+    if (j->a[AVJP_MASK]) copy_strides(p.mask_stride, j->a[AVJP_MASK], 4);
     set_work(e, attention_vjp_work(j, mode));
     USE(e, attention_vjp, &p, .threads = tile * tile / 8, .mode = mode, .tile = tile,
         .slices = ceil_div(p.key_width, AVJP_SLICE), .value_slices = v ? ceil_div(p.value_width, AVJP_SLICE) : 1,
-        .step = attention_vjp_wide(j, &p) ? 4 : 1, .dtype = q->dtype);
+        .step = attention_vjp_wide(j, v, &p) ? 4 : 1, .dtype = q->dtype);
     dispatch_groups(e, (uint64_t)ceil_div(mode == ATTEND_VJP_KEYS ? p.key_count : p.query_count, tile) * owners *
                            p.batches);
 }
@@ -16755,22 +16785,16 @@ static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp
 static void attention_vjp_whole(struct encoder *e, const struct attention_vjp_job *j)
 {
     const struct array *q = j->a[AVJP_Q];
-    size_t rows = q->size / (size_t)q->shape[3];
-    struct array *sums = NULL, *dots = NULL;
+    struct array *stats;
     if (!j->a[AVJP_DQ]) {
-        attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, j->a[AVJP_SUMS], NULL, NULL, NULL);
+        attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, j->a[AVJP_SUMS], NULL, NULL);
         return;
     }
-    dots = scratch(e, rows, MLXVK_FLOAT32);
-    if (!j->a[AVJP_SUMS]) sums = scratch(e, rows, MLXVK_FLOAT32);
-    if (!e->code) {
-        struct array *all = sums ? sums : j->a[AVJP_SUMS];
-        attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, sums, dots, NULL, NULL);
-        attention_vjp_dispatch(e, j, ATTEND_VJP_KEYS, j->a[AVJP_DK], j->a[AVJP_DV], all, dots);
-        attention_vjp_dispatch(e, j, ATTEND_VJP_QUERIES, j->a[AVJP_DQ], NULL, all, dots);
-    }
-    array_release(sums);
-    array_release(dots);
+    if (!(stats = scratch(e, q->size / (size_t)q->shape[3] * 2, MLXVK_FLOAT32))) return;
+    attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, stats, j->a[AVJP_SUMS], NULL);
+    attention_vjp_dispatch(e, j, ATTEND_VJP_KEYS, j->a[AVJP_DK], j->a[AVJP_DV], stats);
+    attention_vjp_dispatch(e, j, ATTEND_VJP_QUERIES, j->a[AVJP_DQ], NULL, stats);
+    array_release(stats);
 }
 
 /* By batches, then by heads of keys with those of queries that read them. */
@@ -16804,7 +16828,8 @@ static void lower_attention_vjp(struct encoder *e, const struct node *n)
     if (!n->out[AVJP_SUMS]) j.a[AVJP_SUMS] = n->in[7];
     for (int i = 0; i < 7; i++) {
         bool dense = i < 5 || i == 6;
-        j.a[AVJP_Q + i] = dense ? dense_of(e, n->in[i], false) : n->in[i];
+        if (i == 3 && n->in[i]) j.a[AVJP_Q + i] = rows_of(e, n->in[i]);
+        else j.a[AVJP_Q + i] = dense ? dense_of(e, n->in[i], false) : n->in[i];
     }
     if (!e->code) attention_vjp_split(e, &j);
     for (int i = 0; i < 7; i++) if (i < 5 || i == 6) array_release(j.a[AVJP_Q + i]);
@@ -16827,6 +16852,11 @@ static int attention_vjp_operands(struct call *c, struct array *in[8], const cha
         max_size((size_t)q->shape[2] * (size_t)(q->shape[1] / k->shape[1]), (size_t)k->shape[2]) > 1 << 12)
         return FAIL(c, MLXVK_ERROR_LIMIT, "%s and %s are more than this driver's loops take", TEXT(q), TEXT(k)), -1;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if ((size_t)shape[2] * (size_t)shape[3] * (*mask ? dtypes[(*mask)->dtype].size : 0) > binding_room(c->device, 4) ||
+        max_size((size_t)shape[2], (size_t)shape[3]) * 4 * max_size((size_t)q->shape[3], v ? (size_t)v->shape[3] : 0) >
+            binding_room(c->device, 4))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "a head's rows, or the mask, of %s and %s are more than a binding reaches",
+                    TEXT(q), TEXT(k)), -1;
     if (*mask) *mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, *mask, *t) : *mask, 4, shape);
     for (int i = 0; i < 5; i++) in[i] = as_type(c, in[i], *t);
     *sinks = as_type(c, *sinks, *t);

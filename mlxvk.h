@@ -981,7 +981,7 @@ MLXVK_API int mlxvk_fast_cross_entropy_vjp(mlxvk_array *res, mlxvk_array logits,
 /* Not in mlx-c: MLX's fast::gated_delta_update, the recurrence of a gated delta net. For each batch, each head of values
  * and token after token, from the initial state S (B, Hv, Dv, Dk) ({ NULL }: zeros):
  *     S = gate S;   S = S + beta (v - S k) k^T;   y = S q
- * queries, keys (B, T, Hk, Dk), Dk up to 1024; values (B, T, Hv, Dv), Hv a multiple of Hk; gates (B, T, Hv), or
+ * queries, keys (B, T, Hk, Dk), Dk up to 512; values (B, T, Hv, Dv), Hv a multiple of Hk; gates (B, T, Hv), or
  * (B, T, Hv, Dk) for one of each column of S; beta (B, T, Hv). mask (B, T) or { NULL }: where it is false the token's
  * result is 0 and S stays. res: { y (B, T, Hv, Dv) of the dtype that queries, keys and values promote to (gates and
  * beta are rounded to it, all else is float32), S behind the last token in float32 }. */

@@ -167,9 +167,10 @@ static_assert(sizeof(struct attention_rope_push) == 124, "attention_rope_push");
 struct attention_vjp_push {
     uint32_t batches, heads, group, query_count, key_count, key_width, value_width, flags;
     float scale;
-    uint32_t first_at, second_at, q_at, k_at, v_at, g_at, mask_at, sums_at, dots_at, sinks_at, o_at;
+    uint32_t first_at, second_at, q_at, k_at, v_at, g_at, mask_at, stats_at, q_stride[3], k_stride[3];
+    uint32_t v_stride[3], mask_stride[4];
 };
-static_assert(sizeof(struct attention_vjp_push) == 80, "attention_vjp_push");
+static_assert(sizeof(struct attention_vjp_push) == 120, "attention_vjp_push");
 
 struct elementwise_push {
     uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[4][4];
@@ -225,16 +226,15 @@ static_assert(sizeof(struct fft_chirp_push) == 16, "fft_chirp_push");
 
 struct gated_delta_push {
     uint32_t batches, total, tokens, heads, group, key_width, value_width, y_at, state_at, q_at, k_at;
-    uint32_t v_at, gate_at, beta_at, given_at, mask_at, q_stride[3], k_stride[3], v_stride[3];
+    uint32_t v_at, gate_at, beta_at, given_at, q_stride[3], k_stride[3], v_stride[3];
 };
-static_assert(sizeof(struct gated_delta_push) == 100, "gated_delta_push");
+static_assert(sizeof(struct gated_delta_push) == 96, "gated_delta_push");
 
 struct gated_delta_vjp_push {
     uint32_t item, items, total, tokens, segment, segments, heads, group, blocks, key_width, value_width;
-    uint32_t state, parts_at, sums_at, dv_at, dstate_at, q_at, k_at, v_at, gate_at, beta_at, cotangent_at;
-    uint32_t given_at, replay_at;
+    uint32_t state, parts_at, dv_at, dstate_at, q_at, k_at, values_at, gates_at, replay_at;
 };
-static_assert(sizeof(struct gated_delta_vjp_push) == 96, "gated_delta_vjp_push");
+static_assert(sizeof(struct gated_delta_vjp_push) == 80, "gated_delta_vjp_push");
 
 struct matmul_gather_push {
     uint32_t M, N, K, offset_a, offset_b, offset_c, offset_out, a_row, a_k, b_k, b_col, c_row, c_col;
@@ -453,8 +453,7 @@ struct attention_vjp_constants { uint32_t threads, mode, tile, slices, value_sli
 typedef struct attention_vjp_constants attention_vjp_constants; typedef struct attention_vjp_push attention_vjp_push;
 enum { SLOT_attention_vjp_first = 0, SLOT_attention_vjp_second = 1, SLOT_attention_vjp_q = 2,
     SLOT_attention_vjp_k = 3, SLOT_attention_vjp_v = 4, SLOT_attention_vjp_g = 5, SLOT_attention_vjp_mask = 6,
-    SLOT_attention_vjp_sums = 7, SLOT_attention_vjp_dots = 8, SLOT_attention_vjp_sinks = 9,
-    SLOT_attention_vjp_o = 10, SLOT_attention_vjp_table = 11 };
+    SLOT_attention_vjp_stats = 7 };
 
 struct elementwise_constants { uint32_t threads, mode, scalars, op, to, from; };
 typedef struct elementwise_constants binary_constants; typedef struct elementwise_push binary_push;
@@ -546,15 +545,13 @@ enum { SLOT_fp8_dst = 0, SLOT_fp8_src = 1, SLOT_fp8_table = 2 };
 struct gated_delta_constants { uint32_t threads, lanes, parts, tokens, step, dtype, flags; };
 typedef struct gated_delta_constants gated_delta_constants; typedef struct gated_delta_push gated_delta_push;
 enum { SLOT_gated_delta_y = 0, SLOT_gated_delta_state = 1, SLOT_gated_delta_q = 2, SLOT_gated_delta_k = 3,
-    SLOT_gated_delta_v = 4, SLOT_gated_delta_gate = 5, SLOT_gated_delta_beta = 6, SLOT_gated_delta_given = 7,
-    SLOT_gated_delta_mask = 8 };
+    SLOT_gated_delta_v = 4, SLOT_gated_delta_gate = 5, SLOT_gated_delta_beta = 6, SLOT_gated_delta_given = 7 };
 
 struct gated_delta_vjp_constants { uint32_t threads, mode, columns, tokens, every, dtype, vector; };
 typedef struct gated_delta_vjp_constants gated_delta_vjp_constants; typedef struct gated_delta_vjp_push gated_delta_vjp_push;
-enum { SLOT_gated_delta_vjp_parts = 0, SLOT_gated_delta_vjp_sums = 1, SLOT_gated_delta_vjp_dv = 2,
-    SLOT_gated_delta_vjp_dstate = 3, SLOT_gated_delta_vjp_q = 4, SLOT_gated_delta_vjp_k = 5,
-    SLOT_gated_delta_vjp_v = 6, SLOT_gated_delta_vjp_gate = 7, SLOT_gated_delta_vjp_beta = 8,
-    SLOT_gated_delta_vjp_cotangent = 9, SLOT_gated_delta_vjp_given = 10, SLOT_gated_delta_vjp_saved = 11 };
+enum { SLOT_gated_delta_vjp_parts = 0, SLOT_gated_delta_vjp_dv = 1, SLOT_gated_delta_vjp_dstate = 2,
+    SLOT_gated_delta_vjp_q = 3, SLOT_gated_delta_vjp_k = 4, SLOT_gated_delta_vjp_v = 5,
+    SLOT_gated_delta_vjp_gate = 6, SLOT_gated_delta_vjp_saved = 7 };
 
 struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along, inside; };
 typedef struct matmul_coopmat2_constants gather_coopmat2_bf16_constants; typedef struct matmul_gather_push gather_coopmat2_bf16_push;
@@ -864,7 +861,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_rope, ATTENTION_ROPE, 12, 0xcd, 124, 10, CAP_SUBGROUP | CAP_SMALL) \
-    X(attention_vjp, ATTENTION_VJP, 12, 0x3, 80, 7, CAP_SMALL) \
+    X(attention_vjp, ATTENTION_VJP, 8, 0x3, 120, 7, CAP_SMALL) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
@@ -888,8 +885,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_fixed, FFT_FIXED, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
-    X(gated_delta, GATED_DELTA, 9, 0x3, 100, 7, CAP_SMALL) \
-    X(gated_delta_vjp, GATED_DELTA_VJP, 12, 0x80f, 96, 7, CAP_STORAGE16) \
+    X(gated_delta, GATED_DELTA, 8, 0x3, 96, 7, CAP_STORAGE16) \
+    X(gated_delta_vjp, GATED_DELTA_VJP, 8, 0x87, 80, 7, CAP_STORAGE16) \
     X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

@@ -22,21 +22,18 @@ layout(constant_id = 6) const uint DTYPE = 10;
 layout(push_constant) uniform attention_vjp_push {
     uint batches, heads, group, query_count, key_count, key_width, value_width, flags;       // heads: of queries
     float scale;
-    uint first_at, second_at, q_at, k_at, v_at, g_at, mask_at, sums_at, dots_at, sinks_at, o_at;
+    uint first_at, second_at, q_at, k_at, v_at, g_at, mask_at, stats_at;
+    uint q_stride[3], k_stride[3], v_stride[3], mask_stride[4];                              // g has no gaps
 };
-FLOATS(0, first)                                       // dk or dq; ROWS: logsumexp
-FLOATS(1, second)                                      // dv; ROWS: D
+FLOATS(0, first)                                       // dk or dq; ROWS: stats, two numbers a query: logsumexp and D
+FLOATS(1, second)                                      // dv; ROWS: logsumexp, where that is given
 QUADS(2, q)
 QUADS(3, k)
-QUADS(4, v)
+QUADS(4, v)                                            // ROWS: o
 QUADS(5, g)
 FLOATS(6, mask)
 layout(std430, set = 0, binding = 6) buffer mask_bytes { uint8_t mask8[]; };
-WORDS(7, sums)
-WORDS(8, dots)
-FLOATS(9, sinks)
-QUADS(10, o)
-layout(std430, set = 0, binding = 11) buffer table_words { uint strides[]; };        // of q, k, v, g, o, and the mask's four
+FLOATS(7, stats)                                       // ROWS: sinks
 
 const uint THREADS = gl_WorkGroupSize.x, EIGHT = 8u, PITCH = 9u, PER = THREADS / TILE;
 const float LOWEST = -3.402823466e+38;
@@ -46,18 +43,18 @@ const uint WEIGHTS = TILE / 4u + 1u;                   // quads of their rows
 
 uint me, batch, own_head;
 
-#define LOADER(name, at, index, width) \
+#define LOADER(name, start, width) \
     vec4 row_of_##name(const uint head, const uint row, const uint x) { \
-        uint place = at + batch * strides[3 * index] + head * strides[3 * index + 1] + row * strides[3 * index + 2] + x; \
+        uint place = start + x; \
         vec4 r = vec4(0.0); \
         if (STEP == 4u) return x < width ? loadf4_##name(place / 4u, DTYPE) : r; \
         [[unroll]] for (uint c = 0u; c < 4u; c++) if (x + c < width) r[c] = loadf_##name(place + c, DTYPE); \
         return r; }
-LOADER(q, q_at, 0, key_width)
-LOADER(k, k_at, 1, key_width)
-LOADER(v, v_at, 2, value_width)
-LOADER(g, g_at, 3, value_width)
-LOADER(o, o_at, 4, value_width)
+#define STRIDED(name) name##_at + batch * name##_stride[0] + head * name##_stride[1] + row * name##_stride[2]
+LOADER(q, STRIDED(q), key_width)
+LOADER(k, STRIDED(k), key_width)
+LOADER(v, STRIDED(v), value_width)
+LOADER(g, g_at + ((batch * heads + head) * query_count + row) * value_width, value_width)
 
 // Of keys, or of queries, the features for scores (q, k) or those for values (g, v); rows outside are zeros.
 vec4 row_of(const bool keys, const bool values, const uint head, const uint row, const uint x)
@@ -97,7 +94,7 @@ void multiply(inout vec4 sum[2])
 // The score of a query and a key, from their product; -infinity where the query does not see it.
 float score_of(const float product, const uint head, const uint query, const uint key)
 {
-    uint at = mask_at + batch * strides[15] + head * strides[16] + query * strides[17] + key * strides[18];
+    uint at = mask_at + batch * mask_stride[0] + head * mask_stride[1] + query * mask_stride[2] + key * mask_stride[3];
     if (query >= query_count || key >= key_count) return -INFINITY;
     if ((flags & CAUSAL) != 0u && key + query_count > query + key_count) return -INFINITY;
     if ((flags & MASK_BOOL) != 0u && uint(mask8[at]) == 0u) return -INFINITY;
@@ -118,12 +115,12 @@ void score_tile(const uint head, const uint own_row, const uint other_row)
             uint mine = row + i * (TILE / 2u), its = column + j * (TILE / 4u), to = mine * WEIGHTS + its / 4u;
             uint query = OWN_KEYS ? other_row + its : own_row + mine, key = OWN_KEYS ? own_row + mine : other_row + its;
             float score = score_of(s[i][j], head, query, key), p = 0.0;
-            uint place = (batch * heads + head) * query_count + min(query, query_count - 1u);
+            uint place = stats_at + 2u * ((batch * heads + head) * query_count + min(query, query_count - 1u));
             if (MODE == ROWS) { weights[to][its % 4u] = score; continue; }
-            float all = uintBitsToFloat(sums32[sums_at + place]);
+            float all = uintBitsToFloat(stats32[place]);
             if (all > LOWEST || is_nan(all)) p = exp(score - all);       // a query that sees no key has weights of 0
             weights[to][its % 4u] = p;
-            slopes[to][its % 4u] = p == 0.0 ? 0.0 : p * (d[i][j] - uintBitsToFloat(dots32[dots_at + place])) * scale;
+            slopes[to][its % 4u] = p == 0.0 ? 0.0 : p * (d[i][j] - uintBitsToFloat(stats32[place + 1u])) * scale;
         }
     barrier();
 }
@@ -212,7 +209,7 @@ void rows(const uint row)
         }
     }
     if (there && (flags & DOTS) != 0u)
-        for (uint x = 4u * part; x < value_width; x += 4u * PER) d += dot(row_of_g(own_head, query, x), row_of_o(own_head, query, x));
+        for (uint x = 4u * part; x < value_width; x += 4u * PER) d += dot(row_of_g(own_head, query, x), row_of_v(own_head, query, x));
     barrier();
     own[me] = vec4(most, all, d, 0.0);
     barrier();
@@ -225,12 +222,17 @@ void rows(const uint row)
         d += more.z;
     }
     if ((flags & SINKS) != 0u) {
-        float sink = loadf_sinks(sinks_at + own_head, DTYPE), m = max(most, sink);
+        float sink = loadf_stats(stats_at + own_head, DTYPE), m = max(most, sink);
         all = all * exp(most - m) + exp(sink - m);
         most = m;
     }
-    if ((flags & SUMS) != 0u) first32[first_at + to] = floatBitsToUint(all == 0.0 ? -INFINITY : is_nan(all) ? all : most + log_of(all));
-    if ((flags & DOTS) != 0u) second32[second_at + to] = floatBitsToUint(d);
+    float result = all == 0.0 ? -INFINITY : is_nan(all) ? all : most + log_of(all);
+    if ((flags & SUMS) == 0u) result = uintBitsToFloat(second32[second_at + to]);
+    if ((flags & DOTS) == 0u) first32[first_at + to] = floatBitsToUint(result);
+    else {
+        first32[first_at + 2u * to] = floatBitsToUint(result);
+        first32[first_at + 2u * to + 1u] = floatBitsToUint(d);
+    }
 }
 
 void main()

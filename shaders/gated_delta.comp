@@ -13,11 +13,11 @@ layout(constant_id = 5) const uint DTYPE = 10;
 layout(constant_id = 6) const uint FLAGS = 0;
 #include "floats.glsl"
 //! enum DELTA_: flags
-const uint MASK = 1u, VECTOR = 2u, STATE = 4u;         // tokens may be left out; a gate an element; a state to begin with
+const uint MASK = 1u, VECTOR = 2u, STATE = 4u;         // gates of -infinity: tokens left out; a gate an element; a state to begin with
 
 layout(push_constant) uniform gated_delta_push {
     uint batches, total, tokens, heads, group, key_width, value_width;   // tokens: of all `total` ones, that are done here
-    uint y_at, state_at, q_at, k_at, v_at, gate_at, beta_at, given_at, mask_at;
+    uint y_at, state_at, q_at, k_at, v_at, gate_at, beta_at, given_at;
     uint q_stride[3], k_stride[3], v_stride[3];        // of batches, tokens, heads
 };
 FLOATS(0, y)
@@ -28,13 +28,11 @@ FLOATS(4, v)
 FLOATS(5, gate)
 FLOATS(6, beta)
 WORDS(7, given)
-layout(std430, set = 0, binding = 8) buffer mask_bytes { uint8_t mask8[]; };
 
 const uint THREADS = gl_WorkGroupSize.x, ROWS = THREADS / LANES, WIDE = LANES * PARTS;   // WIDE: quads of a padded key
 shared vec4 queries[TOKENS * WIDE], keys[TOKENS * WIDE], gates[(FLAGS & VECTOR) != 0u ? TOKENS * WIDE : TOKENS];
 shared vec4 parts[2u * THREADS];                       // S k, S q and k q of a lane, of one token and the one before it
 shared float values[TOKENS * ROWS], betas[TOKENS];
-shared uint kept[TOKENS];
 
 vec4 row_of_q(const uint at, const uint i)
 {
@@ -72,9 +70,10 @@ void stage(const uint batch, const uint head, const uint top, const uint first, 
         uint at = (batch * total + first + t) * heads + head;
         betas[t] = loadf_beta(beta_at + at, DTYPE);
         if ((FLAGS & VECTOR) == 0u) gates[t] = vec4(loadf_gate(gate_at + at, DTYPE));
-        if ((FLAGS & MASK) != 0u) kept[t] = uint(mask8[mask_at + batch * total + first + t]);
     }
 }
+
+bool left_out(const uint t) { return floatBitsToUint(gates[(FLAGS & VECTOR) != 0u ? t * WIDE : t].x) == 0xff800000u; }
 
 void main()
 {
@@ -100,7 +99,7 @@ void main()
         for (uint t = 0u; t < count; t++) {
             uint to = y_at + ((batch * total + first + t) * heads + head) * value_width + row;
             vec4 sum = vec4(0.0);
-            if ((FLAGS & MASK) != 0u && kept[t] == 0u) {             // for all of the workgroup
+            if ((FLAGS & MASK) != 0u && left_out(t)) {               // for all of the workgroup
                 if (there && lane == 0u) storef_y(to, DTYPE, 0.0);
                 continue;
             }

@@ -21,20 +21,16 @@ layout(constant_id = 6) const bool VECTOR = false;      // a gate a column
 
 layout(push_constant) uniform gated_delta_vjp_push {
     uint item, items, total, tokens, segment, segments, heads, group, blocks, key_width, value_width, state;   // state: there is one, or a gradient of it, to begin with
-    uint parts_at, sums_at, dv_at, dstate_at, q_at, k_at, v_at, gate_at, beta_at, cotangent_at, given_at, replay_at;
+    uint parts_at, dv_at, dstate_at, q_at, k_at, values_at, gates_at, replay_at;
 };
-WORDS(0, parts)
-WORDS(1, sums)
-FLOATS(2, dv)
-WORDS(3, dstate)
-FLOATS(4, q)
-FLOATS(5, k)
-FLOATS(6, v)
-FLOATS(7, gate)
-FLOATS(8, beta)
-FLOATS(9, cotangent)
-WORDS(10, given)
-layout(std430, set = 0, binding = 11) buffer saved_quads { uvec4 saved128[]; };
+WORDS(0, parts)                                        // of each token, head and block: KINDS rows of key_width, dbeta, dgate
+FLOATS(1, dv)
+WORDS(2, dstate)                                       // FORWARD: the first state
+FLOATS(3, q)
+FLOATS(4, k)
+FLOATS(5, v)                                           // of each token and head: a value and y's cotangent
+FLOATS(6, gate)                                        // gates and beta
+layout(std430, set = 0, binding = 7) buffer saved_quads { uvec4 saved128[]; };
 
 const uint THREADS = gl_WorkGroupSize.x, GROUPS = THREADS / COLUMNS, ROWS = 8u * GROUPS, WIDE = 2u * COLUMNS, TILE = 16u;
 const uint PITCH = COLUMNS > 1u ? COLUMNS + 1u : 1u, KINDS = VECTOR ? 3u : 2u;
@@ -52,6 +48,7 @@ uint state_place(const uint i, const uint c)           // ~0: outside
     return row < value_width && x < key_width ? ((batch * heads + head) * value_width + row) * key_width + x : ~0u;
 }
 uint token_of(const uint t) { return (batch * total + t) * heads + head; }
+uint part_place(const uint t) { return parts_at + (token_of(t) * blocks + block) * (KINDS * key_width + 2u); }
 
 void stage(const uint first, const uint count)
 {
@@ -61,16 +58,17 @@ void stage(const uint first, const uint count)
         keys[i / 4u][i % 4u] = there ? loadf_k(k_at + at, DTYPE) : 0.0;
         if (MODE == BACKWARD) queries[i / 4u][i % 4u] = there ? loadf_q(q_at + at, DTYPE) : 0.0;
         if (VECTOR)
-            gates[i / 4u][i % 4u] = there ? loadf_gate(gate_at + token_of(first + t) * key_width + x, DTYPE) : 0.0;
+            gates[i / 4u][i % 4u] = there ? loadf_gate(gates_at + token_of(first + t) * (key_width + 1u) + x, DTYPE) : 0.0;
     }
     for (uint i = me; i < count * ROWS; i += THREADS) {
-        uint row = top + i % ROWS, at = token_of(first + i / ROWS) * value_width + row;
-        values[i] = row < value_width ? loadf_v(v_at + at, DTYPE) : 0.0;
-        if (MODE == BACKWARD) cotangents[i] = row < value_width ? loadf_cotangent(cotangent_at + at, DTYPE) : 0.0;
+        uint row = top + i % ROWS, at = values_at + token_of(first + i / ROWS) * 2u * value_width + row;
+        values[i] = row < value_width ? loadf_v(at, DTYPE) : 0.0;
+        if (MODE == BACKWARD) cotangents[i] = row < value_width ? loadf_v(at + value_width, DTYPE) : 0.0;
     }
     for (uint t = me; t < count; t += THREADS) {
-        betas[t] = loadf_beta(beta_at + token_of(first + t), DTYPE);
-        if (!VECTOR) gates[t] = vec4(loadf_gate(gate_at + token_of(first + t), DTYPE));
+        uint count = VECTOR ? key_width : 1u, at = gates_at + token_of(first + t) * (count + 1u);
+        betas[t] = loadf_gate(at + count, DTYPE);
+        if (!VECTOR) gates[t] = vec4(loadf_gate(at, DTYPE));
     }
 }
 
@@ -152,7 +150,7 @@ void step_back(const uint first, const uint t)
     barrier();
     for (uint i = me; i < 3u * WIDE; i += THREADS) {
         vec4 sum = vec4(0.0);
-        uint kind = i / WIDE, x = i % WIDE * 4u, at = parts_at + ((token_of(first + t) * blocks + block) * KINDS + kind) * key_width + x;
+        uint kind = i / WIDE, x = i % WIDE * 4u, at = part_place(first + t) + kind * key_width + x;
         for (uint g = 0u; g < GROUPS; g++) sum += board[g * 3u * WIDE + i];
         if (kind == 2u) of_gate[t * WIDE + i % WIDE] = (sum.x + sum.y) + (sum.z + sum.w);
         if (kind < KINDS)
@@ -169,7 +167,7 @@ void add_tokens(const uint first, const uint count)
         float sum = 0.0;
         if (i % 2u == 0u) for (uint l = 0u; l < ROWS; l++) sum += of_beta[t * ROWS + l];
         else for (uint l = 0u; l < WIDE; l++) sum += of_gate[t * WIDE + l];
-        sums32[sums_at + (token_of(first + t) * blocks + block) * 2u + i % 2u] = floatBitsToUint(sum);
+        parts32[part_place(first + t) + KINDS * key_width + i % 2u] = floatBitsToUint(sum);
     }
 }
 
@@ -219,7 +217,7 @@ void main()
         s[i] = vec4(0.0);
         [[unroll]] for (uint c = 0u; c < 4u; c++) {
             uint place = state_place(i, c);
-            if (state != 0u && place != ~0u) s[i][c] = uintBitsToFloat(given32[given_at + place]);
+            if (state != 0u && place != ~0u) s[i][c] = uintBitsToFloat(dstate32[dstate_at + place]);
         }
         d[i] = s[i];
     }
