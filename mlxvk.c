@@ -24,6 +24,7 @@
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
  *     >>images       arrays from images and back
+ *     >>cross_entropy >>gated_delta >>attention_vjp   of logits with classes; a state updated token by token; gradients
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>replay       windows of the tape that come again: kept plans, recorded segments
@@ -4335,7 +4336,11 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER
     X(SORT,             sort,             sort,        0)                                    \
     X(SCATTER,          scatter,          scatter,     0)                                    \
     X(SEARCH,           search,           search,      0)                                    \
-    X(IMAGE,            image,            image,       0)
+    X(IMAGE,            image,            image,       0)                                    \
+    X(CROSS_ENTROPY,    cross_entropy,    cross_entropy, 0)                                  \
+    X(GATED_DELTA,      gated_delta,      gated_delta, 0)                                    \
+    X(GATED_DELTA_VJP,  gated_delta_vjp,  gated_delta_vjp, 0)                                \
+    X(ATTENTION_VJP,    attention_vjp,    attention,   0)
 
 enum operation {
 #define X(id, name, params, late) OP_##id,
@@ -4373,6 +4378,9 @@ struct attention_params { uint32_t flags; float scale; uint32_t keys; };
 struct random_params { uint32_t kind; float low, high; };
 struct sort_params { bool index; };
 struct search_params { bool right; };
+struct cross_entropy_params { uint32_t mode; };
+struct gated_delta_params { uint32_t mask; };
+struct gated_delta_vjp_params { uint32_t vector; };
 struct scatter_params { uint32_t op, scale, none; };
 #ifdef __GNUC__
 #pragma GCC diagnostic pop
@@ -4402,6 +4410,9 @@ union params {
     struct scatter_params scatter;
     struct search_params search;
     struct image_copy image;
+    struct cross_entropy_params cross_entropy;
+    struct gated_delta_params gated_delta;
+    struct gated_delta_vjp_params gated_delta_vjp;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -13871,30 +13882,75 @@ static struct array *requantized(struct call *c, struct array *x, struct array *
     return out;
 }
 
+/* Both operands of a product through the format: x there and back, w's codes and scales in parts, quantized here where
+ * k is NULL. False with an error. */
+static bool qq_operands(struct call *c, struct array **x, struct array *w, struct array *k, struct array *scale_x,
+                        struct array *scale_w, struct quant_params p, struct array *parts[3])
+{
+    mlxvk_dtype to;
+    if (c->code || !*x || !w) return false;
+    to = (*x)->dtype;
+    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken"), false;
+    if (!scale_x != !scale_w)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all"), false;
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(*x)), false;
+    if (!k && !is_float(w->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w)), false;
+    parts[0] = w;
+    parts[1] = k;
+    parts[2] = NULL;
+    if (k && !check_quantized(c, w, k, NULL, &p)) return false;
+    if (!k && !do_quantize(c, w, scale_w, p, parts)) return false;
+    if (!c->code && quant_width(parts[0], &p) != dim_of(*x, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(*x), TEXT(w)), false;
+    if (to == MLXVK_FLOAT16 && scale_w) to = MLXVK_FLOAT32;            /* codes times their scales reach 2688 */
+    *x = requantized(c, *x, scale_x, scale_w, p, to);
+    return !c->code;
+}
+
 static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
                              struct array *scale_w, struct quant_params p)
 {
-    struct array *parts[3] = { w, k, NULL };
-    mlxvk_dtype to, t;
+    struct array *parts[3];
+    mlxvk_dtype to;
     bool one;
     if (c->code || !x || !w) return NULL;
-    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
-    if (!scale_x != !scale_w)
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
-    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
     if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
-    if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
-    if (k && !check_quantized(c, w, k, NULL, &p)) return NULL;
-    if (!k && !do_quantize(c, w, scale_w, p, parts)) return NULL;
-    if (!c->code && quant_width(parts[0], &p) != dim_of(x, -1))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
     to = x->dtype;
-    t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
     one = x->ndim == 1;
-    x = requantized(c, one ? do_expand(c, x, (int[]){ 0 }, 1) : x, scale_x, scale_w, p, t);
+    if (one) x = do_expand(c, x, (int[]){ 0 }, 1);
+    if (!qq_operands(c, &x, w, k, scale_x, scale_w, p, parts)) return NULL;
     x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
     if (one && x) x = do_reshape(c, x, 1, &x->shape[1]);
     return as_type(c, x, to);
+}
+
+static struct array *do_gather_qqmm(struct call *c, struct array *x, struct array *w, struct array *k,
+                                    struct array *lhs, struct array *rhs, struct array *scale_x, struct array *scale_w,
+                                    struct quant_params p)
+{
+    struct array *parts[3];
+    mlxvk_dtype to;
+    if (c->code || !x || !w) return NULL;
+    if (x->ndim < 2 || w->ndim < 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s must have two dimensions at least", TEXT(x), TEXT(w));
+    to = x->dtype;
+    if (!qq_operands(c, &x, w, k, scale_x, scale_w, p, parts)) return NULL;
+    return as_type(c, do_gather_qmm(c, x, parts[0], parts[1], NULL, lhs, rhs, p), to);
+}
+
+int mlxvk_gather_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_array lhs_indices,
+                      mlxvk_array rhs_indices, mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                      mlxvk_array global_scale_x, mlxvk_array global_scale_w, bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_qqmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales),
+        *lhs = optional_input(&c, "lhs_indices", lhs_indices), *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    struct array *scale_x = tensor_scale(&c, "global_scale_x", global_scale_x, &p);
+    struct array *scale_w = tensor_scale(&c, "global_scale_w", global_scale_w, &p);
+    (void)sorted_indices;
+    return finish(&c, do_gather_qqmm(&c, a, q, k, lhs, rhs, scale_x, scale_w, p), res);
 }
 
 int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
@@ -16691,6 +16747,725 @@ int mlxvk_image_write(const mlxvk_image *image, mlxvk_array array, mlxvk_stream 
     if (x && (x->offset + storage_shift(x->storage)) % 16) x = copy_of(&c, x);     /* begins as a copy wants it */
     append(&c, OP_IMAGE, PARAMS(.image = copy_for(image, true)), ARRAYS(x), ARRAYS(token));
     return end(&c);
+}
+
+/* ==== >>cross_entropy: of logits with classes, and its gradient =================================================== */
+
+/* A row-contiguous array with one dimension. */
+static struct array line_of(const struct array *a)
+{
+    struct array line = *a;
+    line.refs = 1;
+    line.ndim = 1;
+    line.shape[0] = (int)a->size;
+    line.strides[0] = 1;
+    return line;
+}
+
+/* a: result, logits, classes, and for the gradient loss and cotangent; a workgroup has one row or several. */
+static void cross_entropy_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    const struct array *x = a[1];
+    bool gradient = *(const uint32_t *)job == CROSS_ENTROPY_GRADIENT, quads;
+    struct cross_entropy_push push = { .rows = (uint32_t)x->shape[0], .n = (uint32_t)x->shape[1] };
+    uint32_t lanes, threads;
+    push.y_at = set_output(e, SLOT_cross_entropy_y, a[0]);
+    push.x_at = set_input(e, SLOT_cross_entropy_x, a[1]);
+    push.classes_at = set_input(e, SLOT_cross_entropy_classes, a[2]);
+    if (gradient) push.loss_at = set_input(e, SLOT_cross_entropy_loss, a[3]);
+    if (gradient) push.g_at = set_input(e, SLOT_cross_entropy_g, a[4]);
+    quads = push.n % 4 == 0 && push.x_at % 4 == 0 && (!gradient || push.y_at % 4 == 0);
+    lanes = row_lanes(e, ceil_div(push.n, quads ? 4 : 1), &threads);
+    USE(e, cross_entropy, &push, .threads = threads, .mode = *(const uint32_t *)job, .lanes = lanes,
+        .step = quads ? 4 : 1, .dtype = x->dtype);
+    dispatch_groups(e, ceil_div(push.rows, threads / lanes));
+}
+
+static void lower_cross_entropy(struct encoder *e, const struct node *n)
+{
+    struct array x = matrix_of(e, n->in[0]), classes = line_of(n->in[1]), y, loss, g;
+    uint32_t mode = n->p.cross_entropy.mode;
+    if (mode == CROSS_ENTROPY_GRADIENT) {
+        donate(e, n->out[0], n->in, 1);
+        y = matrix_of(e, n->out[0]);
+        loss = line_of(n->in[2]);
+        g = line_of(n->in[3]);
+        in_parts(e, (struct array *[]){ &y, &x, &classes, &loss, &g }, 5, 1u << 1, cross_entropy_part, &mode);
+    } else {
+        y = line_of(n->out[0]);
+        in_parts(e, (struct array *[]){ &y, &x, &classes }, 3, 1u << 1, cross_entropy_part, &mode);
+    }
+}
+
+static bool check_cross_entropy(struct call *c, const struct array *x, const struct array *classes)
+{
+    if (c->code || !x || !classes) return false;
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "logits %s are not floating", TEXT(x)), false;
+    if (!is_integer(classes->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "targets %s are no indices of classes", TEXT(classes)), false;
+    if (!x->ndim || classes->ndim != x->ndim - 1 ||
+        (classes->ndim && memcmp(classes->shape, x->shape, (size_t)classes->ndim * sizeof *x->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "targets %s do not have the shape of logits %s without its last axis",
+                    TEXT(classes), TEXT(x)), false;
+    if (!dim_of(x, -1)) return FAIL(c, MLXVK_ERROR_SHAPE, "logits %s have no classes", TEXT(x)), false;
+    if (!norm_whole(c, x, MLXVK_FLOAT32))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are longer than a binding or this driver's loops", TEXT(x)),
+               false;
+    return true;
+}
+
+static struct array *do_cross_entropy(struct call *c, struct array *x, struct array *classes)
+{
+    struct array *out;
+    if (!check_cross_entropy(c, x, classes)) return NULL;
+    out = output(c, classes->ndim, classes->shape, MLXVK_FLOAT32);
+    append(c, OP_CROSS_ENTROPY, PARAMS(.cross_entropy = { CROSS_ENTROPY_LOSS }),
+           ARRAYS(contiguous(c, x), contiguous(c, as_type(c, classes, MLXVK_INT32))), ARRAYS(out));
+    return out;
+}
+
+static struct array *do_cross_entropy_vjp(struct call *c, struct array *x, struct array *classes, struct array *loss,
+                                          struct array *g)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *out;
+    if (!check_cross_entropy(c, x, classes) || !loss || !g) return NULL;
+    if (!same_shape(loss, classes) || !same_shape(g, classes))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "loss %s and cotangent %s for targets %s", TEXT(loss), TEXT(g),
+                    TEXT(classes));
+    out = output(c, x->ndim, x->shape, x->dtype);
+    append(c, OP_CROSS_ENTROPY, PARAMS(.cross_entropy = { CROSS_ENTROPY_GRADIENT }),
+           ARRAYS(contiguous(c, x), contiguous(c, as_type(c, classes, MLXVK_INT32)),
+                  contiguous(c, as_type(c, loss, f)), contiguous(c, as_type(c, g, f))), ARRAYS(out));
+    return out;
+}
+
+PUBLIC(mlxvk_fast_cross_entropy, do_cross_entropy(&c, IN(logits), IN(targets)), mlxvk_array logits, mlxvk_array targets)
+PUBLIC(mlxvk_fast_cross_entropy_vjp, do_cross_entropy_vjp(&c, IN(logits), IN(targets), IN(loss), IN(cotangent)),
+       mlxvk_array logits, mlxvk_array targets, mlxvk_array loss, mlxvk_array cotangent)
+
+/* ==== >>gated_delta: a linear attention's state, updated token by token =========================================== */
+
+enum { DELTA_Y, DELTA_OUT, DELTA_Q, DELTA_K, DELTA_V, DELTA_GATE, DELTA_BETA, DELTA_GIVEN, DELTA_ARRAYS };
+enum { DELTA_WIDTH = 512, DELTA_THREADS = 128, DELTA_QUADS = 8, DELTA_TOKENS = 8 };
+
+/* total: tokens of the whole arrays, of which these may be some. given may be NULL. */
+struct delta_job { struct array *a[DELTA_ARRAYS]; uint32_t total; bool mask; };
+
+/* How a row of the state lies in threads, and tokens in shared memory. */
+static struct gated_delta_constants delta_shape(const struct encoder *e, const struct delta_job *j)
+{
+    uint32_t quads = ceil_div((uint64_t)j->a[DELTA_Q]->shape[3], 4), wide, vector = j->a[DELTA_GATE]->ndim == 4;
+    struct gated_delta_constants s = { .threads = DELTA_THREADS, .lanes = 8, .tokens = DELTA_TOKENS,
+        .dtype = (uint32_t)j->a[DELTA_Q]->dtype,
+        .flags = (vector ? DELTA_VECTOR : 0) | (j->mask ? DELTA_MASK : 0) |
+                 (j->a[DELTA_GIVEN] ? DELTA_STATE : 0) };
+    while (s.lanes > 1 && quads <= s.lanes / 2) s.lanes /= 2;
+    while (ceil_div(quads, s.lanes) > DELTA_QUADS) s.lanes *= 2;
+    s.parts = ceil_div(quads, s.lanes);
+    wide = s.lanes * s.parts;
+    while (s.tokens > 1 && 32 * s.threads + s.tokens * ((2 + vector) * 16 * wide + 4 * s.threads / s.lanes + 20) >
+                               e->device->caps.shared_memory) s.tokens /= 2;
+    return s;
+}
+
+static double delta_work(const struct delta_job *j)
+{
+    return 5.0 * (double)j->a[DELTA_V]->size * j->a[DELTA_Q]->shape[3];
+}
+
+static void delta_dispatch(struct encoder *e, const struct delta_job *j)
+{
+    const struct array *q = j->a[DELTA_Q], *v = j->a[DELTA_V];
+    struct gated_delta_constants s = delta_shape(e, j);
+    struct gated_delta_push p = { .batches = (uint32_t)q->shape[0], .total = j->total, .tokens = (uint32_t)q->shape[1],
+        .heads = (uint32_t)v->shape[2], .group = (uint32_t)(v->shape[2] / q->shape[2]),
+        .key_width = (uint32_t)q->shape[3], .value_width = (uint32_t)v->shape[3] };
+    uint32_t *at[DELTA_ARRAYS] = { &p.y_at, &p.state_at, &p.q_at, &p.k_at, &p.v_at, &p.gate_at, &p.beta_at,
+                                   &p.given_at };
+    bool quads = p.key_width % 4 == 0;
+    for (uint32_t i = 0; i < DELTA_ARRAYS; i++)
+        if (j->a[i]) *at[i] = bind_array(e, SLOT_gated_delta_y + i, j->a[i], i <= DELTA_OUT);
+    copy_strides(p.q_stride, q, 3);
+    copy_strides(p.k_stride, j->a[DELTA_K], 3);
+    copy_strides(p.v_stride, v, 3);
+    for (int i = 0; i < 3; i++) quads = quads && !(p.q_stride[i] % 4) && !(p.k_stride[i] % 4);
+    s.step = quads && p.q_at % 4 == 0 && p.k_at % 4 == 0 ? 4 : 1;
+    set_work(e, delta_work(j));
+    use_kernel(e, K_GATED_DELTA, &p, sizeof p, &s, sizeof s);
+    dispatch_groups(e, (uint64_t)ceil_div(p.value_width, s.threads / s.lanes) * p.heads * p.batches);
+}
+
+/* Iterations of a thread for a token, at most. */
+static uint32_t delta_loops(const struct gated_delta_constants *s) { return 2 * s->parts + s->lanes + 8; }
+
+/* Along which axis a job is cut that the device cannot bind, or that takes too long for one dispatch; -1: it is not. */
+static int delta_axis(const struct encoder *e, const struct delta_job *j)
+{
+    const struct array *q = j->a[DELTA_Q];
+    struct gated_delta_constants s = delta_shape(e, j);
+    bool cut = too_long(e, delta_work(j));
+    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS && (uint32_t)q->shape[1] > LOOP_MOST / delta_loops(&s)) return 1;
+    for (int i = 0; i < DELTA_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    return !cut ? -1 : q->shape[0] > 1 ? 0 : q->shape[1] > 1 ? 1 : -1;
+}
+
+/* By batches, or by tokens: then the second half goes on with what the first one left. */
+static void delta_split(struct encoder *e, const struct delta_job *j)
+{
+    int axis = delta_axis(e, j);
+    struct array part[DELTA_ARRAYS];
+    if (axis < 0) { delta_dispatch(e, j); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct delta_job one = *j;
+        for (int i = 0; i < DELTA_ARRAYS; i++) {
+            if (!j->a[i] || (axis == 1 && (i == DELTA_OUT || i == DELTA_GIVEN))) continue;
+            part[i] = half_of(j->a[i], axis, half);
+            one.a[i] = &part[i];
+        }
+        if (axis == 1 && half) one.a[DELTA_GIVEN] = j->a[DELTA_OUT];
+        delta_split(e, &one);
+    }
+}
+
+static void lower_gated_delta(struct encoder *e, const struct node *n)
+{
+    struct delta_job j = { .total = (uint32_t)n->in[0]->shape[1], .mask = n->p.gated_delta.mask };
+    for (int i = 0; i < 2; i++) j.a[i] = n->out[i];
+    for (int i = 0; i < 6; i++) j.a[DELTA_Q + i] = i < 3 ? dense_of(e, n->in[i], false) : n->in[i];
+    if (!e->code) delta_split(e, &j);
+    for (int i = 0; i < 3; i++) array_release(j.a[DELTA_Q + i]);
+}
+
+/* Operands of one size each; gates of heads, or of all elements of keys. */
+static bool check_delta(struct call *c, const struct array *q, const struct array *k, const struct array *v,
+                        const struct array *gate, const struct array *beta, const struct array *state)
+{
+    if (c->code || !q || !k || !v || !gate || !beta) return false;
+    if (q->ndim != 4 || !same_shape(q, k) || v->ndim != 4 || q->shape[0] != v->shape[0] || q->shape[1] != v->shape[1])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values %s, %s and %s do not match", TEXT(q), TEXT(k),
+                    TEXT(v)), false;
+    if (!q->shape[2] || v->shape[2] % q->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of values must be a multiple of those of keys (%d)", v->shape[2],
+                    q->shape[2]), false;
+    if (beta->ndim != 3 || memcmp(beta->shape, v->shape, 3 * sizeof *v->shape) || gate->ndim < 3 || gate->ndim > 4 ||
+        memcmp(gate->shape, v->shape, 3 * sizeof *v->shape) || (gate->ndim == 4 && gate->shape[3] != q->shape[3]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "gates %s and beta %s do not match values %s", TEXT(gate), TEXT(beta),
+                    TEXT(v)), false;
+    if (state && (state->ndim != 4 || state->shape[0] != v->shape[0] || state->shape[1] != v->shape[2] ||
+                  state->shape[2] != v->shape[3] || state->shape[3] != q->shape[3]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "state %s is not (%d, %d, %d, %d)", TEXT(state), v->shape[0], v->shape[2],
+                    v->shape[3], q->shape[3]), false;
+    if (q->shape[3] > DELTA_WIDTH)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "keys %s are wider than %d", TEXT(k), DELTA_WIDTH), false;
+    return true;
+}
+
+/* Gates of -infinity where the mask leaves a token out. */
+static struct array *masked_gates(struct call *c, struct array *gate, struct array *mask)
+{
+    int axes[2] = { 2, 3 };
+    if (c->code || !mask || !gate) return gate;
+    mask = do_expand(c, as_type(c, mask, MLXVK_BOOL), axes, (size_t)gate->ndim - 2);
+    return mask ? do_select(c, mask, gate, scalar(c, -INFINITY, gate->dtype)) : NULL;
+}
+
+/* out: what queries see, and the state behind the last token. */
+static size_t do_gated_delta(struct call *c, struct array *in[7], struct array *out[2])
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *q = in[0], *v = in[2], *mask = in[6];
+    mlxvk_dtype t;
+    if (!check_delta(c, in[0], in[1], in[2], in[3], in[4], in[5])) return 0;
+    if (mask && (mask->ndim != 2 || memcmp(mask->shape, q->shape, 2 * sizeof *q->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not match queries %s", TEXT(mask), TEXT(q)), 0;
+    t = at_least_float(promote(promote(q->dtype, in[1]->dtype), v->dtype));
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q)), 0;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    out[0] = output(c, 4, v->shape, t);
+    out[1] = output(c, 4, state, f);
+    if (c->code) return 0;
+    if (!v->size || !q->size) {                      /* nothing happens */
+        out[1] = in[5] ? as_type(c, in[5], f) : broadcast(c, scalar(c, 0, f), 4, state);
+        out[0] = broadcast(c, scalar(c, 0, t), 4, v->shape);
+        return 2;
+    }
+    append(c, OP_GATED_DELTA, PARAMS(.gated_delta = { mask != NULL }),
+           ARRAYS(as_type(c, q, t), as_type(c, in[1], t), as_type(c, v, t),
+                  contiguous(c, masked_gates(c, as_type(c, in[3], t), mask)), contiguous(c, as_type(c, in[4], t)),
+                  contiguous(c, as_type(c, in[5], f))), out, 2);
+    return 2;
+}
+
+int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values,
+                                  mlxvk_array gates, mlxvk_array beta, mlxvk_array initial_state, mlxvk_array mask,
+                                  mlxvk_stream s)
+{
+    struct call c = begin("fast_gated_delta_update", s);
+    struct array *in[7] = { IN(queries), IN(keys), IN(values), IN(gates), IN(beta),
+                            optional_input(&c, "initial_state", initial_state), optional_input(&c, "mask", mask) };
+    struct array *out[2];
+    return finish_vector(&c, out, do_gated_delta(&c, in, out), res);
+}
+
+/* ---- its gradient ---- */
+
+/* Values lie beside their cotangents, beta behind the gates. */
+enum { VJP_PARTS, VJP_DV, VJP_DSTATE, VJP_Q, VJP_K, VJP_VALUES, VJP_GATES, VJP_STATE, VJP_DSTATE_GIVEN, VJP_ARRAYS };
+enum { VJP_TILE = 64, VJP_THREADS = 256, VJP_EVERY = 64 };
+
+/* All arrays row-contiguous, but parts of those of total tokens; the last two may be NULL. */
+struct delta_vjp_job { struct array *a[VJP_ARRAYS]; uint32_t total; };
+
+static uint32_t delta_vjp_memory(const struct gated_delta_vjp_constants *s)
+{
+    uint32_t rows = 8 * s->threads / s->columns, wide = 2 * s->columns, vector = s->vector;
+    return 96 * s->threads + 8 * rows + s->tokens * (16 * wide * (2 + vector) + 12 * rows + 4 * wide + 20);
+}
+
+/* Few large workgroups leave few parts of sums over rows, many small ones keep the device busy. */
+static struct gated_delta_vjp_constants delta_vjp_shape(const struct device *d, int keys, int values, int64_t heads,
+                                                        int tokens, bool vector)
+{
+    struct gated_delta_vjp_constants s = { .threads = VJP_THREADS, .tokens = 4, .every = 4,
+        .columns = pow2_at_least(ceil_div((uint64_t)keys, 8)), .vector = vector };
+    const uint32_t least = s.columns > 32 ? s.columns : 32;
+    while (s.threads > least && (s.threads > d->caps.max_threads || 4 * s.threads / s.columns >= (uint32_t)values ||
+           (heads * ceil_div((uint64_t)values, 8 * s.threads / s.columns) < d->tuning->processors &&
+            s.threads > 64))) s.threads /= 2;
+    while (delta_vjp_memory(&s) > d->caps.shared_memory && (s.tokens > 1 || s.threads > least)) {
+        if (s.tokens > 1) s.tokens /= 2;
+        else s.threads /= 2;
+    }
+    while (s.every < VJP_EVERY && s.every * s.every < (uint32_t)tokens) s.every *= 2;
+    return s;
+}
+
+static uint32_t delta_vjp_rows(const struct gated_delta_vjp_constants *s) { return 8 * s->threads / s->columns; }
+
+/* Tokens from `first` on, of items: blocks of rows of all heads of all batches. saved: states in front of segments, and
+ * from `replay` on those of one segment. */
+struct delta_vjp_step { uint32_t item, items, segments; int first, tokens; struct array *saved; size_t replay; };
+
+static void delta_vjp_dispatch(struct encoder *e, const struct delta_vjp_job *j, struct gated_delta_vjp_constants s,
+                               const struct delta_vjp_step *t)
+{
+    const struct array *k = j->a[VJP_K], *v = j->a[VJP_DV];
+    struct gated_delta_vjp_push p = { .item = t->item, .items = t->items, .total = j->total,
+        .tokens = (uint32_t)t->tokens, .segment = (uint32_t)t->first / s.every, .segments = t->segments,
+        .heads = (uint32_t)v->shape[2], .group = (uint32_t)(v->shape[2] / k->shape[2]),
+        .blocks = ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), .key_width = (uint32_t)k->shape[3],
+        .value_width = (uint32_t)v->shape[3], .replay_at = (uint32_t)t->replay };
+    uint32_t *at[] = { &p.parts_at, &p.dv_at, &p.dstate_at, &p.q_at, &p.k_at, &p.values_at, &p.gates_at };
+    bool back = s.mode == DELTA_VJP_BACKWARD;
+    struct array part;
+    for (uint32_t i = VJP_PARTS; i < VJP_STATE; i++) {
+        if (i == VJP_DSTATE || (!back && i <= VJP_Q)) continue;
+        part = part_of(j->a[i], 1, t->first, t->tokens);
+        *at[i] = bind_array(e, SLOT_gated_delta_vjp_parts + i, &part, i <= VJP_DV);
+    }
+    if (back) p.dstate_at = set_output(e, SLOT_gated_delta_vjp_dstate, j->a[VJP_DSTATE]);
+    else if (j->a[VJP_STATE]) p.dstate_at = set_input(e, SLOT_gated_delta_vjp_dstate, j->a[VJP_STATE]);
+    p.state = back ? j->a[VJP_DSTATE_GIVEN] || t->first + t->tokens < k->shape[1] : j->a[VJP_STATE] != NULL;
+    set_output(e, SLOT_gated_delta_vjp_saved, t->saved);
+    set_work(e, (back ? 16.0 : 3.0) * t->items * t->tokens * VJP_TILE * s.threads);
+    use_kernel(e, K_GATED_DELTA_VJP, &p, sizeof p, &s, sizeof s);
+    dispatch_groups(e, t->items);
+}
+
+/* Tokens of one dispatch: whole segments, as many as do not take too long, nor, with that quirk, too many loops. */
+static int delta_vjp_tokens(const struct encoder *e, const struct delta_vjp_job *j,
+                            const struct gated_delta_vjp_constants *s, uint32_t items)
+{
+    uint32_t loops = 128 + 6 * s->columns + 8 * (s->threads / s->columns), most = j->total;
+    for (int i = VJP_PARTS; i < VJP_STATE; i++)
+        while (i != VJP_DSTATE && most > s->every) {
+            struct array part = part_of(j->a[i], 1, 0, most);
+            if (fits_binding(e->device, &part)) break;
+            most = ceil_div(most, 2);
+        }
+    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS) most = min_u32(most, LOOP_MOST / loops);
+    while (most > s->every && too_long(e, 16.0 * items * most * VJP_TILE * s->threads)) most /= 2;
+    return (int)round_up(most - most % s->every ? most - most % s->every : 1, s->every);
+}
+
+/* Some items: forward through all tokens, and back. */
+static void delta_vjp_items(struct encoder *e, const struct delta_vjp_job *j, struct gated_delta_vjp_constants s,
+                            uint32_t item, uint32_t items)
+{
+    const int all = j->a[VJP_Q]->shape[1], each = delta_vjp_tokens(e, j, &s, items);
+    struct delta_vjp_step t = { item, items, ceil_div((uint64_t)all, s.every), 0, 0, NULL, 0 };
+    const size_t tile = (size_t)VJP_TILE * s.threads;
+    t.replay = (size_t)items * t.segments * tile;
+    if (!(t.saved = scratch(e, t.replay + (size_t)items * s.every * tile, MLXVK_FLOAT32))) return;
+    s.mode = DELTA_VJP_FORWARD;
+    for (t.first = 0; t.first < all && !e->code; t.first += each) {
+        t.tokens = each < all - t.first ? each : all - t.first;
+        delta_vjp_dispatch(e, j, s, &t);
+    }
+    s.mode = DELTA_VJP_BACKWARD;
+    for (t.first -= each; t.first >= 0 && !e->code; t.first -= each) {
+        t.tokens = each < all - t.first ? each : all - t.first;
+        delta_vjp_dispatch(e, j, s, &t);
+    }
+    array_release(t.saved);
+}
+
+/* By batches, where one cannot bind them all; then by as many items as have room for their states. */
+static void delta_vjp_split(struct encoder *e, const struct delta_vjp_job *j,
+                            const struct gated_delta_vjp_constants *s)
+{
+    const struct array *q = j->a[VJP_Q], *v = j->a[VJP_DV];
+    uint32_t items = (uint32_t)(v->shape[0] * v->shape[2]) * ceil_div((uint64_t)v->shape[3], delta_vjp_rows(s)), each;
+    size_t one = (size_t)VJP_TILE * s->threads * (ceil_div((uint64_t)q->shape[1], s->every) + s->every);
+    struct array part[VJP_ARRAYS];
+    bool cut = false;
+    for (int i = 0; i < VJP_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    for (int half = 0; half < 2 && cut && v->shape[0] > 1 && !e->code; half++) {
+        struct delta_vjp_job some = *j;
+        for (int i = 0; i < VJP_ARRAYS; i++) {
+            if (!j->a[i]) continue;
+            part[i] = half_of(j->a[i], 0, half);
+            some.a[i] = &part[i];
+        }
+        delta_vjp_split(e, &some, s);
+    }
+    if (cut && v->shape[0] > 1) return;
+    if (j->a[VJP_DSTATE_GIVEN]) copy_split(e, j->a[VJP_DSTATE], j->a[VJP_DSTATE_GIVEN]);
+    each = (uint32_t)max_size(min_size(binding_room(e->device, 4), (size_t)INT_MAX) / 4 / one, 1);
+    for (uint32_t item = 0; item < items && !e->code; item += each)
+        delta_vjp_items(e, j, *s, item, min_u32(each, items - item));
+}
+
+static void lower_gated_delta_vjp(struct encoder *e, const struct node *n)
+{
+    const struct array *q = n->in[0], *v = n->out[VJP_DV];
+    struct delta_vjp_job j = { .total = (uint32_t)q->shape[1] };
+    struct gated_delta_vjp_constants s = delta_vjp_shape(e->device, q->shape[3], v->shape[3],
+        (int64_t)v->shape[0] * v->shape[2], q->shape[1], n->p.gated_delta_vjp.vector);
+    s.dtype = (uint32_t)q->dtype;
+    for (int i = 0; i < VJP_Q; i++) j.a[i] = n->out[i];
+    for (int i = 0; i < 6; i++) j.a[VJP_Q + i] = n->in[i];
+    delta_vjp_split(e, &j, &s);
+}
+
+/* Rows of a and behind each one of b; of one dtype, and but for the last axis of one shape. */
+static struct array *beside(struct call *c, struct array *a, struct array *b)
+{
+    struct array *out;
+    int shape[MAXD], last;
+    if (c->code || !a || !b) return NULL;
+    last = a->ndim - 1;
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[last] += b->shape[last];
+    out = output(c, a->ndim, shape, a->dtype);
+    append_copy(c, slice_one(c, out, last, 0, a->shape[last]), a);
+    append_copy(c, slice_one(c, out, last, a->shape[last], b->shape[last]), b);
+    return out;
+}
+
+/* The sums over axis 3 of an array's columns from `first` on, as an operand is. */
+static struct array *delta_sum(struct call *c, struct array *a, int first, int count, const struct array *like)
+{
+    struct array *part = c->code || !a ? NULL : slice_one(c, a, a->ndim - 1, first, count);
+    part = do_reduce(c, R_sum, part, 1u << 3, false);
+    return part ? as_type(c, do_reshape(c, part, like->ndim, like->shape), like->dtype) : NULL;
+}
+
+/* out: what the kernels' parts of sums come to, each as its operand is. */
+static void delta_gradients(struct call *c, struct array *const in[8], struct array *const parts[3],
+                            struct array *out[6])
+{
+    const struct array *k = in[1], *v = in[2];
+    int width = k->shape[3], blocks = c->code ? 0 : parts[0]->shape[3], all = c->code ? 0 : parts[0]->shape[4];
+    const int keys[] = { k->shape[0], k->shape[1], k->shape[2], v->shape[2] / k->shape[2] * blocks, all };
+    struct array *sums = c->code ? NULL : do_reshape(c, parts[0], 5, keys);
+    for (int i = 0; i < 2; i++) out[i] = delta_sum(c, sums, i * width, width, in[i]);
+    out[2] = as_type(c, parts[1], v->dtype);
+    if (in[3]->ndim == 4) out[3] = delta_sum(c, parts[0], 2 * width, width, in[3]);
+    else out[3] = delta_sum(c, parts[0], all - 1, 1, in[3]);
+    out[4] = delta_sum(c, parts[0], all - 2, 1, in[4]);
+    out[5] = as_type(c, parts[2], in[5] ? in[5]->dtype : MLXVK_FLOAT32);
+}
+
+/* Checks; the dtype to compute with, or -1 with an error. in: queries, keys, values, gates, beta, state, the cotangents
+ * of result and state; state and its cotangent may be NULL. */
+static int check_delta_vjp(struct call *c, struct array *const in[8])
+{
+    const struct array *q = in[0], *v = in[2];
+    int t;
+    if (!check_delta(c, q, in[1], v, in[3], in[4], in[5]) || !in[6]) return -1;
+    if (!same_shape(in[6], v)) return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for values %s", TEXT(in[6]), TEXT(v)), -1;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    if (in[7] && (in[7]->ndim != 4 || memcmp(in[7]->shape, state, sizeof state)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s is not of the state's shape", TEXT(in[7])), -1;
+    t = (int)at_least_float(promote(promote(q->dtype, in[1]->dtype), v->dtype));
+    for (int i = 0; i < 8; i++)
+        if (in[i] && (!is_float(t) || !is_float(in[i]->dtype)))
+            return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(in[i])), -1;
+    return t;
+}
+
+static size_t do_gated_delta_vjp(struct call *c, struct array *in[8], struct array *out[6])
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int found = check_delta_vjp(c, in);
+    mlxvk_dtype t = (mlxvk_dtype)found;
+    struct array *q = in[0], *v = in[2], *gate = in[3], *parts[3];
+    if (found < 0) return 0;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    if (!q->size || !v->size) {
+        for (int i = 0; i < 5; i++) out[i] = broadcast(c, scalar(c, 0, in[i]->dtype), in[i]->ndim, in[i]->shape);
+        out[5] = in[7] ? as_type(c, in[7], f) : broadcast(c, scalar(c, 0, f), 4, state);
+        return 6;
+    }
+    struct gated_delta_vjp_constants s = delta_vjp_shape(c->device, q->shape[3], v->shape[3],
+        (int64_t)v->shape[0] * v->shape[2], q->shape[1], gate->ndim == 4);
+    int blocks = (int)ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), kinds = gate->ndim == 4 ? 3 : 2;
+    parts[0] = output(c, 5, (int[]){ v->shape[0], v->shape[1], v->shape[2], blocks, kinds * q->shape[3] + 2 }, f);
+    parts[1] = output(c, 4, v->shape, t);
+    parts[2] = output(c, 4, state, f);
+    gate = as_type(c, gate, t);
+    if (kinds == 2) gate = do_expand(c, gate, (int[]){ 3 }, 1);
+    append(c, OP_GATED_DELTA_VJP, PARAMS(.gated_delta_vjp = { kinds == 3 }),
+           ARRAYS(contiguous(c, as_type(c, q, t)), contiguous(c, as_type(c, in[1], t)),
+                  beside(c, as_type(c, v, t), as_type(c, in[6], t)),
+                  beside(c, gate, do_expand(c, as_type(c, in[4], t), (int[]){ 3 }, 1)),
+                  contiguous(c, as_type(c, in[5], f)), contiguous(c, as_type(c, in[7], f))), parts, 3);
+    delta_gradients(c, in, parts, out);
+    return 6;
+}
+
+int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                      mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
+                                      mlxvk_array initial_state, mlxvk_array cotangent, mlxvk_array state_cotangent,
+                                      mlxvk_stream s)
+{
+    struct call c = begin("fast_gated_delta_update_vjp", s);
+    struct array *in[8] = { IN(queries), IN(keys), IN(values), IN(gates), IN(beta),
+                            optional_input(&c, "initial_state", initial_state), IN(cotangent),
+                            optional_input(&c, "state_cotangent", state_cotangent) };
+    struct array *out[6];
+    return finish_vector(&c, out, do_gated_delta_vjp(&c, in, out), res);
+}
+
+/* ==== >>attention_vjp: attention's gradient, in tiles ============================================================= */
+
+enum { AVJP_DQ, AVJP_DK, AVJP_DV, AVJP_SUMS, AVJP_Q, AVJP_K, AVJP_V, AVJP_G, AVJP_O, AVJP_MASK, AVJP_SINKS, AVJP_ARRAYS };
+enum { AVJP_SLICE = 32 };                            /* features of a row in shared memory */
+
+/* sums: logsumexp of each query's scores, given or asked for: NULL or without gradients the only result. */
+struct attention_vjp_job { struct array *a[AVJP_ARRAYS]; uint32_t flags; float scale; };
+
+/* Rows of each side in a workgroup. */
+static uint32_t attention_vjp_tile(const struct device *d)
+{
+    return d->caps.max_threads >= 128 && d->caps.shared_memory >= 16 * 4 * 32 * 9 ? 32 : 16;
+}
+
+static double attention_vjp_work(const struct attention_vjp_job *j, uint32_t mode)
+{
+    const struct array *q = j->a[AVJP_Q], *v = j->a[AVJP_V];
+    double pairs = (double)q->size / q->shape[3] * j->a[AVJP_K]->shape[2], values = v ? v->shape[3] : 0;
+    return pairs * (mode == ATTEND_VJP_KEYS ? 2 * (q->shape[3] + values)
+                    : q->shape[3] + (mode == ATTEND_VJP_QUERIES ? q->shape[3] + values : 0));
+}
+
+/* Can a mode read all features by quads? v: the values, or what is read in their place. */
+static bool attention_vjp_wide(const struct attention_vjp_job *j, const struct array *v,
+                               const struct attention_vjp_push *p)
+{
+    const struct array *a[] = { j->a[AVJP_Q], j->a[AVJP_K], v, j->a[AVJP_G] };
+    const uint32_t at[] = { p->q_at, p->k_at, p->v_at, p->g_at };
+    for (int i = 0; i < 4; i++)
+        if (a[i] && (a[i]->shape[3] % 4 || at[i] % 4 || a[i]->strides[0] % 4 || a[i]->strides[1] % 4 ||
+                     a[i]->strides[2] % 4)) return false;
+    return true;
+}
+
+/* One mode for all of a job that can be bound; first and second are what it writes. stats: what ROWS wrote. */
+static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp_job *j, uint32_t mode,
+                                   struct array *first, struct array *second, struct array *stats)
+{
+    const bool rows = mode == ATTEND_VJP_ROWS;
+    struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K], *v = j->a[rows ? AVJP_O : AVJP_V], *g = j->a[AVJP_G];
+    const uint32_t tile = attention_vjp_tile(e->device), heads = (uint32_t)q->shape[1];
+    struct attention_vjp_push p = { .batches = (uint32_t)q->shape[0], .heads = heads,
+        .group = heads / (uint32_t)k->shape[1], .query_count = (uint32_t)q->shape[2],
+        .key_count = (uint32_t)k->shape[2], .key_width = (uint32_t)q->shape[3],
+        .value_width = v ? (uint32_t)v->shape[3] : 0, .flags = j->flags, .scale = j->scale };
+    uint32_t owners = mode == ATTEND_VJP_KEYS ? (uint32_t)k->shape[1] : heads;
+    p.first_at = set_output(e, SLOT_attention_vjp_first, first);
+    if (second) p.second_at = bind_array(e, SLOT_attention_vjp_second, second, !rows);
+    if (rows) p.flags |= (second ? 0 : ATTEND_VJP_SUMS) | (v ? ATTEND_VJP_DOTS : 0);
+    else if (stats) p.stats_at = set_input(e, SLOT_attention_vjp_stats, stats);
+    if (rows && j->a[AVJP_SINKS]) p.stats_at = set_input(e, SLOT_attention_vjp_stats, j->a[AVJP_SINKS]);
+    p.q_at = set_input(e, SLOT_attention_vjp_q, q);
+    p.k_at = set_input(e, SLOT_attention_vjp_k, k);
+    copy_strides(p.q_stride, q, 3);
+    copy_strides(p.k_stride, k, 3);
+    if (v) { p.v_at = set_input(e, SLOT_attention_vjp_v, v); copy_strides(p.v_stride, v, 3); }
+    if (g) p.g_at = set_input(e, SLOT_attention_vjp_g, g);
+    if (j->a[AVJP_MASK]) p.mask_at = set_input(e, SLOT_attention_vjp_mask, j->a[AVJP_MASK]);
+    if (j->a[AVJP_MASK]) copy_strides(p.mask_stride, j->a[AVJP_MASK], 4);
+    set_work(e, attention_vjp_work(j, mode));
+    USE(e, attention_vjp, &p, .threads = tile * tile / 8, .mode = mode, .tile = tile,
+        .slices = ceil_div(p.key_width, AVJP_SLICE), .value_slices = v ? ceil_div(p.value_width, AVJP_SLICE) : 1,
+        .step = attention_vjp_wide(j, v, &p) ? 4 : 1, .dtype = q->dtype);
+    dispatch_groups(e, (uint64_t)ceil_div(mode == ATTEND_VJP_KEYS ? p.key_count : p.query_count, tile) * owners *
+                           p.batches);
+}
+
+static void attention_vjp_whole(struct encoder *e, const struct attention_vjp_job *j)
+{
+    const struct array *q = j->a[AVJP_Q];
+    struct array *stats;
+    if (!j->a[AVJP_DQ]) {
+        attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, j->a[AVJP_SUMS], NULL, NULL);
+        return;
+    }
+    if (!(stats = scratch(e, q->size / (size_t)q->shape[3] * 2, MLXVK_FLOAT32))) return;
+    attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, stats, j->a[AVJP_SUMS], NULL);
+    attention_vjp_dispatch(e, j, ATTEND_VJP_KEYS, j->a[AVJP_DK], j->a[AVJP_DV], stats);
+    attention_vjp_dispatch(e, j, ATTEND_VJP_QUERIES, j->a[AVJP_DQ], NULL, stats);
+    array_release(stats);
+}
+
+/* By batches, then by heads of keys with those of queries that read them. */
+static void attention_vjp_split(struct encoder *e, const struct attention_vjp_job *j)
+{
+    const struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K];
+    struct array part[AVJP_ARRAYS];
+    bool cut = too_long(e, attention_vjp_work(j, j->a[AVJP_DQ] ? ATTEND_VJP_KEYS : ATTEND_VJP_ROWS));
+    int axis, own = k->shape[1] / 2, group = q->shape[1] / k->shape[1];
+    for (int i = 0; i < AVJP_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    axis = !cut ? -1 : q->shape[0] > 1 ? 0 : k->shape[1] > 1 ? 1 : -1;
+    if (axis < 0) { attention_vjp_whole(e, j); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct attention_vjp_job one = *j;
+        for (int i = 0; i < AVJP_ARRAYS; i++) {
+            bool keys = i == AVJP_K || i == AVJP_V || i == AVJP_DK || i == AVJP_DV;
+            int first = !axis ? q->shape[0] / 2 : keys ? own : own * group, along = i == AVJP_SINKS ? 0 : axis;
+            if (!j->a[i] || (i == AVJP_SINKS && !axis)) continue;
+            part[i] = part_of(j->a[i], along, half ? first : 0, half ? j->a[i]->shape[along] - first : first);
+            one.a[i] = &part[i];
+        }
+        attention_vjp_split(e, &one);
+    }
+}
+
+/* in: q, k, v, g, o, mask, sinks, and logsumexp where that is given. */
+static void lower_attention_vjp(struct encoder *e, const struct node *n)
+{
+    struct attention_vjp_job j = { .flags = n->p.attention.flags, .scale = n->p.attention.scale };
+    for (int i = 0; i < 4; i++) j.a[AVJP_DQ + i] = n->out[i];
+    if (!n->out[AVJP_SUMS]) j.a[AVJP_SUMS] = n->in[7];
+    for (int i = 0; i < 7; i++) {
+        bool dense = i < 5 || i == 6;
+        if (i == 3 && n->in[i]) j.a[AVJP_Q + i] = rows_of(e, n->in[i]);
+        else j.a[AVJP_Q + i] = dense ? dense_of(e, n->in[i], false) : n->in[i];
+    }
+    if (!e->code) attention_vjp_split(e, &j);
+    for (int i = 0; i < 7; i++) if (i < 5 || i == 6) array_release(j.a[AVJP_Q + i]);
+}
+
+/* Checks and promotes; the kernel's flags, or -1 with an error. in: as lower_attention_vjp has it; v may be NULL. */
+static int attention_vjp_operands(struct call *c, struct array *in[8], const char *mode, mlxvk_dtype *t)
+{
+    struct array *q = in[0], *k = in[1], *v = in[2], **mask = &in[5], **sinks = &in[6];
+    int flags = mask_flags(c, mode, *mask), shape[4];
+    if (!check_attention(c, q, k, v ? v : k)) return -1;
+    *t = promote(promote(q->dtype, k->dtype), v ? v->dtype : k->dtype);
+    if (!is_float(*t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q)), -1;
+    if (*sinks && ((*sinks)->ndim != 1 || (*sinks)->shape[0] != q->shape[1]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1],
+                    TEXT(*sinks)), -1;
+    if (q->shape[3] > ATTEND_WIDTH || (v && v->shape[3] > ATTEND_WIDTH))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "features of %s beyond %d", TEXT(q), ATTEND_WIDTH), -1;
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS &&
+        max_size((size_t)q->shape[2] * (size_t)(q->shape[1] / k->shape[1]), (size_t)k->shape[2]) > 1 << 12)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%s and %s are more than this driver's loops take", TEXT(q), TEXT(k)), -1;
+    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if ((size_t)shape[2] * (size_t)shape[3] * (*mask ? dtypes[(*mask)->dtype].size : 0) > binding_room(c->device, 4) ||
+        max_size((size_t)shape[2], (size_t)shape[3]) * 4 * max_size((size_t)q->shape[3], v ? (size_t)v->shape[3] : 0) >
+            binding_room(c->device, 4))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "a head's rows, or the mask, of %s and %s are more than a binding reaches",
+                    TEXT(q), TEXT(k)), -1;
+    if (*mask) *mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, *mask, *t) : *mask, 4, shape);
+    for (int i = 0; i < 5; i++) in[i] = as_type(c, in[i], *t);
+    *sinks = as_type(c, *sinks, *t);
+    return c->code ? -1 : (flags & (ATTEND_CAUSAL | ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)) |
+                          (*sinks ? ATTEND_VJP_SINKS : 0);
+}
+
+_Static_assert((int)ATTEND_VJP_CAUSAL == ATTEND_CAUSAL && (int)ATTEND_VJP_MASK_BOOL == ATTEND_MASK_BOOL &&
+               (int)ATTEND_VJP_MASK_ADDS == ATTEND_MASK_ADDS, "attention and its gradient have other flags");
+
+static struct array *do_attention_logsumexp(struct call *c, struct array *q, struct array *k, float scale,
+                                            const char *mode, struct array *mask, struct array *sinks)
+{
+    struct array *in[8] = { q, k, NULL, NULL, NULL, mask, sinks, NULL }, *out;
+    mlxvk_dtype t;
+    int flags = attention_vjp_operands(c, in, mode, &t);
+    if (flags < 0) return NULL;
+    out = output(c, 4, (int[]){ q->shape[0], q->shape[1], q->shape[2], 1 }, MLXVK_FLOAT32);
+    if (!k->size) return FAIL(c, MLXVK_ERROR_SHAPE, "there are no keys in %s", TEXT(k));
+    append(c, OP_ATTENTION_VJP, PARAMS(.attention = { (uint32_t)flags, scale, (uint32_t)k->shape[2] }), in, 8,
+           ARRAYS(NULL, NULL, NULL, out));
+    return out;
+}
+
+/* out: gradients of queries, keys and values. */
+static size_t do_attention_vjp(struct call *c, struct array *in[8], float scale, const char *mode,
+                               struct array *out[3])
+{
+    struct array *given[3] = { in[0], in[1], in[2] }, *q = in[0], *v = in[2], *g = in[3], *sums = in[7];
+    struct array *to[4] = { NULL };
+    mlxvk_dtype t;
+    int flags = !v ? -1 : attention_vjp_operands(c, in, mode, &t);
+    if (flags < 0 || !g || !in[4]) return 0;
+    const int shape[4] = { q->shape[0], q->shape[1], q->shape[2], v->shape[3] };
+    if (g->ndim != 4 || !same_shape(g, in[4]) || memcmp(g->shape, shape, sizeof shape))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "output %s and cotangent %s for queries %s", TEXT(in[4]), TEXT(g), TEXT(q)),
+               0;
+    if (sums && (sums->size * (size_t)q->shape[3] != q->size || sums->ndim < 3 || sums->dtype != MLXVK_FLOAT32))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "logsumexp %s is not one float32 for each query of %s", TEXT(sums),
+                    TEXT(q)), 0;
+    for (int i = 0; i < 3; i++) to[i] = output(c, 4, given[i]->shape, t);
+    if (c->code) return 0;
+    if (!q->size || !v->size || !given[1]->size) {
+        for (int i = 0; i < 3; i++)
+            out[i] = broadcast(c, scalar(c, 0, given[i]->dtype), 4, given[i]->shape);
+        return 3;
+    }
+    in[7] = sums ? do_reshape(c, contiguous(c, sums), 3, shape) : NULL;
+    append(c, OP_ATTENTION_VJP, PARAMS(.attention = { (uint32_t)flags, scale, (uint32_t)given[1]->shape[2] }), in, 8,
+           to, 4);
+    for (int i = 0; i < 3; i++) out[i] = as_type(c, to[i], given[i]->dtype);
+    return 3;
+}
+
+int mlxvk_fast_scaled_dot_product_attention_logsumexp(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                      float scale, const char *mask_mode, mlxvk_array mask_arr,
+                                                      mlxvk_array sinks, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention_logsumexp", s);
+    struct array *q = IN(queries), *k = IN(keys), *m = optional_input(&c, "mask_arr", mask_arr);
+    struct array *si = optional_input(&c, "sinks", sinks);
+    return finish(&c, do_attention_logsumexp(&c, q, k, scale, mask_mode, m, si), res);
+}
+
+int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                mlxvk_array values, float scale, const char *mask_mode,
+                                                mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_array output,
+                                                mlxvk_array logsumexp, mlxvk_array cotangent, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention_vjp", s);
+    struct array *in[8] = { IN(queries), IN(keys), IN(values), IN(cotangent), IN(output),
+                            optional_input(&c, "mask_arr", mask_arr), optional_input(&c, "sinks", sinks),
+                            optional_input(&c, "logsumexp", logsumexp) };
+    struct array *out[3];
+    return finish_vector(&c, out, do_attention_vjp(&c, in, scale, mask_mode, out), res);
 }
 
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */

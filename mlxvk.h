@@ -977,6 +977,12 @@ MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scal
 MLXVK_API int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales,
                          mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                          mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s);
+/* qqmm of matrices chosen as gather_qmm does: x and w (..., N, K) through the mode and back once, whatever is chosen.
+ * w floating, w_scales { NULL }: quantized here. Not in mlx-c. Source: MLX gather_qqmm. */
+MLXVK_API int mlxvk_gather_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales,
+                                mlxvk_array lhs_indices, mlxvk_array rhs_indices, mlxvk_optional_int group_size,
+                                mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x,
+                                mlxvk_array global_scale_w, bool sorted_indices, mlxvk_stream s);
 /* The Hadamard transform of rows of m * 2^k elements, m of 1, 12, 20, 28, times scale (1 / sqrt of their number); in
  * float32, rounded once. Dtypes that are not floating are cast to float32. */
 MLXVK_API int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s);
@@ -1088,6 +1094,47 @@ MLXVK_API int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims,
 MLXVK_API int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys,
                                                       mlxvk_array values, float scale, const char *mask_mode,
                                                       mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s);
+
+/* Not in mlx-c: its gradients for the cotangent of its result `output`, both (B, H, Lq, Dv), in tiles: the scores are not
+ * kept. logsumexp: float32 (B, H, Lq, 1), as the function after this has it, or { NULL }: computed. Features up to 256. res:
+ * { dqueries, dkeys, dvalues }, each of its operand's dtype; mask and sinks have none, as in MLX. Deterministic. */
+MLXVK_API int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_array queries,
+                                                          mlxvk_array keys, mlxvk_array values, float scale,
+                                                          const char *mask_mode, mlxvk_array mask_arr,
+                                                          mlxvk_array sinks, mlxvk_array output, mlxvk_array logsumexp,
+                                                          mlxvk_array cotangent, mlxvk_stream s);
+/* log(sum of exp(scale * q k^T + mask)) with the sink, for each query: float32 (B, H, Lq, 1), -inf where it sees no key.
+ * MLX's primitive has it as a second result when a gradient is wanted. */
+MLXVK_API int mlxvk_fast_scaled_dot_product_attention_logsumexp(mlxvk_array *res, mlxvk_array queries,
+                                                                mlxvk_array keys, float scale, const char *mask_mode,
+                                                                mlxvk_array mask_arr, mlxvk_array sinks,
+                                                                mlxvk_stream s);
+/* Not in mlx-c: MLX's fast::cross_entropy and its gradient. logits (..., n) of a floating dtype, targets (...): integer
+ * classes, below 0 from the end (outside of the row: its first or last). logsumexp(logits) - logits[target] in float32,
+ * computed in float32; -inf everywhere gives NaN. n is not 0. */
+MLXVK_API int mlxvk_fast_cross_entropy(mlxvk_array *res, mlxvk_array logits, mlxvk_array targets, mlxvk_stream s);
+/* For the cotangent (...) of the loss (...): cotangent * (softmax(logits) - 1 at the target), of logits' dtype; it may
+ * take over the logits' memory. */
+MLXVK_API int mlxvk_fast_cross_entropy_vjp(mlxvk_array *res, mlxvk_array logits, mlxvk_array targets, mlxvk_array loss,
+                                           mlxvk_array cotangent, mlxvk_stream s);
+/* Not in mlx-c: MLX's fast::gated_delta_update, the recurrence of a gated delta net. For each batch, each head of values
+ * and token after token, from the initial state S (B, Hv, Dv, Dk) ({ NULL }: zeros):
+ *     S = gate S;   S = S + beta (v - S k) k^T;   y = S q
+ * queries, keys (B, T, Hk, Dk), Dk up to 512; values (B, T, Hv, Dv), Hv a multiple of Hk; gates (B, T, Hv), or
+ * (B, T, Hv, Dk) for one of each column of S; beta (B, T, Hv). mask (B, T) or { NULL }: where it is false the token's
+ * result is 0 and S stays. res: { y (B, T, Hv, Dv) of the dtype that queries, keys and values promote to (gates and
+ * beta are rounded to it, all else is float32), S behind the last token in float32 }. */
+MLXVK_API int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                            mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
+                                            mlxvk_array initial_state, mlxvk_array mask, mlxvk_stream s);
+
+/* Its gradients, without a mask, for the cotangents of y and of the last state ({ NULL }: zeros). res: { dqueries, dkeys,
+ * dvalues, dgates, dbeta, dstate }, each of its operand's dtype (dstate float32 where there is no state). Deterministic;
+ * keeps states of about every sqrt(T)th token. */
+MLXVK_API int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
+                                                mlxvk_array initial_state, mlxvk_array cotangent,
+                                                mlxvk_array state_cotangent, mlxvk_stream s);
 
 /* ==== >>random: MLX's threefry generator, bit for bit ============================================================= */
 
