@@ -6,6 +6,7 @@
 # For working on it:
 #
 #   make          the library and every program, into build/
+#   make engine              a renderer that shares its GPU with mlxvk, in a window (SDL2; ENGINE="--frames 300 --check")
 #   make golden DIR=path     compare with MLX's own results in that folder
 #   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
 #   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command",
@@ -77,7 +78,9 @@ endif
 
 # ---- what there is: every folder of tests/ may be empty ----------------------------------------------------------
 objects = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
-programs_of = $(patsubst tests/$(1)/%.c,$(BUILD)/$(1)/%,$(filter-out tests/$(1)/support%.c,$(wildcard tests/$(1)/*.c)))
+programs_of = $(patsubst tests/$(1)/%.c,$(BUILD)/$(1)/%,$(filter-out $(engine).c tests/$(1)/support%.c,\
+                $(wildcard tests/$(1)/*.c)))
+engine := tests/examples/engine# wants SDL2: built by make engine alone
 
 lib := $(if $(wildcard mlxvk.c),$(BUILD)/libmlxvk.a)
 qwen3_objects := $(call objects,$(filter-out %/main.c,$(wildcard tests/qwen3/*.c)))
@@ -97,7 +100,7 @@ test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
 .PHONY: test-threads test-cross test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
-.PHONY: shaders
+.PHONY: shaders engine engine-check
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
 .SECONDARY:
@@ -193,6 +196,24 @@ run-tests:
 	    "random-programs: $(BUILD)/fuzz/fuzz_programs --seconds $(PROGRAMS_SECONDS) --seed $(PROGRAMS_SEED)" \
 	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units) $(examples)
 
+# A program in a window; engine-check has one without a screen, and looks at what it shows.
+engine_program := $(BUILD)/examples/engine
+$(engine_program): $(BUILD)/obj/$(engine).o $(qwen3_lib) $(lib) $(keep_loaded)
+	$(link)
+$(engine_program): libs += $(qwen3_libs) -lSDL2 -lpng
+
+engine:
+	@tests/tools/setup build engine
+	@$(build) $(engine_program)
+	@$(engine_program) --model "$$MODEL" --prompt "$$PROMPT" $(ENGINE)
+
+engine-check:
+	@tests/tools/setup build engine
+	@$(build) $(engine_program)
+	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/engine_logs $(RUNNER) \
+	    "engine: SDL_VIDEODRIVER=x11 xvfb-run -a $(engine_program) --frames 60 --fast --check --picture $(BUILD)/engine.png"
+	@cat $(BUILD)/engine_logs/engine.out
+
 test-profiles: $(golden) $(units)
 	@tests/tools/profiles --check README.md $(PROFILES) $(golden) "$$DIR" $(units)
 
@@ -200,9 +221,10 @@ test-drivers: $(golden) $(units)
 	@tests/tools/setup drivers || true
 	@tests/tools/drivers $(ON) $(golden) "$$DIR" $(BUILD)/unit $(DRIVERS)
 
-# All but the tests of programs' command lines, which start them as POSIX does. Each library and program is an .exe's.
+# All but the tests of programs' command lines, which start them as POSIX does, and of memory by POSIX's pages and
+# descriptors. Each library and program is an .exe's.
 windows_cc := x86_64-w64-mingw32-gcc
-windows_units := $(filter-out %_cli,$(if $(filter --sample,$(WINDOWS)),$(patsubst %,$(BUILD)/unit/test_%,\
+windows_units := $(filter-out %_cli %/test_shared,$(if $(filter --sample,$(WINDOWS)),$(patsubst %,$(BUILD)/unit/test_%,\
     array device driver errors memory mlxc safetensors stream tokenizer),$(units)))
 setup-windows:
 	@tests/tools/setup windows
