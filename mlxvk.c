@@ -19611,7 +19611,7 @@ static void keep_group(struct stream *s, const struct members *all)
     uint32_t late = 0;
     uint16_t late_node = NO_NUMBER;
     bool tables = e->plan.tables.count > 0;
-    if (e->code || !g || w->groups.count == NO_NUMBER) { w->failed = true; return; }
+    if (w->failed || e->code || !g || w->groups.count == NO_NUMBER) { w->failed = true; return; }
     *g = (struct kept_group){ .all = *all, .fusion = e->fusion,
                               .step = w->plan.steps.count, .steps = e->plan.steps.count,
                               .donation = w->plan.donations.count, .donations = e->plan.donations.count };

@@ -349,6 +349,7 @@ static bool same_text(const struct job *j)
     size_t n = file ? fread(now, 1, sizeof now - 1, file) : 0;
     if (file) fclose(file);
     now[n] = 0;
+    if (strstr(now, "\nPrompt: ")) *strstr(now, "\nPrompt: ") = 0;    /* times follow */
     if (!*first) strcpy(first, now);
     return n && !strcmp(first, now);
 }
