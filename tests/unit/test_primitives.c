@@ -51,9 +51,10 @@ static void operand_free(struct operand *o)
     free(o->x);
 }
 
+/* scale: the size of numbers that a sum is made of; 0: exact. */
 static void expect(mlxvk_array got, mlxvk_dtype dtype, const double *want, size_t count, double scale, const char *what)
 {
-    double tolerance = dtype == MLXVK_FLOAT32 ? 2e-5 : dtype == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
+    double tolerance = scale <= 0 ? 0 : dtype == MLXVK_FLOAT32 ? 2e-5 : dtype == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
     unsigned char *data = malloc(count * bytes_of(dtype) + 1);
     assert_non_null(data);
     assert_int_equal(mlxvk_array_dtype(got), dtype);
@@ -479,11 +480,38 @@ static void attentions(void)
 }
 static void attention_gradients(void **state) { (void)state; everywhere(attentions, "MLX_VK_MAX_BINDING_RANGE=32768"); }
 
+/* ---- floor_divide: as MLX, the floor of a quotient that was rounded to its dtype ---- */
+
+static void floors_of_quotients(void **state)
+{
+    enum { N = 4096 };
+    static const mlxvk_dtype halves[] = { MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    struct rng r = { 3 };
+    (void)state;
+    for (size_t k = 0; k < COUNT(halves); k++) {
+        struct operand a = operand(&r, halves[k], (int[]){ N }, 1, -20, 20, DENSE), b = operand(&r, halves[k], (int[]){ N }, 1, -2, 2, DENSE);
+        double *want = malloc(N * sizeof *want);
+        unsigned char one[16];
+        mlxvk_array res = { NULL };
+        for (size_t i = 0; i < N; i++) {
+            store_number(halves[k], one, 0, (double)((float)a.x[i] / (float)b.x[i]));
+            want[i] = floor(load_number(halves[k], one, 0).re);
+        }
+        OK(mlxvk_floor_divide(&res, a.a, b.a, stream), stream);
+        expect(res, halves[k], want, N, 0, "floor_divide");
+        mlxvk_array_free(res);
+        operand_free(&a);
+        operand_free(&b);
+        free(want);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy), cmocka_unit_test(gated_deltas),
         cmocka_unit_test(gated_delta_gradients), cmocka_unit_test(attention_gradients),
+        cmocka_unit_test(floors_of_quotients),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("primitives", tests, set_up_poisoned, tear_down);
