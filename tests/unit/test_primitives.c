@@ -506,12 +506,41 @@ static void floors_of_quotients(void **state)
     }
 }
 
+/* ---- no tokens, no keys; what is refused ---- */
+
+static void empty_and_refused(void **state)
+{
+    mlxvk_array none = { NULL }, q = floats(device, NULL, (int[]){ 1, 0, 1, 2 }, 4), g = floats(device, NULL, (int[]){ 1, 0, 1 }, 3);
+    mlxvk_array s = floats(device, (float[]){ 1, 2, 3, 4 }, (int[]){ 1, 1, 2, 2 }, 4), x = floats(device, (float[]){ 5, 6 }, (int[]){ 1, 1, 1, 2 }, 4);
+    mlxvk_array nothing = floats(device, NULL, (int[]){ 1, 1, 0, 2 }, 4), one = floats(device, (float[]){ 1 }, (int[]){ 1, 1, 1 }, 3), out = { NULL };
+    mlxvk_vector_array res = { NULL };
+    (void)state;
+    OK(mlxvk_fast_gated_delta_update(&res, q, q, q, g, g, s, none, stream), stream);
+    OK(mlxvk_vector_array_get(&out, res, 1), stream);
+    expect_floats(out, (float[]){ 1, 2, 3, 4 }, 4, 0, 0, stream);
+    OK(mlxvk_fast_gated_delta_update_vjp(&res, q, q, q, g, g, none, q, s, stream), stream);
+    OK(mlxvk_vector_array_get(&out, res, 5), stream);
+    expect_floats(out, (float[]){ 1, 2, 3, 4 }, 4, 0, 0, stream);
+    OK(mlxvk_fast_scaled_dot_product_attention_vjp(&res, x, nothing, nothing, 1, "", none, none, x, none, x, stream), stream);
+    OK(mlxvk_vector_array_get(&out, res, 0), stream);
+    expect_floats(out, (float[]){ 0, 0 }, 2, 0, 0, stream);
+    REFUSED(mlxvk_fast_gated_delta_update(&res, x, q, x, one, one, none, none, stream), MLXVK_ERROR_SHAPE, stream, "queries");
+    REFUSED(mlxvk_fast_gated_delta_update(&res, x, x, x, g, one, none, none, stream), MLXVK_ERROR_SHAPE, stream, "gates");
+    REFUSED(mlxvk_fast_gated_delta_update(&res, x, x, x, one, one, x, none, stream), MLXVK_ERROR_SHAPE, stream, "state");
+    REFUSED(mlxvk_fast_gated_delta_update(&res, x, x, x, one, one, s, one, stream), MLXVK_ERROR_SHAPE, stream, "mask");
+    REFUSED(mlxvk_fast_gated_delta_update_vjp(&res, x, x, x, one, one, s, s, none, stream), MLXVK_ERROR_SHAPE, stream, "cotangent");
+    REFUSED(mlxvk_fast_scaled_dot_product_attention_vjp(&res, x, x, x, 1, "", none, none, s, none, s, stream), MLXVK_ERROR_SHAPE, stream, "output");
+    REFUSED(mlxvk_fast_scaled_dot_product_attention_vjp(&res, x, x, x, 1, "no", none, none, x, none, x, stream), MLXVK_ERROR_ARGUMENT, stream, "no");
+    for (size_t i = 0; i < 7; i++) mlxvk_array_free(((mlxvk_array[]){ q, g, s, x, nothing, one, out })[i]);
+    mlxvk_vector_array_free(res);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy), cmocka_unit_test(gated_deltas),
         cmocka_unit_test(gated_delta_gradients), cmocka_unit_test(attention_gradients),
-        cmocka_unit_test(floors_of_quotients),
+        cmocka_unit_test(floors_of_quotients), cmocka_unit_test(empty_and_refused),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("primitives", tests, set_up_poisoned, tear_down);
