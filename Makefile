@@ -11,8 +11,13 @@
 #   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
 #   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command",
 #                            ON="--only swiftshader --files 'unary matmul' --sample 1/4")
+#   make test-windows        tests as Windows programs, by mingw-w64, under Wine (WINDOWS=--sample: a part of them)
+#   make test-threads        eight threads with each other's arrays and events under ThreadSanitizer (THREAD_ROUNDS=1000)
+#   make test-cross          compiles for aarch64, riscv64, armhf, i386 and musl, runs on aarch64's Mesa (CROSS=--sample)
+#   make test-embed          mlxvk in other projects: CMake, Meson, a Makefile; static, shared, twice, beside a volk
 #   make fuzz SECONDS=600    random calls, random programs and damaged files under sanitizers and the validation layer
 #                            (SEED=n, FUZZ="--scarce 5 --ops add,sum" for the calls, PROGRAMS="--keep-going" for the programs)
+#   make fuzz-faults         each call of Vulkan's and each allocation failing in turn (FAULTS="--sample 1/50 --only vkMapMemory")
 #   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n)
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
@@ -46,6 +51,7 @@ export MODEL PROMPT DIR
 TEST_TIMEOUT ?= 600
 
 compiler := $(filter-out gcc cc,$(notdir $(firstword $(CC))))
+windows := $(findstring mingw32,$(compiler))
 variant := $(compiler)$(if $(and $(compiler),$(SAN)),-)$(if $(SAN),san)
 BUILD ?= build$(addprefix /,$(variant))
 
@@ -53,12 +59,22 @@ WARNINGS := -Wall -Wextra -Wpedantic
 WERROR ?= -Werror
 CFLAGS ?= $(if $(SAN),-O1,-O2) -g
 ifneq ($(SAN),)
-sanitize := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+sanitize := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -DMLXVK_CHECK_LOCKS
 endif
 flags = -std=c11 $(CFLAGS) $(WARNINGS) $(sanitize) -I. -Itests $(CPPFLAGS)
 # libvulkan is not among them: it is loaded at run time.
 LDLIBS := -ldl -lpthread -lm
 qwen3_libs := -lcjson -lpcre2-8 -lutf8proc
+test_libs := -lcmocka -lcjson
+# For Windows: libraries that are built for it, and POSIX's functions for all but mlxvk.c, which needs none.
+ifneq ($(windows),)
+windows_libs := build/windows/$(compiler)
+CPPFLAGS += -isystem $(windows_libs)/include -DPCRE2_STATIC -DUTF8PROC_STATIC
+posix = -Itests/windows -include tests/windows/posix.h
+LDLIBS := -static -lpthread -lm
+qwen3_libs := -L$(windows_libs)/lib -ltests
+test_libs := $(qwen3_libs)
+endif
 
 # ---- what there is: every folder of tests/ may be empty ----------------------------------------------------------
 objects = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
@@ -83,6 +99,7 @@ with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/d
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
+.PHONY: test-threads test-cross test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
 .PHONY: shaders engine engine-check
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
@@ -95,8 +112,9 @@ tests: $(lib) $(test_programs)
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo "  CC      $<"
-	@$(CC) $(flags) $(WERROR) -MMD -MP -c $< -o $@
+	@$(CC) $(flags) $(posix) $(WERROR) -MMD -MP -c $< -o $@
 
+$(BUILD)/obj/mlxvk.o: posix :=
 $(BUILD)/libmlxvk.a: $(BUILD)/obj/mlxvk.o
 $(BUILD)/libqwen3.a: $(qwen3_objects)
 $(lib) $(qwen3_lib):
@@ -112,16 +130,16 @@ FORCE:
 keep_loaded := $(if $(SAN),$(BUILD)/obj/tests/tools/keep_loaded.o)
 link = @mkdir -p $(@D) && echo "  LINK    $@" && \
        $(CC) $(sanitize) $(if $(SAN),-rdynamic) $(LDFLAGS) $(filter %.o,$^) $(filter %/libqwen3.a,$^) \
-             $(filter %/libmlxvk.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@
+             $(filter %/libmlxvk.a,$^) -Wl,--as-needed $(libs) $(LDLIBS) -o $@ $(if $(windows),&& ln -f $@.exe $@)
 
-$(all_programs): $(keep_loaded)
+$(all_programs): $(keep_loaded) $(if $(windows),$(call objects,tests/windows/posix.c))
 
 qwen3_users := $(filter $(all_programs),$(patsubst tests/%.c,$(BUILD)/%,$(with_qwen3))) \
                $(if $(filter tests/golden/%,$(with_qwen3)),$(golden))
 $(qwen3_users): $(qwen3_lib)
 $(qwen3) $(qwen3_users): libs += $(qwen3_libs)
-$(units): libs += -lcmocka -lcjson
-$(golden): libs += -lcjson
+$(units): libs += $(test_libs)
+$(golden): libs += $(if $(windows),$(test_libs),-lcjson)
 
 $(BUILD)/qwen3: $(BUILD)/obj/tests/qwen3/main.o $(qwen3_lib) $(lib)
 	$(link)
@@ -203,6 +221,42 @@ test-drivers: $(golden) $(units)
 	@tests/tools/setup drivers || true
 	@tests/tools/drivers $(ON) $(golden) "$$DIR" $(BUILD)/unit $(DRIVERS)
 
+# All but the tests of programs' command lines, which start them as POSIX does, and of memory by POSIX's pages and
+# descriptors. Each library and program is an .exe's.
+windows_cc := x86_64-w64-mingw32-gcc
+windows_units := $(filter-out %_cli %/test_shared,$(if $(filter --sample,$(WINDOWS)),$(patsubst %,$(BUILD)/unit/test_%,\
+    array device driver errors memory mlxc safetensors stream tokenizer),$(units)))
+setup-windows:
+	@tests/tools/setup windows
+	@tests/tools/windows-libraries $(windows_cc) build/windows/$(windows_cc)
+
+test-windows: setup-windows
+	@$(build) CC=$(windows_cc) CFLAGS="-O1 -g" windows-programs
+	@tests/tools/wine --session $(MAKE) --no-print-directory CC=$(windows_cc) CFLAGS="-O1 -g" run-windows
+
+windows-programs: $(qwen3) $(golden) $(windows_units)
+run-windows:
+	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l build/windows/logs \
+	    "qwen3: tests/tools/wine $(qwen3).exe --model $(MODEL) --check $(MODEL)/reference.json" \
+	    "golden: tests/tools/wine $(golden).exe $(golden_data) $(if $(filter --sample,$(WINDOWS)),--sample 1/16)" \
+	    $(foreach u,$(windows_units),"$(notdir $(u)): tests/tools/wine $(u).exe")
+
+# Threads under ThreadSanitizer, with the order of locks asserted.
+THREAD_ROUNDS ?= 200
+test-threads:
+	@tests/tools/setup build
+	@$(build) BUILD=build/tsan CFLAGS="-O1 -g -fsanitize=thread -rdynamic -DMLXVK_CHECK_LOCKS" LDFLAGS=-fsanitize=thread \
+	    build/tsan/obj/tests/tools/keep_loaded.o build/tsan/fuzz/fuzz_threads keep_loaded=build/tsan/obj/tests/tools/keep_loaded.o
+	@TSAN_OPTIONS=suppressions=tests/tools/tsan.supp build/tsan/fuzz/fuzz_threads $(THREAD_ROUNDS)
+
+test-cross:
+	@tests/tools/setup build test cross
+	@tests/tools/cross $(CROSS)
+
+test-embed:
+	@tests/tools/setup build embed
+	@tests/tools/embed
+
 golden: $(golden)
 	@$(BUILD)/golden "$$DIR"
 
@@ -218,6 +272,18 @@ fuzz:
 	    "damaged-files: $(fuzz_build)/fuzz/fuzz_qwen3 $$(($(SECONDS) * 100)) $(SEED)"
 	@tail -n 20 $(fuzz_build)/fuzz_logs/random-*.out $(fuzz_build)/fuzz_logs/damaged-files.out
 fuzz_build := build/$(addsuffix -,$(compiler))san
+
+# A fault a run, under AddressSanitizer; the layer that makes them is compiled without.
+FAULTS ?=
+faults := $(fuzz_build)/fuzz/layer
+fuzz-faults:
+	@tests/tools/setup build test
+	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/fuzz/fuzz_faults $(fuzz_build)/qwen3 $(faults)/libfaults.so
+	@. tests/tools/sanitizers && $(fuzz_build)/fuzz/fuzz_faults $(FAULTS) --qwen3 $(fuzz_build)/qwen3 $(MODEL) $(faults)
+
+$(BUILD)/fuzz/layer/libfaults.so: tests/fuzz/layer/faults.c tests/fuzz/layer/faults.h tests/fuzz/layer/faults.json
+	@mkdir -p $(@D)
+	@$(CC) -std=c11 -O2 -g $(WARNINGS) $(WERROR) -fPIC -shared -fvisibility=hidden $< -o $@ && cp $(<:.c=.json) $(@D)/
 
 bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \

@@ -52,6 +52,16 @@
 #define WIN32_LEAN_AND_MEAN
 #define VK_USE_PLATFORM_WIN32_KHR
 #include <windows.h>
+/* Its macros whose names are used below, also where a program's file has included it before. */
+#undef TEXT
+#undef IN
+#undef OUT
+#undef near
+#undef far
+#undef small
+#undef interface
+#undef min
+#undef max
 #else
 #include <pthread.h>
 #endif
@@ -60,9 +70,15 @@
  * runs. */
 #ifndef VOLK_H_
 #include "gen/volk_prefix.h"
-#define VOLK_IMPLEMENTATION
-#endif
 #include <volk.h>
+/* Until version 264 volk.c declares this type of windows.h's once more, in another way. */
+#if defined(_WIN32) && VOLK_HEADER_VERSION < 264
+#define FARPROC mlxvk_volk_procedure
+#endif
+#define VOLK_IMPLEMENTATION
+#include <volk.h>
+#undef FARPROC
+#endif
 
 /* ==== >>base ====================================================================================================== */
 
@@ -93,23 +109,45 @@ static uint32_t lowest_bit(uint32_t bits)            /* its number; bits is not 
 }
 static uint32_t float_bits(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }
 
-#ifdef _WIN32
-typedef SRWLOCK mutex;
-#define MUTEX_INIT SRWLOCK_INIT
-static void mutex_lock(mutex *m) { AcquireSRWLockExclusive(m); }
-static void mutex_unlock(mutex *m) { ReleaseSRWLockExclusive(m); }
+/* The locks, in the order in which a thread may take one that holds others: of the default device (while it is made or
+ * exchanged), of volk's loading, of a device, of a SPIR-V kernel's variants, of the error handler, of events' tops. */
+enum lock_rank { LOCK_DEFAULT, LOCK_VOLK, LOCK_DEVICE, LOCK_KERNEL, LOCK_HANDLER, LOCK_EVENTS };
+
+/* Programs that are compiled with this macro end where the order is not kept. */
+#ifdef MLXVK_CHECK_LOCKS
+static _Thread_local uint32_t locks_held;
+static void note_lock(int rank) { assert(!(locks_held >> rank)); locks_held |= 1u << rank; }
+static void note_unlock(int rank) { assert(locks_held >> rank & 1); locks_held &= ~(1u << rank); }
 #else
-typedef pthread_mutex_t mutex;
-#define MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
-static void mutex_lock(mutex *m) { pthread_mutex_lock(m); }
-static void mutex_unlock(mutex *m) { pthread_mutex_unlock(m); }
+static void note_lock(int rank) { (void)rank; }
+static void note_unlock(int rank) { (void)rank; }
+#endif
+
+#ifdef _WIN32
+typedef struct mutex { SRWLOCK native; int rank; } mutex;
+#define MUTEX_INIT(rank) { SRWLOCK_INIT, rank }
+static void mutex_lock(mutex *m) { note_lock(m->rank); AcquireSRWLockExclusive(&m->native); }
+static void mutex_unlock(mutex *m) { note_unlock(m->rank); ReleaseSRWLockExclusive(&m->native); }
+#else
+typedef struct mutex { pthread_mutex_t native; int rank; } mutex;
+#define MUTEX_INIT(rank) { PTHREAD_MUTEX_INITIALIZER, rank }
+static void mutex_lock(mutex *m) { note_lock(m->rank); pthread_mutex_lock(&m->native); }
+static void mutex_unlock(mutex *m) { note_unlock(m->rank); pthread_mutex_unlock(&m->native); }
 #endif
 
 static uint64_t now_ns(void)                         /* for statistics */
 {
+#ifdef _WIN32
+    LARGE_INTEGER t, second;                         /* two calls that do not fail since Windows XP */
+    QueryPerformanceCounter(&t);
+    QueryPerformanceFrequency(&second);
+    return (uint64_t)(t.QuadPart / second.QuadPart * 1000000000 +
+                      t.QuadPart % second.QuadPart * 1000000000 / second.QuadPart);
+#else
     struct timespec t;
     timespec_get(&t, TIME_UTC);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+#endif
 }
 
 /* ---- dtypes: the one table ---- */
@@ -1209,7 +1247,7 @@ static int choose_physical(struct device *d, const char *wanted, mlxvk_error *er
 
 /* Held while volk's functions of instances are loaded and used, for they are global: those of devices are the
  * device's. */
-static mutex volk_lock = MUTEX_INIT;
+static mutex volk_lock = MUTEX_INIT(LOCK_VOLK);
 
 static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
 {
@@ -4729,7 +4767,7 @@ static struct {
     mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
     void *data;
     void (*dtor)(void *);
-} the_default = { .lock = MUTEX_INIT, .handler_lock = MUTEX_INIT };
+} the_default = { .lock = MUTEX_INIT(LOCK_DEFAULT), .handler_lock = MUTEX_INIT(LOCK_HANDLER) };
 
 static int create_layouts(struct device *d)
 {
@@ -4888,7 +4926,8 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     }
     memset(d, 0, sizeof *d);
     d->refs = 1;
-    d->lock = d->event_lock = (mutex)MUTEX_INIT;
+    d->lock = (mutex)MUTEX_INIT(LOCK_DEVICE);
+    d->event_lock = (mutex)MUTEX_INIT(LOCK_EVENTS);
     d->allocator = a;
     if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
@@ -22127,9 +22166,24 @@ struct disk { struct io io; FILE *file; const char *path; bool good; };      /* 
 #ifdef _WIN32
 #define seek_file _fseeki64
 #define tell_file _ftelli64
+
+/* The path is in UTF-8, as everywhere. NULL where it is not, or there is no such file. */
+static FILE *open_file(const char *path, const char *mode)
+{
+    wchar_t wide[1024], how[8];
+    if (!MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, COUNT(wide)) ||
+        !MultiByteToWideChar(CP_UTF8, 0, mode, -1, how, COUNT(how))) return NULL;
+    return _wfopen(wide, how);
+}
 #else
-#define seek_file(file, at, whence) fseek(file, (long)(at), whence)
+#define open_file fopen
 #define tell_file ftell
+
+/* Refuses where a long has 32 bits, and the place more. */
+static int seek_file(FILE *file, int64_t at, int whence)
+{
+    return (int64_t)(long)at == at ? fseek(file, (long)at, whence) : -1;
+}
 #endif
 
 static FILE *disk_stream(void *d) { return ((struct disk *)d)->file; }
@@ -22148,7 +22202,7 @@ static struct io *disk_open(const char *path, const char *mode)
     static const mlxvk_io_vtable calls = { .is_open = disk_good, .good = disk_good, .tell = disk_tell,
                                            .seek = disk_seek, .read = disk_read,
                                            .write = disk_write, .label = disk_label, .free = disk_close };
-    FILE *file = path ? fopen(path, mode) : NULL;
+    FILE *file = path ? open_file(path, mode) : NULL;
     struct disk *d = file ? malloc(sizeof *d) : NULL;
     if (d) *d = (struct disk){ { d, calls }, file, path, true };
     else if (file) fclose(file);
@@ -23420,7 +23474,7 @@ mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vect
     k->inputs = (uint32_t)inputs;
     k->outputs = (uint32_t)outputs;
     k->rows = ensure_row_contiguous;
-    k->lock = (mutex)MUTEX_INIT;
+    k->lock = (mutex)MUTEX_INIT(LOCK_KERNEL);
     read_constants(k);
     return made;
 }

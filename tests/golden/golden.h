@@ -22,7 +22,7 @@
 /* A problem in words, empty when there is none. */
 struct problem { char text[1024]; };
 #if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
+__attribute__((__format__(__printf__, 2, 3)))
 #endif
 bool complain(struct problem *problem, const char *format, ...);            /* always false; the first problem stays */
 

@@ -95,6 +95,9 @@ static void test_no_driver(void **state)
     mlxvk_error error = { 0 };
     char old_icd[1024], old_files[1024];
     const char *icd = getenv("VK_ICD_FILENAMES"), *files = getenv("VK_DRIVER_FILES");
+#ifdef _WIN32
+    skip();                                          /* drivers are named in the registry there, and by Wine's host */
+#endif
     snprintf(old_icd, sizeof old_icd, "%s", icd ? icd : "");
     snprintf(old_files, sizeof old_files, "%s", files ? files : "");
     setenv("VK_ICD_FILENAMES", "/nonexistent/none.json", 1);

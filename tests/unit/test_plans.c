@@ -242,7 +242,8 @@ static void lab_open(struct lab *l, const struct row *row)
     d->memory_limit = d->cache_limit = SIZE_MAX;
     for (int use = 0; use < MEMORY_USES; use++) c->type_count[use] = 1;
     c->host_types = c->cached_types = 1;
-    d->lock = d->event_lock = (mutex)MUTEX_INIT;
+    d->lock = (mutex)MUTEX_INIT(LOCK_DEVICE);
+    d->event_lock = (mutex)MUTEX_INIT(LOCK_EVENTS);
     d->refs = 1;
     d->allocator = (mlxvk_allocator){ .allocate = allocate_some, .release = release };
     d->random_seeded = true;

@@ -1,0 +1,3 @@
+/* The program's own. */
+#define VOLK_IMPLEMENTATION
+#include <volk.h>

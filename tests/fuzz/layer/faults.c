@@ -1,0 +1,245 @@
+/* A Vulkan layer in which one call of one function fails, as the file says that FAULTS_FILE names; see faults.h. A device
+ * that a fault has lost stays lost. Objects are counted as they are made and destroyed. */
+#define _POSIX_C_SOURCE 200809L
+#define VK_NO_PROTOTYPES
+#include "faults.h"
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vulkan/vulkan.h>
+#include <vulkan/vk_layer.h>
+
+static struct faults *faults, none;
+static PFN_vkGetInstanceProcAddr next_instance_proc;
+static PFN_vkGetDeviceProcAddr next_device_proc;
+static VkInstance instance;
+/* Of the instance, asked for as soon as it is there: later the loader gives those of the first layer. */
+static PFN_vkEnumeratePhysicalDevices next_devices;
+static PFN_vkEnumerateDeviceExtensionProperties next_extensions;
+static PFN_vkDestroyInstance next_destroy;
+/* All are of one driver, with the same functions: those of the last are asked for. */
+static VkDevice devices[64];
+static int device_count;
+
+static void open_faults(void)
+{
+    const char *path = getenv("FAULTS_FILE");
+    int file = path ? open(path, O_RDWR) : -1;
+    void *map = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *faults, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (file >= 0) close(file);
+    faults = map == MAP_FAILED ? &none : map;
+}
+
+static void *next(const char *name)
+{
+    PFN_vkVoidFunction f = device_count ? next_device_proc(devices[device_count - 1], name) : NULL;
+    void *pointer;
+    if (!strcmp(name, "vkEnumeratePhysicalDevices")) f = (PFN_vkVoidFunction)next_devices;
+    if (!strcmp(name, "vkEnumerateDeviceExtensionProperties")) f = (PFN_vkVoidFunction)next_extensions;
+    memcpy(&pointer, &f, sizeof pointer);
+    return pointer;
+}
+
+/* What a lost device did is over: all of it may be destroyed. The driver's, which is not lost, goes on. */
+static void end_work(void)
+{
+    for (int i = 0; i < device_count; i++)
+        ((PFN_vkDeviceWaitIdle)next_device_proc(devices[i], "vkDeviceWaitIdle"))(devices[i]);
+}
+
+/* 0, or what this call is to return. */
+static VkResult fault(enum fault_function function)
+{
+    static const bool loses[FAULT_FUNCTIONS] = { [FAULT_vkQueueSubmit] = true, [FAULT_vkWaitSemaphores] = true,
+        [FAULT_vkGetSemaphoreCounterValue] = true, [FAULT_vkQueueWaitIdle] = true, [FAULT_vkDeviceWaitIdle] = true,
+        [FAULT_vkGetQueryPoolResults] = true };
+    uint32_t call = __atomic_add_fetch(&faults->calls[function], 1, __ATOMIC_SEQ_CST);
+    if (faults->lost && loses[function]) return VK_ERROR_DEVICE_LOST;
+    if (faults->function != function || faults->call != call) return VK_SUCCESS;
+    faults->fired++;
+    faults->lost = faults->code == VK_ERROR_DEVICE_LOST && loses[function];
+    if (faults->lost) end_work();
+    return (VkResult)faults->code;
+}
+
+static void count(VkResult r, int32_t objects)
+{
+    if (r >= 0) __atomic_add_fetch(&faults->live, objects, __ATOMIC_SEQ_CST);
+}
+
+/* ---- functions: name, parameters, arguments, objects that it makes ---- */
+
+#define ALLOCATOR const VkAllocationCallbacks *a
+#define CALLS(X)                                                                                                      \
+    X(vkEnumeratePhysicalDevices, (VkInstance i, uint32_t *n, VkPhysicalDevice *p), (i, n, p), 0)                     \
+    X(vkEnumerateDeviceExtensionProperties,                                                                           \
+      (VkPhysicalDevice p, const char *l, uint32_t *n, VkExtensionProperties *e), (p, l, n, e), 0)                    \
+    X(vkAllocateMemory, (VkDevice d, const VkMemoryAllocateInfo *c, ALLOCATOR, VkDeviceMemory *o), (d, c, a, o), 1)   \
+    X(vkMapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize at, VkDeviceSize n, VkMemoryMapFlags f, void **o),     \
+      (d, m, at, n, f, o), 0)                                                                                         \
+    X(vkCreateBuffer, (VkDevice d, const VkBufferCreateInfo *c, ALLOCATOR, VkBuffer *o), (d, c, a, o), 1)             \
+    X(vkBindBufferMemory, (VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize at), (d, b, m, at), 0)              \
+    X(vkCreateSemaphore, (VkDevice d, const VkSemaphoreCreateInfo *c, ALLOCATOR, VkSemaphore *o), (d, c, a, o), 1)    \
+    X(vkSignalSemaphore, (VkDevice d, const VkSemaphoreSignalInfo *i), (d, i), 0)                                     \
+    X(vkWaitSemaphores, (VkDevice d, const VkSemaphoreWaitInfo *i, uint64_t t), (d, i, t), 0)                         \
+    X(vkGetSemaphoreCounterValue, (VkDevice d, VkSemaphore s, uint64_t *o), (d, s, o), 0)                             \
+    X(vkCreateCommandPool, (VkDevice d, const VkCommandPoolCreateInfo *c, ALLOCATOR, VkCommandPool *o), (d, c, a, o), \
+      1)                                                                                                              \
+    X(vkResetCommandPool, (VkDevice d, VkCommandPool p, VkCommandPoolResetFlags f), (d, p, f), 0)                     \
+    X(vkAllocateCommandBuffers, (VkDevice d, const VkCommandBufferAllocateInfo *i, VkCommandBuffer *o), (d, i, o), 0) \
+    X(vkBeginCommandBuffer, (VkCommandBuffer b, const VkCommandBufferBeginInfo *i), (b, i), 0)                        \
+    X(vkEndCommandBuffer, (VkCommandBuffer b), (b), 0)                                                                \
+    X(vkQueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo *s, VkFence f), (q, n, s, f), 0)                      \
+    X(vkQueueWaitIdle, (VkQueue q), (q), 0)                                                                           \
+    X(vkDeviceWaitIdle, (VkDevice d), (d), 0)                                                                         \
+    X(vkCreateShaderModule, (VkDevice d, const VkShaderModuleCreateInfo *c, ALLOCATOR, VkShaderModule *o),            \
+      (d, c, a, o), 1)                                                                                                \
+    X(vkCreatePipelineLayout, (VkDevice d, const VkPipelineLayoutCreateInfo *c, ALLOCATOR, VkPipelineLayout *o),      \
+      (d, c, a, o), 1)                                                                                                \
+    X(vkCreateComputePipelines, (VkDevice d, VkPipelineCache p, uint32_t n, const VkComputePipelineCreateInfo *c,     \
+                                 ALLOCATOR, VkPipeline *o), (d, p, n, c, a, o), (int32_t)n)                           \
+    X(vkCreatePipelineCache, (VkDevice d, const VkPipelineCacheCreateInfo *c, ALLOCATOR, VkPipelineCache *o),         \
+      (d, c, a, o), 1)                                                                                                \
+    X(vkGetPipelineCacheData, (VkDevice d, VkPipelineCache p, size_t *n, void *o), (d, p, n, o), 0)                   \
+    X(vkCreateDescriptorSetLayout,                                                                                    \
+      (VkDevice d, const VkDescriptorSetLayoutCreateInfo *c, ALLOCATOR, VkDescriptorSetLayout *o), (d, c, a, o), 1)   \
+    X(vkCreateDescriptorPool, (VkDevice d, const VkDescriptorPoolCreateInfo *c, ALLOCATOR, VkDescriptorPool *o),      \
+      (d, c, a, o), 1)                                                                                                \
+    X(vkAllocateDescriptorSets, (VkDevice d, const VkDescriptorSetAllocateInfo *i, VkDescriptorSet *o), (d, i, o), 0) \
+    X(vkCreateQueryPool, (VkDevice d, const VkQueryPoolCreateInfo *c, ALLOCATOR, VkQueryPool *o), (d, c, a, o), 1)    \
+    X(vkGetQueryPoolResults, (VkDevice d, VkQueryPool p, uint32_t first, uint32_t n, size_t size, void *o,            \
+                              VkDeviceSize stride, VkQueryResultFlags f), (d, p, first, n, size, o, stride, f), 0)
+
+#define X(name, parameters, arguments, objects)                                                                       \
+    static VKAPI_ATTR VkResult VKAPI_CALL our_##name parameters                                                       \
+    {                                                                                                                 \
+        VkResult r = fault(FAULT_##name);                                                                             \
+        PFN_##name real;                                                                                              \
+        if (r != VK_SUCCESS) return r;                                                                                \
+        *(void **)&real = next(#name);                                                                                \
+        r = real arguments;                                                                                           \
+        count(r, objects);                                                                                            \
+        return r;                                                                                                     \
+    }
+CALLS(X)
+#undef X
+
+#define DESTROYERS(X)                                                                                                 \
+    X(vkFreeMemory, VkDeviceMemory) X(vkDestroyBuffer, VkBuffer) X(vkDestroySemaphore, VkSemaphore)                   \
+    X(vkDestroyCommandPool, VkCommandPool) X(vkDestroyShaderModule, VkShaderModule)                                   \
+    X(vkDestroyPipelineLayout, VkPipelineLayout) X(vkDestroyPipeline, VkPipeline)                                     \
+    X(vkDestroyPipelineCache, VkPipelineCache) X(vkDestroyDescriptorSetLayout, VkDescriptorSetLayout)                 \
+    X(vkDestroyDescriptorPool, VkDescriptorPool) X(vkDestroyQueryPool, VkQueryPool)
+#define X(name, type)                                                                                                 \
+    static VKAPI_ATTR void VKAPI_CALL our_##name(VkDevice d, type object, ALLOCATOR)                                  \
+    {                                                                                                                 \
+        PFN_##name f;                                                                                                 \
+        *(void **)&f = next(#name);                                                                                   \
+        count(VK_SUCCESS, object ? -1 : 0);                                                                           \
+        f(d, object, a);                                                                                              \
+    }
+DESTROYERS(X)
+#undef X
+
+/* ---- instances and devices: the chain of layers ---- */
+
+/* The link for this layer, taken off the chain for the next. */
+static void *take_link(const void *chain, VkStructureType type)
+{
+    for (VkLayerInstanceCreateInfo *c = (VkLayerInstanceCreateInfo *)chain; c; c = (VkLayerInstanceCreateInfo *)c->pNext)
+        if (c->sType == type && c->function == VK_LAYER_LINK_INFO) return c;
+    return NULL;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL our_vkCreateInstance(const VkInstanceCreateInfo *info, ALLOCATOR, VkInstance *out)
+{
+    VkLayerInstanceCreateInfo *link = take_link(info->pNext, VK_STRUCTURE_TYPE_LOADER_INSTANCE_CREATE_INFO);
+    VkResult r;
+    if (!faults) open_faults();
+    r = fault(FAULT_vkCreateInstance);
+    if (r != VK_SUCCESS) return r;
+    next_instance_proc = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
+    link->u.pLayerInfo = link->u.pLayerInfo->pNext;
+    r = ((PFN_vkCreateInstance)next_instance_proc(NULL, "vkCreateInstance"))(info, a, out);
+    count(r, 1);
+    if (r != VK_SUCCESS) return r;
+    instance = *out;
+    next_devices = (PFN_vkEnumeratePhysicalDevices)next_instance_proc(instance, "vkEnumeratePhysicalDevices");
+    next_extensions = (PFN_vkEnumerateDeviceExtensionProperties)
+        next_instance_proc(instance, "vkEnumerateDeviceExtensionProperties");
+    next_destroy = (PFN_vkDestroyInstance)next_instance_proc(instance, "vkDestroyInstance");
+    return r;
+}
+
+static VKAPI_ATTR void VKAPI_CALL our_vkDestroyInstance(VkInstance i, ALLOCATOR)
+{
+    count(VK_SUCCESS, i ? -1 : 0);
+    next_destroy(i, a);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL our_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *info, ALLOCATOR,
+                                                         VkDevice *out)
+{
+    VkLayerDeviceCreateInfo *link = take_link(info->pNext, VK_STRUCTURE_TYPE_LOADER_DEVICE_CREATE_INFO);
+    VkResult r = fault(FAULT_vkCreateDevice);
+    if (r != VK_SUCCESS) return r;
+    PFN_vkGetInstanceProcAddr proc = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
+    next_device_proc = link->u.pLayerInfo->pfnNextGetDeviceProcAddr;
+    link->u.pLayerInfo = link->u.pLayerInfo->pNext;
+    r = ((PFN_vkCreateDevice)proc(instance, "vkCreateDevice"))(p, info, a, out);
+    if (r == VK_SUCCESS && device_count < 64) devices[device_count++] = *out;
+    if (r == VK_SUCCESS) faults->lost = 0;
+    count(r, 1);
+    return r;
+}
+
+static VKAPI_ATTR void VKAPI_CALL our_vkDestroyDevice(VkDevice d, ALLOCATOR)
+{
+    count(VK_SUCCESS, d ? -1 : 0);
+    ((PFN_vkDestroyDevice)next_device_proc(d, "vkDestroyDevice"))(d, a);
+    for (int i = 0; i < device_count; i++) if (devices[i] == d) devices[i] = devices[--device_count];
+}
+
+/* ---- names ---- */
+
+static PFN_vkVoidFunction ours(const char *name)
+{
+#define OURS(function) if (!strcmp(name, #function)) return (PFN_vkVoidFunction)our_##function;
+#define X(function, ...) OURS(function)
+    CALLS(X)
+    DESTROYERS(X)
+#undef X
+    OURS(vkCreateInstance) OURS(vkDestroyInstance) OURS(vkCreateDevice) OURS(vkDestroyDevice)
+    return NULL;
+}
+
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL device_proc(VkDevice d, const char *name)
+{
+    PFN_vkVoidFunction f = ours(name);
+    return f ? f : next_device_proc(d, name);
+}
+
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL instance_proc(VkInstance i, const char *name)
+{
+    PFN_vkVoidFunction f = ours(name);
+    if (f) return f;
+    if (!strcmp(name, "vkGetDeviceProcAddr")) return (PFN_vkVoidFunction)device_proc;
+    if (!strcmp(name, "vkGetInstanceProcAddr")) return (PFN_vkVoidFunction)instance_proc;
+    return next_instance_proc ? next_instance_proc(i, name) : NULL;
+}
+
+__attribute__((visibility("default")))
+VKAPI_ATTR VkResult VKAPI_CALL vkNegotiateLoaderLayerInterfaceVersion(VkNegotiateLayerInterface *version)
+{
+    if (!faults) open_faults();
+    version->loaderLayerInterfaceVersion = 2;
+    version->pfnGetInstanceProcAddr = instance_proc;
+    version->pfnGetDeviceProcAddr = device_proc;
+    version->pfnGetPhysicalDeviceProcAddr = NULL;
+    return VK_SUCCESS;
+}
