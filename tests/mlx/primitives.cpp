@@ -114,6 +114,13 @@ static int divide_native(Job& j) {
   return (integers ? mlxvk_divide_truncate : mlxvk_divide)(j.out, j.in[0], j.in[1], j.s);
 }
 
+#if MLX_VERSION_NUMERIC >= 31000
+static int divmod_native(Job& j) {
+  Vector all;
+  int code = mlxvk_divmod(&all.v, j.in[0], j.in[1], j.s);
+  return code ? code : spread(j, all);
+}
+#else
 /* As the wheel's CPU has it: the quotient towards 0, the remainder with the dividend's sign. Ours has the divisor's: where
  * they differ, one divisor less. */
 static int divmod_native(Job& j) {
@@ -136,6 +143,7 @@ static int divmod_native(Job& j) {
   if (!code) code = mlxvk_floor(&down, quotient, j.s);
   return code ? code : mlxvk_where(&j.out[0], negative, up, down, j.s);
 }
+#endif
 
 static int broadcast_native(Job& j) { return mlxvk_array_set(j.out, j.in[0]); }
 
@@ -353,11 +361,51 @@ static int block_masked_mm_native(Job& j) {
                                masks ? j.in[j.inputs - 2] : none, masks ? j.in[j.inputs - 1] : none, j.s);
 }
 
+/* Inputs: x, w, its scales where it is quantized, the two global scales where there are any. */
 static int qqmm_native(Job& j) {
   auto [group, bits, mode] = j.as<QQMatmul>().state();
-  return mlxvk_qqmm(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true},
-                    quantization_mode_to_string(mode).c_str(), none, none, j.s);
+  const size_t own = mlxvk_array_dtype(j.in[1]) == MLXVK_UINT32 ? 3 : 2;
+  const bool global = j.inputs > own;
+  return mlxvk_qqmm(j.out, j.in[0], j.in[1], own > 2 ? j.in[2] : none, {group, true}, {bits, true},
+                    quantization_mode_to_string(mode).c_str(), global ? j.in[own] : none, global ? j.in[own + 1] : none, j.s);
 }
+
+#if MLX_VERSION_NUMERIC >= 32003
+/* An operand through the mode: its codes and scales, and what they stand for. */
+struct Coded {
+  Vector parts;
+  Handle codes, scales, back;
+
+  int open(mlxvk_array a, mlxvk_array global, const Job& j, int group, int bits, const char* mode) {
+    int code = mlxvk_quantize(&parts.v, a, {group, true}, {bits, true}, mode, global, j.s);
+    if (!code) code = mlxvk_vector_array_get(&codes, parts.v, 0);
+    if (!code) code = mlxvk_vector_array_get(&scales, parts.v, 1);
+    return code ? code : mlxvk_dequantize(&back, codes, scales, none, {group, true}, {bits, true}, mode, global,
+                                          {mlxvk_array_dtype(a), true}, j.s);
+  }
+};
+
+/* Inputs: x, w, the two indices, then as QQMatmul. x is rounded as its codes would be, w is codes or rounded likewise. */
+static int gather_qqmm_native(Job& j) {
+  auto [group, bits, mode, left, right] = j.as<GatherQQMM>().state();
+  const std::string name = quantization_mode_to_string(mode);
+  const bool coded = mlxvk_array_dtype(j.in[1]) == MLXVK_UINT32, sorted = left || right;
+  const size_t own = coded ? 5 : 4;
+  const bool global = j.inputs > own;
+  Coded x, w;
+  Handle wide, turned;
+  int code = x.open(j.in[0], global ? j.in[own] : none, j, group, bits, name.c_str());
+  if (!code && coded && !global)
+    return mlxvk_gather_qmm(j.out, x.back, j.in[1], j.in[4], none, j.in[2], j.in[3], true, {group, true}, {bits, true}, name.c_str(),
+                            sorted, j.s);
+  if (!code && coded)
+    code = mlxvk_dequantize(&wide, j.in[1], j.in[4], none, {group, true}, {bits, true}, name.c_str(), j.in[own + 1],
+                            {mlxvk_array_dtype(j.in[0]), true}, j.s);
+  if (!code && !coded) code = w.open(j.in[1], global ? j.in[own + 1] : none, j, group, bits, name.c_str());
+  if (!code) code = mlxvk_swapaxes(&turned, coded ? wide.a : w.back.a, -1, -2, j.s);
+  return code ? code : mlxvk_gather_mm(j.out, x.back, turned, j.in[2], j.in[3], sorted, j.s);
+}
+#endif
 
 /* The lengths are the result's where it is real, else the operand's. */
 static int fft_native(Job& j) {
@@ -378,11 +426,13 @@ static int hadamard_native(Job& j) {
 static int quantize_native(Job& j) {
   auto [unused, group, bits, mode, dequantize] = j.as<fast::Quantize>().state();
   const std::string name = quantization_mode_to_string(mode);
+  const bool affine = mode == QuantizationMode::Affine;    // what others have behind their operands is a global scale
+  const mlxvk_array last = j.inputs > (dequantize ? 2 : 1) ? j.in[j.inputs - 1] : none;
   if (dequantize)
-    return mlxvk_dequantize(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true}, name.c_str(),
-                            none, {dtype_of(*j.like), true}, j.s);
+    return mlxvk_dequantize(j.out, j.in[0], j.in[1], affine ? last : none, {group, true}, {bits, true}, name.c_str(),
+                            affine ? none : last, {dtype_of(*j.like), true}, j.s);
   Vector all;
-  int code = mlxvk_quantize(&all.v, j.in[0], {group, true}, {bits, true}, name.c_str(), none, j.s);
+  int code = mlxvk_quantize(&all.v, j.in[0], {group, true}, {bits, true}, name.c_str(), last, j.s);
   return code ? code : spread(j, all);
 }
 
@@ -553,7 +603,11 @@ static const Row table[] = {
     WHOLE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native, true),
     NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native), WHOLE(FFT, fft_native),
     NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>),
+#if MLX_VERSION_NUMERIC >= 31000
+    NATIVE(QQMatmul, qqmm_native),
+#else
     UNREACHED(QQMatmul, qqmm_native, "MLX has it for CUDA"),
+#endif
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -577,7 +631,7 @@ static const Row table[] = {
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
 #if MLX_VERSION_NUMERIC >= 32003
     NATIVE(SearchSorted, searchsorted_native),
-    ON_CPU(FloorDivide, ""), ON_CPU(GatherQQMM, "NYI in MLX"),
+    NATIVE(FloorDivide, binary<mlxvk_floor_divide>), NATIVE(GatherQQMM, gather_qqmm_native),
     ON_CPU(fast::CrossEntropy, "by its graph, on the GPU"), ON_CPU(fast::CrossEntropyVJP, "by its graph, on the GPU"),
     ON_CPU(fast::GatedDeltaUpdate, "by its graph, on the GPU"), ON_CPU(fast::GatedDeltaUpdateVJP, "by its graph, on the GPU"),
 #endif

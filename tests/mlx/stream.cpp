@@ -63,7 +63,9 @@ static void drain_with_python() {
 }
 
 static mlxvk_device make_device() {
-  setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);        // this release of MLX rounds them so
+#if MLX_VERSION_NUMERIC < 32000
+  setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);              // these releases of MLX round them so
+#endif
   mlxvk_device d = mlxvk_device_new();
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
   else
