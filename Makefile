@@ -232,7 +232,7 @@ MLX_SOURCES ?= $(wildcard tests/mlx/*.cpp)
 MLX_CXXFLAGS ?= -O2 -g
 MLX_MODEL ?= $(mlx)/qwen3-0.6b-random
 mlx_parts := $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter-out %/hooks.cpp,$(MLX_SOURCES)))
-mlx_objects := $(mlx_parts) $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter %/hooks.cpp,$(MLX_SOURCES))) $(mlx)/obj/mlxvk.o
+mlx_objects := $(mlx_parts) $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter %/hooks.cpp,$(MLX_SOURCES))) build/pic/mlxvk.o
 
 # Ready to use, quickly when nothing changed.
 mlx-ready:
@@ -268,14 +268,14 @@ $(mlx)/obj/hooks.inc: $(mlx_parts) $(mlx)/sources
 $(mlx)/obj/tests/mlx/hooks.o: $(mlx)/obj/hooks.inc
 $(mlx)/obj/tests/mlx/hooks.o: mlx_flags += -I$(mlx)/obj
 
-$(mlx)/obj/mlxvk.o: mlxvk.c $(mlx)/flags
+build/pic/mlxvk.o: mlxvk.c build/pic/flags
 	@mkdir -p $(@D)
 	@echo "  CC      $<"
 	@$(CC) -std=c11 -O2 $(mlx_flags) $(WERROR) -MMD -MP -c $< -o $@
 
 # Compiled anew when the flags change, linked anew when a file goes.
 mlx_said = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
-$(mlx)/flags: FORCE
+$(mlx)/flags build/pic/flags: FORCE
 	$(call mlx_said,$(CC) $(CXX) $(MLX_CXXFLAGS) $(mlx_flags))
 $(mlx)/sources: FORCE
 	$(call mlx_said,$(MLX_SOURCES))
@@ -305,7 +305,7 @@ bench-mlx: mlx-ready
 mlx-table: mlx-ready
 	@$(mlx_python) tests/mlx/table.py README.md
 
--include $(shell find $(mlx)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(mlx)/obj build/pic -name '*.d' 2>/dev/null)
 
 # ---- generated files -------------------------------------------------------------------------------------------------
 shaders:

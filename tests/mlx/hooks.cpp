@@ -76,19 +76,29 @@ const Call calls[] = {
 
 /* ---- a jump ---- */
 
-#if defined(__x86_64__)
-enum { MACHINE = EM_X86_64, JUMP = 14 };
-const unsigned char jump_code[] = {0xff, 0x25, 0, 0, 0, 0};                   // jmp *0(%rip)
-#else
-enum { MACHINE = EM_AARCH64, JUMP = 16 };
-const unsigned char jump_code[] = {0x50, 0, 0, 0x58, 0, 0x02, 0x1f, 0xd6};    // ldr x16, #8; br x16
-#endif
-
-void write_jump(char* function, const void* target) {
-  std::memcpy(function, jump_code, sizeof jump_code);
-  std::memcpy(function + sizeof jump_code, &target, sizeof target);
-  __builtin___clear_cache(function, function + JUMP);
+template <class T> std::string bytes_of(const T& object) {
+  return std::string(reinterpret_cast<const char*>(&object), sizeof object);
 }
+
+#if defined(__x86_64__)
+enum { MACHINE = EM_X86_64, LONGEST = 14 };
+
+std::string jump(const char*, const void* target) {
+  return std::string("\xff\x25\0\0\0\0", 6) + bytes_of(target);             // jmp *0(%rip)
+}
+#else
+enum { MACHINE = EM_AARCH64, LONGEST = 16 };
+
+/* Some functions have room for three instructions only, which reach 4 GiB. */
+std::string jump(const char* from, const void* target) {
+  const int64_t pages = (reinterpret_cast<int64_t>(target) >> 12) - (reinterpret_cast<int64_t>(from) >> 12);
+  const uint32_t low = uint32_t(pages & 3) << 29 | uint32_t(pages >> 2 & 0x7ffff) << 5;
+  const uint32_t add = 0x91000210 | uint32_t(reinterpret_cast<uint64_t>(target) & 0xfff) << 10;
+  const uint32_t near[] = {0x90000010 | low, add, 0xd61f0200};                // adrp x16; add x16, x16; br x16
+  const uint32_t far[] = {0x58000050, 0xd61f0200};                            // ldr x16, #8; br x16
+  return pages >= -(1 << 20) && pages < (1 << 20) ? bytes_of(near) : bytes_of(far) + bytes_of(target);
+}
+#endif
 
 /* ---- libmlx.so: as it is in memory, and its file ---- */
 
@@ -151,15 +161,16 @@ class Library {
   }
 
   /* The same, to be written over: what of it lies in the file must be there and long enough. */
-  char* find_to_change(const std::string& name) const {
+  char* find_to_change(const std::string& name, const void* target) const {
     char* function = find(name);
     const uint64_t at = uint64_t(function - base_);
     auto next = starts_.upper_bound(at);
     const Elf64_Phdr* text = segment_of(at);
     if (!text) throw Problem(readable(name) + " is not in its text");
     const uint64_t end = std::min(next == starts_.end() ? UINT64_MAX : *next, text->p_vaddr + text->p_filesz);
-    if (end - at < JUMP) throw Problem(readable(name) + " is too short (" + std::to_string(end - at) + " bytes) for a jump");
-    if (std::memcmp(function, file_.at<char>(at - text->p_vaddr + text->p_offset, JUMP), JUMP))
+    const size_t size = jump(function, target).size();
+    if (end - at < size) throw Problem(readable(name) + " is too short (" + std::to_string(end - at) + " bytes) for a jump");
+    if (std::memcmp(function, file_.at<char>(at - text->p_vaddr + text->p_offset, size), size))
       throw Problem(readable(name) + " is changed already: another bridge is in this process, and stays");
     for (const char* copy : {".constprop.", ".isra.", ".part."}) {
       auto it = by_name_.lower_bound(name + copy);
@@ -224,7 +235,7 @@ class Writable {
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     std::set<char*> pages;
     for (char* f : functions)
-      for (char* at : {f, f + JUMP - 1}) pages.insert(at - reinterpret_cast<uintptr_t>(at) % page);
+      for (char* at : {f, f + LONGEST - 1}) pages.insert(at - reinterpret_cast<uintptr_t>(at) % page);
     for (char* at : pages) {
       if (!ranges_.empty() && ranges_.back().first + ranges_.back().second == at) ranges_.back().second += page;
       else ranges_.emplace_back(at, page);
@@ -253,7 +264,7 @@ void install(const Library& mlx) {
   std::vector<std::pair<void**, char*>> found;
   for (auto& c : calls) found.emplace_back(c.slot, mlx.find(c.name));
   for (auto& h : hooks) {
-    char* function = mlx.find_to_change(h.name);
+    char* function = mlx.find_to_change(h.name, h.target);
     const auto [it, first] = jumps.emplace(function, h.target);
     if (!first && it->second != h.target) throw Problem(readable(h.name) + " shares its code with another function");
   }
@@ -261,7 +272,11 @@ void install(const Library& mlx) {
   for (auto& [function, target] : jumps) functions.insert(function);
   for (auto& [slot, function] : found) *slot = function;
   Writable pages(mlx, functions);
-  for (auto& [function, target] : jumps) write_jump(function, target);
+  for (auto& [function, target] : jumps) {
+    const std::string code = jump(function, target);
+    std::memcpy(function, code.data(), code.size());
+    __builtin___clear_cache(function, function + code.size());
+  }
   pages.commit();
 }
 
@@ -323,7 +338,8 @@ void install_at_load() {
     install(mlx);
     setenv("MLXVK_MLX_PARENT", "", 0);
   } catch (const std::exception& problem) {
-    say("MLX goes on with the CPU: " + path + ": " + problem.what() + ". Known to work: MLX " + known_to_work + "; " + help + ".");
+    say("MLX goes on with the CPU: " + path + ": " + problem.what() + ". Known to work: MLX " + known_to_work + "; " +
+        help + ".");
   }
 }
 
