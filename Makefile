@@ -22,6 +22,7 @@
 #                            make mlx MLX=0.30.3 another version, in build/mlx-0.30.3, and so with what follows
 #   make validate            that step by step: from a Python expression to a Vulkan dispatch and back
 #   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
+#   make test-mlx-own DIR=mlx/python/tests    MLX's own tests, from a copy of its repository
 #   make bench-mlx           mlx_lm on random weights of Qwen3-0.6B's shape, and where the time goes
 #   make mlx-table           the table of primitives in README.md, from what the bridge says
 #   make shaders             compile shaders/ into gen/ what changed (needs glslangValidator, xxd; GLSLANG=path)
@@ -83,7 +84,7 @@ test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
 .PHONY: shaders
 .PHONY: check-gen check dist clean
-.PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
+.PHONY: mlx mlx-ready validate test-mlx test-mlx-own fuzz-mlx bench-mlx mlx-table
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
 all: $(lib) $(all_programs)
@@ -295,6 +296,11 @@ validate: mlx-ready
 test-mlx: mlx-ready
 	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(TEST_TIMEOUT) -l $(mlx)/logs \
 	    $(foreach t,$(or $(TESTS),$(sort $(wildcard tests/mlx/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
+
+# MLX's own tests, from a copy of its repository: DIR=mlx/python/tests.
+test-mlx-own: mlx-ready
+	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(or $(OWN_TIMEOUT),1800) -l $(mlx)/own_logs \
+	    $(foreach t,$(or $(TESTS),$(sort $(wildcard $(DIR)/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
 
 fuzz-mlx: mlx-ready
 	@$(mlx_python) tests/mlx/fuzz.py --seconds $(SECONDS) --seed $(SEED) $(PROGRAMS)

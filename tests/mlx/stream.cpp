@@ -2,9 +2,11 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <unordered_map>
+#include <unordered_set>
 #include <variant>
 
 #include "bridge.h"
@@ -31,6 +33,7 @@ struct Streams {
   std::mutex mutex;
   std::unordered_map<int, mlxvk_stream> by_index;
   std::vector<mlxvk_stream> idle;                          // of threads that are gone
+  std::unordered_set<int> of_all;                          // by index: made for every thread
   std::unordered_map<int, std::string> failed;             // errors of deferred work that nobody was told yet
   std::unordered_map<int, std::vector<Event>> waited;      // by GPU stream, events of CPU streams, which may fail
 };
@@ -85,27 +88,8 @@ bool staged() {
   return value;
 }
 
-mlxvk_stream stream_of(Stream s) {
-  static thread_local int last_index = -1;                 // nearly always the same one
-  static thread_local mlxvk_stream last{};
-  if (s.index == last_index) return last;
-  auto& all = streams();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  auto& stream = all.by_index[s.index];
-  if (!stream.ctx && !all.idle.empty()) {
-    stream = all.idle.back();
-    all.idle.pop_back();
-  }
-  if (!stream.ctx) stream = mlxvk_stream_new_device(device());
-  if (!stream.ctx) throw std::runtime_error("[mlxvk] no stream could be made");
-  last_index = s.index;
-  return last = stream;
-}
-
-size_t stream_count() {
-  std::lock_guard<std::mutex> lock(streams().mutex);
-  return streams().by_index.size();
-}
+static thread_local int last_index = -1;                    // nearly always the same one
+static thread_local mlxvk_stream last_stream{};
 
 #if MLX_VERSION_NUMERIC >= 31000
 /* The GPU streams that a thread has made: MLX has them go with it. */
@@ -128,11 +112,44 @@ struct Owned {
       streams().idle.push_back(stream);
     }
     indices.clear();
+    last_index = -1;
   }
   ~Owned() { release(); }
 };
 static thread_local Owned owned;
 #endif
+
+/* Since 0.32 a stream is for the thread that made it alone, unless it was made for all. The lock is held. */
+static void check_thread(Stream s) {
+#if MLX_VERSION_NUMERIC >= 32000
+  auto& own = owned.indices;
+  if (std::find(own.begin(), own.end(), s.index) == own.end() && !streams().of_all.count(s.index))
+    throw std::runtime_error("There is no Stream(gpu, " + std::to_string(s.index) + ") in current thread.");
+#else
+  (void)s;
+#endif
+}
+
+mlxvk_stream stream_of(Stream s) {
+  if (s.index == last_index) return last_stream;
+  auto& all = streams();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  check_thread(s);
+  auto& stream = all.by_index[s.index];
+  if (!stream.ctx && !all.idle.empty()) {
+    stream = all.idle.back();
+    all.idle.pop_back();
+  }
+  if (!stream.ctx) stream = mlxvk_stream_new_device(device());
+  if (!stream.ctx) throw std::runtime_error("[mlxvk] no stream could be made");
+  last_index = s.index;
+  return last_stream = stream;
+}
+
+size_t stream_count() {
+  std::lock_guard<std::mutex> lock(streams().mutex);
+  return streams().by_index.size();
+}
 
 std::string error_text(int code, mlxvk_stream stream) {
   mlxvk_error error{};
@@ -247,9 +264,14 @@ class Counter {
     std::lock_guard<std::mutex> lock(mutex_);
     return sources_;
   }
+  /* An error is passed on once: who is told of it may go on. */
   std::atomic<mlx::core::Error*>& error() {
-    for (auto& e : sources())
-      if (own_error_.store_if_valid(e.load_error())) error_ = &own_error_;
+    for (auto& e : sources()) {
+      mlx::core::Error* theirs = e.load_error();
+      if (!own_error_.store_if_valid(theirs)) continue;
+      theirs->set_message({});
+      error_ = &own_error_;
+    }
     return error_;
   }
 #endif
@@ -298,7 +320,7 @@ static void note_sources(Stream s, const Event& event, Counter& c) {
   if (sources.empty()) return;
   std::lock_guard<std::mutex> lock(streams().mutex);
   auto& all = streams().waited[s.index];
-  std::erase_if(all, [](const Event& e) { return e.is_signaled() && !e.load_error(); });
+  std::erase_if(all, [](const Event& e) { return e.is_signaled() && !(e.load_error() && e.load_error()->valid()); });
   all.insert(all.end(), sources.begin(), sources.end());
 }
 
@@ -473,7 +495,10 @@ void clear_streams() { mlxvk_mlx::owned.release(); }
 void new_stream(Stream) {}                                 // called while MLX is being set up: made at first use
 #endif
 #if MLX_VERSION_NUMERIC >= 32000
-void new_thread_unsafe_stream(Stream) {}
+void new_thread_unsafe_stream(Stream s) {
+  std::lock_guard<std::mutex> lock(mlxvk_mlx::streams().mutex);
+  mlxvk_mlx::streams().of_all.insert(s.index);
+}
 #endif
 
 void eval(array& a) {
