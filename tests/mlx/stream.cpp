@@ -481,7 +481,10 @@ using Info = std::unordered_map<std::string, std::variant<std::string, size_t>>;
 
 namespace gpu {
 
-bool is_available() { return mlxvk_mlx::has_device(); }
+bool is_available() {
+  mlxvk_mlx::guard_python();                               // MLX's module asks while it is imported, or soon after
+  return mlxvk_mlx::has_device();
+}
 #if MLX_VERSION_NUMERIC >= 31000
 int device_count() { return mlxvk_mlx::has_device(); }
 const Info& device_info(int index) {

@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -47,9 +48,12 @@ def replaced(old, new):
 
 
 def renamed(old, new):
-    """In the table of symbols, which is behind what the loader reads."""
+    """In the names of .symtab, not in those that the loader reads."""
     def change(data):
-        at = data.rindex(old)
+        offset, count = struct.unpack_from("<Q", data, 0x28)[0], struct.unpack_from("<H", data, 0x3c)[0]
+        sections = [struct.unpack_from("<IIQQQQII", data, offset + 64 * i) for i in range(count)]
+        start, size = next(sections[s[6]][4:6] for s in sections if s[1] == 2)
+        at = data.index(old, start, start + size)
         assert len(old) == len(new)
         return data[:at] + new + data[at + len(old):]
     return change
