@@ -114,7 +114,7 @@ static int divide_native(Job& j) {
   return (integers ? mlxvk_divide_truncate : mlxvk_divide)(j.out, j.in[0], j.in[1], j.s);
 }
 
-#if MLX_VERSION_NUMERIC >= 31000
+#if MLX_VERSION_NUMERIC >= 32000
 static int divmod_native(Job& j) {
   Vector all;
   int code = mlxvk_divmod(&all.v, j.in[0], j.in[1], j.s);
