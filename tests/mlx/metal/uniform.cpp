@@ -1,0 +1,5 @@
+#include "ir.h"
+#include "metal.h"
+namespace metal {
+void make_uniform(Code&, const Options&) {}
+}
