@@ -36,6 +36,7 @@ enum Op : uint16_t {
   SIMD,               // imm: Simd; width of a cluster, value, other value or lane
   BUILTIN,            // imm: Builtin
   PUSH,               // binding: the element of the buffer that is the array's first
+  ANY,                // condition: is it true for any thread of the threadgroup?
 };
 enum class Atomic : uint16_t { load, store, exchange, add, sub, min_s, max_s, min_u, max_u, and_, or_, xor_, compare, add_f, min_f, max_f };
 /* The first ones reduce; scans follow. */
@@ -81,6 +82,19 @@ struct Code {
     return static_cast<uint32_t>(types.size() - 1);
   }
   std::map<uint32_t, uint32_t> constant_index; // id -> constants
+  uint32_t constant(Reg t, const uint64_t* bits) {
+    std::vector<uint64_t> key = {static_cast<uint64_t>(t.base) << 8 | t.n};
+    key.insert(key.end(), bits, bits + t.n);
+    uint32_t& id = constant_ids[key];
+    if (id) return id;
+    Constant c;
+    c.type = t;
+    for (uint32_t i = 0; i < t.n; i++) c.value[i] = bits[i];
+    id = value(t);
+    constant_index[id] = static_cast<uint32_t>(constants.size());
+    constants.push_back(c);
+    return id;
+  }
 };
 
 /* Threads that do not go a way together go it together, with a mask, where there is a barrier on it, and where there is

@@ -39,9 +39,13 @@ struct Writer {
   std::vector<uint32_t> interface;
   std::set<uint32_t> caps;
   uint32_t next = 1, ext = 0, push = 0, shared_bytes = 0, exchange32 = 0, exchange64 = 0, parity = 0;
+  uint32_t any_flags = 0, any_turn = 0;
   struct Region { uint32_t region, merge, go_on; };
   std::vector<Region> regions;
   std::map<std::pair<uint32_t, bool>, uint32_t> flags;   // region, is it to go on: a variable that says so
+
+
+  Writer(Code& c, const Options& o) : code(c), options(o) {}
 
   uint32_t fresh() { return next++; }
   static void put(Words& to, uint16_t op, const Words& operands) {
@@ -388,6 +392,33 @@ struct Writer {
     return make(OpULessThan, t_bool(), {make(OpIAdd, t_u32(), {base, offset}), u32(threads())});
   }
 
+  /* Of the whole threadgroup. Two flags in turn: one is cleared again when nobody reads it any more. */
+  uint32_t any(uint32_t condition) {
+    uint32_t t = t_u32();
+    if (!any_flags) {
+      any_flags = global(CLASS_WORKGROUP, array_type(t, 2));
+      any_turn = global(CLASS_PRIVATE, t, u32(0));
+      shared_bytes += 8;
+    }
+    uint32_t turn = make(OpLoad, t, {any_turn});
+    uint32_t flag_pointer = make(OpAccessChain, pointer(CLASS_WORKGROUP, t), {any_flags, turn});
+    out(OpStore, {any_turn, make(OpISub, t, {u32(1), turn})});
+    store_if(make(OpIEqual, t_bool(), {input(29), u32(0)}), flag_pointer, 0);
+    group_barrier();
+    store_if(condition, flag_pointer, 1);
+    group_barrier();
+    return make(OpINotEqual, t_bool(), {make(OpLoad, t, {flag_pointer}), u32(0)});
+  }
+  void store_if(uint32_t condition, uint32_t to, uint32_t value) {
+    uint32_t yes = fresh(), merge = fresh();
+    out(OpSelectionMerge, {merge, 0});
+    out(OpBranchConditional, {condition, yes, merge});
+    out(OpLabel, {yes});
+    out(OpStore, {to, u32(value)});
+    out(OpBranch, {merge});
+    out(OpLabel, {merge});
+  }
+
   struct Shared { uint32_t room, base; bool wide; Base b; };
   Shared share(const Inst& i, uint32_t value, Base b) {
     bool wide = bits_of(b) == 64;
@@ -690,6 +721,7 @@ struct Writer {
         case BARRIER: barrier(i); break;
         case SIMD: if (native()) simd_native(i); else simd_emulated(i); break;
         case BUILTIN: result(i, builtin(static_cast<Builtin>(i.imm))); break;
+        case ANY: result(i, any(id(i.args[0]))); break;
         case PUSH: result(i, push_value(i.args[0])); break;
         default: plain(i); break;
       }
@@ -728,7 +760,7 @@ struct Writer {
 }  // namespace
 
 std::vector<uint32_t> write_spirv(Code& code, const Options& options, uint32_t& shared_bytes) {
-  Writer w{code, options, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, 1, 0, 0, 0, 0, 0, 0, {}, {}};
+  Writer w(code, options);
   std::vector<uint32_t> words = w.run();
   shared_bytes = w.shared_bytes;
   return words;

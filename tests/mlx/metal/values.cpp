@@ -41,19 +41,7 @@ void Lower::push_if(uint32_t condition, std::unique_ptr<Block> a, std::unique_pt
   blocks.back()->back().b = std::move(b);
 }
 
-uint32_t Lower::constant(Reg t, const uint64_t* bits) {
-  std::vector<uint64_t> key = {static_cast<uint64_t>(t.base) << 8 | t.n};
-  for (uint32_t i = 0; i < t.n; i++) key.push_back(bits[i]);
-  uint32_t& id = code.constant_ids[key];
-  if (id) return id;
-  Constant c;
-  c.type = t;
-  for (uint32_t i = 0; i < t.n; i++) c.value[i] = bits[i];
-  id = code.value(t);
-  code.constant_index[id] = static_cast<uint32_t>(code.constants.size());
-  code.constants.push_back(c);
-  return id;
-}
+uint32_t Lower::constant(Reg t, const uint64_t* bits) { return code.constant(t, bits); }
 
 uint32_t Lower::splat(Reg t, uint64_t bits) {
   uint64_t all[4] = {bits, bits, bits, bits};
