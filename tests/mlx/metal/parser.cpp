@@ -22,6 +22,11 @@ const std::unordered_set<std::string> reserved = {
     "if", "else", "for", "while", "do", "switch", "case", "default", "break", "continue", "return", "template", "using",
     "namespace", "sizeof", "operator", "new", "delete", "throw", "try", "catch", "goto", "union", "this", "true", "false"};
 
+/* Templates that no source declares. */
+const std::unordered_set<std::string> library_templates = {
+    "vec", "packed_vec", "atomic", "conditional_t", "conditional", "enable_if_t", "enable_if", "make_unsigned_t", "make_signed_t",
+    "remove_cv_t", "remove_reference_t", "remove_const_t", "decay_t", "remove_volatile_t"};
+
 bool is_vector_name(const std::string& full) {
   std::string n = full.rfind("packed_", 0) == 0 ? full.substr(7) : full;
   return n.size() > 1 && n.back() >= '2' && n.back() <= '4' && vector_bases.count(n.substr(0, n.size() - 1));
@@ -108,7 +113,9 @@ struct Parser {
       if (f != scopes[i].end()) return f->second;
     }
     if (builtin_types.count(name) || is_vector_name(name)) return Known::type;
-    if (name == "vec" || name == "atomic" || name == "packed_vec") return Known::type_template;
+    if (library_templates.count(name)) return Known::type_template;
+    if (name.rfind("atomic_", 0) == 0 && (name == "atomic_int" || name == "atomic_uint" || name == "atomic_float" || name == "atomic_bool" || name == "atomic_ulong")) return Known::type;
+    if (name.size() > 2 && name.rfind("is_", 0) == 0) return Known::function_template;
     if (name == "metal" || name == "std" || name == "simd" || name == "fast" || name == "precise") return Known::space;
     return Known::value;
   }
@@ -423,7 +430,8 @@ struct Parser {
   }
 
   Expr* size_of() {
-    Expr* e = expr(is("sizeof") ? E::size_of : E::align_of, next().at);
+    Expr* e = expr(is("sizeof") ? E::size_of : E::align_of, here());
+    next();
     bool parens = is("(");
     if (parens && type_starts(1)) {
       size_t begin = at;
@@ -701,7 +709,8 @@ struct Parser {
       return s;
     }
     if (is("break") || is("continue")) {
-      Stmt* s = stmt(next().text == "break" ? S::break_ : S::continue_, p);
+      Stmt* s = stmt(is("break") ? S::break_ : S::continue_, p);
+      next();
       need(";");
       return s;
     }
@@ -787,7 +796,8 @@ struct Parser {
   Stmt* loop_statement() {
     Scoped scope(*this);
     std::string what = peek().text;
-    Stmt* s = stmt(what == "while" ? S::while_ : what == "do" ? S::do_ : S::switch_, next().at);
+    Stmt* s = stmt(what == "while" ? S::while_ : what == "do" ? S::do_ : S::switch_, here());
+    next();
     if (what == "do") {
       s->a = statement();
       if (!take("while")) expected("'while' behind do's statement");
@@ -801,7 +811,8 @@ struct Parser {
   }
 
   Stmt* label() {
-    Stmt* s = stmt(is("case") ? S::case_ : S::default_, next().at);
+    Stmt* s = stmt(is("case") ? S::case_ : S::default_, here());
+    next();
     if (s->kind == S::case_) s->e = conditional();
     need(":");
     return s;
