@@ -285,6 +285,7 @@ struct Lower {
   bool convertible(const Value& v, const Type* t, bool is_constant_zero);
   int rank(const Operand& o, const Type* t);
   uint32_t convert_reg(uint32_t id, const Type* from, const Type* to, uint32_t n, Place at);
+  uint32_t widen(uint32_t id);
   uint32_t normalize(uint32_t id, const Type* t, uint32_t n);
   uint32_t round_half(uint32_t id, uint32_t n);
   uint32_t round_bfloat(uint32_t id, uint32_t n);

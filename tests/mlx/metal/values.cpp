@@ -265,6 +265,13 @@ Value Lower::round_to(const Type* t, uint32_t id) {
   return reg_value(t, id);
 }
 
+/* int to long by its halves: Mesa 22.3 compares what SConvert made with constants in 32 bits, and wrongly. */
+uint32_t Lower::widen(uint32_t id) {
+  Reg i{Base::i32, 1}, u{Base::u32, 1};
+  uint32_t high = bitcast_reg(emit(SHIFT_RIGHT_S, i, {id, splat(u, 31)}), u);
+  return emit(BITCAST, {Base::i64, 1}, {emit(CONSTRUCT, {Base::u32, 2}, {bitcast_reg(id, u), high})});
+}
+
 /* Of n numbers; from, to: scalar types. */
 uint32_t Lower::convert_reg(uint32_t id, const Type* from, const Type* to, uint32_t n, Place at) {
   uint8_t w = static_cast<uint8_t>(n);
@@ -293,7 +300,8 @@ uint32_t Lower::convert_reg(uint32_t id, const Type* from, const Type* to, uint3
     bool sign = f.base == Base::i32 || f.base == Base::i64;
     Reg same_sign = t;
     same_sign.base = bits_of(t.base) == 64 ? (sign ? Base::i64 : Base::u64) : (sign ? Base::i32 : Base::u32);
-    r = emit(sign ? SCONVERT : UCONVERT, same_sign, {r});
+    if (sign && bits_of(t.base) == 64 && n == 1) r = widen(r);
+    else r = emit(sign ? SCONVERT : UCONVERT, same_sign, {r});
   }
   r = bitcast_reg(r, t);
   bool fits = from->bytes < to->bytes && (from->sign == to->sign || to->sign);
