@@ -1,5 +1,5 @@
 /* The syntax tree. Names are not resolved in it: a template's body means something else at each instantiation.
- *                                                                                            SPDX-License-Identifier: MIT */
+ *                                                                                     SPDX-License-Identifier: MIT */
 #pragma once
 
 #include "common.h"

@@ -1,4 +1,4 @@
-/* Functions that the language brings along and that no source can say.                        SPDX-License-Identifier: MIT */
+/* Functions that the language brings along and that no source can say.                SPDX-License-Identifier: MIT */
 #include <cmath>
 
 #include "lower.h"
@@ -47,23 +47,39 @@ const Math maths[] = {
 
 /* Of the threads of a simdgroup, or of four of them. */
 struct SimdRow { const char* name; Simd kind; bool other; };
-const SimdRow simds[] = {
-    {"sum", Simd::sum, false}, {"product", Simd::product, false}, {"min", Simd::min, false}, {"max", Simd::max, false},
-    {"and", Simd::and_, false}, {"or", Simd::or_, false}, {"xor", Simd::xor_, false},
-    {"prefix_inclusive_sum", Simd::inclusive_sum, false}, {"prefix_exclusive_sum", Simd::exclusive_sum, false},
-    {"prefix_inclusive_product", Simd::inclusive_product, false}, {"prefix_exclusive_product", Simd::exclusive_product, false},
-    {"broadcast", Simd::shuffle, true}, {"shuffle", Simd::shuffle, true}, {"shuffle_xor", Simd::shuffle_xor, true},
-    {"shuffle_up", Simd::shuffle_up, true}, {"shuffle_down", Simd::shuffle_down, true},
-    {"shuffle_rotate_up", Simd::rotate_up, true}, {"shuffle_rotate_down", Simd::rotate_down, true},
-    {"any", Simd::any, false}, {"all", Simd::all, false}, {"ballot", Simd::ballot, false}};
+const SimdRow simds[] = {{"sum", Simd::sum, false},
+                         {"product", Simd::product, false},
+                         {"min", Simd::min, false},
+                         {"max", Simd::max, false},
+                         {"and", Simd::and_, false},
+                         {"or", Simd::or_, false},
+                         {"xor", Simd::xor_, false},
+                         {"prefix_inclusive_sum", Simd::inclusive_sum, false},
+                         {"prefix_exclusive_sum", Simd::exclusive_sum, false},
+                         {"prefix_inclusive_product", Simd::inclusive_product, false},
+                         {"prefix_exclusive_product", Simd::exclusive_product, false},
+                         {"broadcast", Simd::shuffle, true},
+                         {"shuffle", Simd::shuffle, true},
+                         {"shuffle_xor", Simd::shuffle_xor, true},
+                         {"shuffle_up", Simd::shuffle_up, true},
+                         {"shuffle_down", Simd::shuffle_down, true},
+                         {"shuffle_rotate_up", Simd::rotate_up, true},
+                         {"shuffle_rotate_down", Simd::rotate_down, true},
+                         {"any", Simd::any, false},
+                         {"all", Simd::all, false},
+                         {"ballot", Simd::ballot, false}};
 
 struct AtomicRow { const char* name; Atomic s, u, f; };
-const AtomicRow atomics[] = {
-    {"exchange", Atomic::exchange, Atomic::exchange, Atomic::exchange}, {"fetch_add", Atomic::add, Atomic::add, Atomic::add_f},
-    {"fetch_sub", Atomic::sub, Atomic::sub, Atomic::add_f}, {"fetch_min", Atomic::min_s, Atomic::min_u, Atomic::min_f},
-    {"fetch_max", Atomic::max_s, Atomic::max_u, Atomic::max_f}, {"fetch_and", Atomic::and_, Atomic::and_, Atomic::load},
-    {"fetch_or", Atomic::or_, Atomic::or_, Atomic::load}, {"fetch_xor", Atomic::xor_, Atomic::xor_, Atomic::load},
-    {"load", Atomic::load, Atomic::load, Atomic::load}, {"store", Atomic::store, Atomic::store, Atomic::store}};
+const AtomicRow atomics[] = {{"exchange", Atomic::exchange, Atomic::exchange, Atomic::exchange},
+                             {"fetch_add", Atomic::add, Atomic::add, Atomic::add_f},
+                             {"fetch_sub", Atomic::sub, Atomic::sub, Atomic::add_f},
+                             {"fetch_min", Atomic::min_s, Atomic::min_u, Atomic::min_f},
+                             {"fetch_max", Atomic::max_s, Atomic::max_u, Atomic::max_f},
+                             {"fetch_and", Atomic::and_, Atomic::and_, Atomic::load},
+                             {"fetch_or", Atomic::or_, Atomic::or_, Atomic::load},
+                             {"fetch_xor", Atomic::xor_, Atomic::xor_, Atomic::load},
+                             {"load", Atomic::load, Atomic::load, Atomic::load},
+                             {"store", Atomic::store, Atomic::store, Atomic::store}};
 
 struct Caller {
   Lower& l;
@@ -78,10 +94,12 @@ struct Caller {
     return v;
   }
   void need(size_t n) {
-    if (args.size() != n) fail(at, "'" + name + "' takes " + std::to_string(n) + " arguments, not " + std::to_string(args.size()));
+    if (args.size() != n)
+      fail(at, "'" + name + "' takes " + std::to_string(n) + " arguments, not " + std::to_string(args.size()));
   }
   const Type* number(const Type* t) {
-    if (!t || (!t->is_number() && t->kind != Type::vector)) fail(at, "'" + name + "' takes numbers, not " + (t ? l.name_of(t) : "void"));
+    if (!t || (!t->is_number() && t->kind != Type::vector))
+      fail(at, "'" + name + "' takes numbers, not " + (t ? l.name_of(t) : "void"));
     return t;
   }
 
@@ -124,10 +142,14 @@ struct Caller {
   bool fold_int(const Math* m, const Type* s, const std::vector<Value>& v, Value& out) {
     for (const Value& x : v) if (x.kind != Value::constant || x.type->kind == Type::vector) return false;
     if (m->s == 7) return false;
-    auto less = [&](int64_t a, int64_t b) { return s->sign ? a < b : static_cast<uint64_t>(a) < static_cast<uint64_t>(b); };
+    auto less = [&](int64_t a, int64_t b) {
+      return s->sign ? a < b : static_cast<uint64_t>(a) < static_cast<uint64_t>(b);
+    };
     auto lower = [&](int64_t a, int64_t b) { return less(b, a) ? b : a; };
     auto higher = [&](int64_t a, int64_t b) { return less(a, b) ? b : a; };
-    int64_t r = m->args == 3 ? lower(higher(v[0].k[0].i, v[1].k[0].i), v[2].k[0].i) : m->s == 39 ? lower(v[0].k[0].i, v[1].k[0].i) : higher(v[0].k[0].i, v[1].k[0].i);
+    int64_t r = m->args == 3 ? lower(higher(v[0].k[0].i, v[1].k[0].i), v[2].k[0].i)
+                : m->s == 39 ? lower(v[0].k[0].i, v[1].k[0].i)
+                             : higher(v[0].k[0].i, v[1].k[0].i);
     out = l.constant_value(s, r);
     return true;
   }
@@ -138,7 +160,8 @@ struct Caller {
     const Type* s = l.scalar(number(v.type));
     if (v.kind == Value::constant && v.type->is_number()) {
       if (s->is_float()) return l.real_value(v.type, std::fabs(v.k[0].f));
-      return l.constant_value(v.type, s->sign && v.k[0].i < 0 ? static_cast<int64_t>(0 - static_cast<uint64_t>(v.k[0].i)) : v.k[0].i);
+      return l.constant_value(
+          v.type, s->sign && v.k[0].i < 0 ? static_cast<int64_t>(0 - static_cast<uint64_t>(v.k[0].i)) : v.k[0].i);
     }
     if (s->is_float()) return l.ext(4, v.type, {v}, at);
     if (!s->sign) return v;
@@ -148,7 +171,8 @@ struct Caller {
   /* By the bits: what a driver thinks of NaN does not matter. */
   bool classify(Value& out) {
     enum { nan, inf, finite, normal, sign };
-    static const std::unordered_map<std::string, int> table = {{"isnan", nan}, {"isinf", inf}, {"isfinite", finite}, {"isnormal", normal}, {"signbit", sign}};
+    static const std::unordered_map<std::string, int> table = {
+        {"isnan", nan}, {"isinf", inf}, {"isfinite", finite}, {"isnormal", normal}, {"signbit", sign}};
     auto f = table.find(name);
     if (f == table.end()) return false;
     need(1);
@@ -161,7 +185,8 @@ struct Caller {
     if (f->second == nan) id = l.emit(172, b, {a, most});
     if (f->second == inf) id = l.emit(170, b, {a, most});
     if (f->second == finite) id = l.emit(176, b, {a, most});
-    if (f->second == normal) id = l.emit(167, b, {l.emit(176, b, {a, most}), l.emit(174, b, {a, l.splat(u, 0x00800000)})});
+    if (f->second == normal)
+      id = l.emit(167, b, {l.emit(176, b, {a, most}), l.emit(174, b, {a, l.splat(u, 0x00800000)})});
     if (f->second == sign) id = l.emit(171, b, {l.emit(199, u, {bits, l.splat(u, 0x80000000u)}), l.splat(u, 0)});
     out = l.reg_value(l.vector_of(l.t_bool, n), id);
     return true;
@@ -215,9 +240,11 @@ struct Caller {
     return l.convert(l.reg_value(wide, id), t, at, true);
   }
   Value wide_bits(const Value& v) {
-    if (v.type->kind == Type::vector || name == "reverse_bits") fail(at, "'" + name + "' of " + l.name_of(v.type) + " is outside the language");
+    if (v.type->kind == Type::vector || name == "reverse_bits")
+      fail(at, "'" + name + "' of " + l.name_of(v.type) + " is outside the language");
     Value u = l.convert(v, l.t_ulong, at, true);
-    Value low = l.convert(u, l.t_uint, at, true), high = l.convert(l.binary_numbers(">>", u, l.constant_value(l.t_uint, 32), at), l.t_uint, at, true);
+    Value low = l.convert(u, l.t_uint, at, true),
+          high = l.convert(l.binary_numbers(">>", u, l.constant_value(l.t_uint, 32), at), l.t_uint, at, true);
     auto part = [&](const Value& x) {
       std::vector<Operand> one(1);
       one[0].value = x;
@@ -225,7 +252,8 @@ struct Caller {
     };
     Value a = part(low), b = part(high), r, more = l.constant_value(l.t_uint, 32), none = l.constant_value(l.t_uint, 0);
     if (name == "popcount") r = l.binary_numbers("+", a, b, at);
-    else if (name == "clz") r = l.select(l.id_of(l.binary_numbers("==", high, none, at), at), l.binary_numbers("+", a, more, at), b, at);
+    else if (name == "clz")
+      r = l.select(l.id_of(l.binary_numbers("==", high, none, at), at), l.binary_numbers("+", a, more, at), b, at);
     else r = l.select(l.id_of(l.binary_numbers("==", low, none, at), at), l.binary_numbers("+", b, more, at), a, at);
     return l.convert(r, v.type, at, true);
   }
@@ -235,9 +263,11 @@ struct Caller {
     Value a = arg(0), b = arg(1);
     const Type* t = l.common(number(a.type), number(b.type), at);
     const Type* s = l.scalar(t);
-    if (s->kind != Type::integer || s->bytes > 4 || !l.options.int64) fail(at, "mulhi of " + l.name_of(t) + " is outside the language");
+    if (s->kind != Type::integer || s->bytes > 4 || !l.options.int64)
+      fail(at, "mulhi of " + l.name_of(t) + " is outside the language");
     const Type* w = l.vector_of(l.integer(8, s->sign), l.width(t));
-    Value p = l.binary_numbers("*", l.convert(l.convert(a, t, at, true), w, at, true), l.convert(l.convert(b, t, at, true), w, at, true), at);
+    Value p = l.binary_numbers("*", l.convert(l.convert(a, t, at, true), w, at, true),
+                               l.convert(l.convert(b, t, at, true), w, at, true), at);
     return l.convert(l.binary_numbers(">>", p, l.constant_value(l.t_uint, 8 * s->bytes), at), t, at, true);
   }
 
@@ -248,11 +278,13 @@ struct Caller {
     if (!quad && name.rfind("simd_", 0)) return false;
     std::string n = name.substr(5);
     if (n == "is_first") {
-      out = l.reg_value(l.t_bool, l.emit(SIMD, BOOL, {quad ? 4u : 32u, l.constant_bool(true)}, static_cast<uint16_t>(Simd::first), at));
+      out = l.reg_value(l.t_bool, l.emit(SIMD, BOOL, {quad ? 4u : 32u, l.constant_bool(true)},
+                                         static_cast<uint16_t>(Simd::first), at));
       return true;
     }
     if (n == "active_threads_mask") {
-      uint32_t id = l.emit(SIMD, U32, {quad ? 4u : 32u, l.constant_bool(true)}, static_cast<uint16_t>(Simd::ballot), at);
+      uint32_t id =
+          l.emit(SIMD, U32, {quad ? 4u : 32u, l.constant_bool(true)}, static_cast<uint16_t>(Simd::ballot), at);
       out = l.convert(l.reg_value(l.t_uint, id), l.t_ulong, at);
       return true;
     }
@@ -307,9 +339,12 @@ struct Caller {
     Value v = arg(0), f = l.convert(arg(1), v.type, at), delta = l.convert(arg(2), l.t_uint, at, true);
     if (args.size() == 4) fail(at, "'" + name + "' with a modulo is outside the language");
     uint32_t d = l.id_of(delta, at);
-    Value moved = each(up ? Simd::rotate_up : Simd::rotate_down, width, v, d), filled = each(up ? Simd::rotate_up : Simd::rotate_down, width, f, d);
+    Value moved = each(up ? Simd::rotate_up : Simd::rotate_down, width, v, d),
+          filled = each(up ? Simd::rotate_up : Simd::rotate_down, width, f, d);
     Value lane = l.binary_numbers("&", l.builtin_value(Builtin::lane), l.constant_value(l.t_uint, width - 1), at);
-    Value inside = up ? l.binary_numbers(">=", lane, delta, at) : l.binary_numbers("<", lane, l.binary_numbers("-", l.constant_value(l.t_uint, width), delta, at), at);
+    Value inside =
+        up ? l.binary_numbers(">=", lane, delta, at)
+           : l.binary_numbers("<", lane, l.binary_numbers("-", l.constant_value(l.t_uint, width), delta, at), at);
     return l.select(l.id_of(inside, at), moved, filled, at);
   }
 
@@ -338,8 +373,10 @@ struct Caller {
     uint32_t index = buffer ? l.id_of(l.buffer_index(t, p.index, t.offset, 4)) : t.node->count ? l.id_of(p.index) : 0;
     uint32_t which = buffer ? t.binding : t.node->slot;
     uint32_t zero = l.constant_u32(0);
-    if (!buffer && (t.node->type->kind == Type::structure || t.view)) fail(at, "an atomic laid over other memory is outside the language");
-    return l.emit(ATOMIC, U32, {buffer ? 0u : 1u, which, index, value ? value : zero, compared ? compared : zero}, static_cast<uint16_t>(kind), at);
+    if (!buffer && (t.node->type->kind == Type::structure || t.view))
+      fail(at, "an atomic laid over other memory is outside the language");
+    return l.emit(ATOMIC, U32, {buffer ? 0u : 1u, which, index, value ? value : zero, compared ? compared : zero},
+                  static_cast<uint16_t>(kind), at);
   }
 
   bool atomic_call(Value& out) {
@@ -347,11 +384,15 @@ struct Caller {
     std::string n = name.substr(7);
     size_t tail = n.rfind("_explicit");
     if (tail != std::string::npos) n.resize(tail);
-    Value pointer = args.empty() ? Value() : args[0].type() && args[0].type()->kind == Type::array ? l.decay(args[0], at) : arg(0);
-    if (!pointer.type || pointer.type->kind != Type::pointer) fail(at, "'" + name + "' takes a pointer to an atomic first");
+    Value pointer = args.empty()                                            ? Value()
+                    : args[0].type() && args[0].type()->kind == Type::array ? l.decay(args[0], at)
+                                                                            : arg(0);
+    if (!pointer.type || pointer.type->kind != Type::pointer)
+      fail(at, "'" + name + "' takes a pointer to an atomic first");
     Place_ p = l.dereference(pointer, at);
     const Type* t = p.type->kind == Type::atomic ? p.type->of : p.type;
-    if (!t->is_number() || t->bytes != 4) fail(at, "atomic<" + l.name_of(t) + "> is outside the language: int, uint and float are in it");
+    if (!t->is_number() || t->bytes != 4)
+      fail(at, "atomic<" + l.name_of(t) + "> is outside the language: int, uint and float are in it");
     if (n == "compare_exchange_weak" || n == "compare_exchange_strong") {
       out = compare_exchange(p, t);
       return true;
@@ -386,20 +427,25 @@ Value Lower::ext(uint16_t op, const Type* t, const std::vector<Value>& args, Pla
   uint32_t a[3] = {0, 0, 0};
   for (size_t i = 0; i < args.size() && i < 3; i++) a[i] = id_of(args[i], at);
   uint16_t o = static_cast<uint16_t>(EXTENDED + op);
-  uint32_t id = args.size() == 1 ? emit(o, r, {a[0]}, 0, at) : args.size() == 2 ? emit(o, r, {a[0], a[1]}, 0, at) : emit(o, r, {a[0], a[1], a[2]}, 0, at);
+  uint32_t id = args.size() == 1   ? emit(o, r, {a[0]}, 0, at)
+                : args.size() == 2 ? emit(o, r, {a[0], a[1]}, 0, at)
+                                   : emit(o, r, {a[0], a[1], a[2]}, 0, at);
   return scalar(t)->is_float() ? round_to(t, id) : reg_value(t, id);
 }
 
-bool Lower::call_builtin(const std::string& name, const std::string&, std::vector<Operand>& args, const std::vector<Argument>&, Place at, Operand& out) {
+bool Lower::call_builtin(const std::string& name, const std::string&, std::vector<Operand>& args,
+                         const std::vector<Argument>&, Place at, Operand& out) {
   Caller c{*this, args, at, name};
-  if (c.barrier() || c.atomic_call(out.value) || c.simd(out.value) || c.classify(out.value) || c.math(out.value)) return true;
+  if (c.barrier() || c.atomic_call(out.value) || c.simd(out.value) || c.classify(out.value) || c.math(out.value))
+    return true;
   if (name == "abs") out.value = c.absolute();
   else if (name == "any" || name == "all") out.value = c.any_all();
   else if (name == "select") out.value = c.select();
   else if (name == "dot") out.value = c.dot();
   else if (name == "popcount" || name == "clz" || name == "ctz" || name == "reverse_bits") out.value = c.bits();
   else if (name == "mulhi") out.value = c.mulhi();
-  else if (name == "addressof" && args.size() == 1 && args[0].is_place) out.value = address_of(args[0].place, Space::none, at);
+  else if (name == "addressof" && args.size() == 1 && args[0].is_place)
+    out.value = address_of(args[0].place, Space::none, at);
   else if (name == "declval") fail(at, "declval is outside the language");
   else return false;
   return true;

@@ -1,4 +1,4 @@
-/* Calls: which function is meant, and its body in the place of the call.                      SPDX-License-Identifier: MIT */
+/* Calls: which function is meant, and its body in the place of the call.              SPDX-License-Identifier: MIT */
 #include "lower.h"
 
 namespace metal {
@@ -32,7 +32,8 @@ bool Lower::all_found(const FunctionIn& f, Scope* in, Bindings& b) {
   return all;
 }
 
-bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_args, const std::vector<Operand>& args, Bindings& b, int& cost) {
+bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_args, const std::vector<Operand>& args,
+                   Bindings& b, int& cost) {
   const Function& d = *f.f;
   count_step(d.at);
   if (args.size() > d.parameters.size()) return false;
@@ -40,7 +41,8 @@ bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_ar
   cost = d.is_template ? 1 : 0;
   if (d.is_specialization) {
     std::vector<Argument> own = arguments_of(d.specialized);
-    for (size_t i = 0; i < explicit_args.size() && i < own.size(); i++) if (!same(own[i], explicit_args[i])) return false;
+    for (size_t i = 0; i < explicit_args.size() && i < own.size(); i++)
+      if (!same(own[i], explicit_args[i])) return false;
   } else if (explicit_args.size() > d.templates.size()) {
     return false;
   }
@@ -66,7 +68,8 @@ bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_ar
     for (size_t i = 0; i < args.size(); i++) {
       TypeNode* n = d.parameters[i].type;
       const Type* from = args[i].type();
-      const Type* t = type_of(n, n->kind == TypeNode::automatic || (n->inner && n->inner->kind == TypeNode::automatic) ? from : nullptr);
+      const Type* t = type_of(
+          n, n->kind == TypeNode::automatic || (n->inner && n->inner->kind == TypeNode::automatic) ? from : nullptr);
       if (n->kind == TypeNode::array) t = pointer_to(t->of, Space::none, n->inner->constant);
       bool writes = n->kind == TypeNode::reference && !n->inner->constant;
       if (writes && t != from) { scope = before; return false; }
@@ -85,8 +88,9 @@ bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_ar
   }
 }
 
-Operand Lower::call_candidates(const std::vector<FunctionIn>& list, const std::vector<Argument>& explicit_args, std::vector<Operand> args,
-                               const Operand* self, const std::string& name, Place at, bool& found, bool must) {
+Operand Lower::call_candidates(const std::vector<FunctionIn>& list, const std::vector<Argument>& explicit_args,
+                               std::vector<Operand> args, const Operand* self, const std::string& name, Place at,
+                               bool& found, bool must) {
   const FunctionIn* best = nullptr;
   Bindings bindings;
   int least = 1 << 30;
@@ -129,12 +133,14 @@ Place_ Lower::fresh_place(const Type* t, Place at) {
 void Lower::store_argument(Scope* in, const Parameter& p, Operand o, Place at) {
   TypeNode* n = p.type;
   const Type* from = o.type();
-  if (from->kind == Type::array && (n->kind == TypeNode::pointer || n->kind == TypeNode::automatic || n->kind == TypeNode::array)) {
+  if (from->kind == Type::array &&
+      (n->kind == TypeNode::pointer || n->kind == TypeNode::automatic || n->kind == TypeNode::array)) {
     o.value = decay(o, at);
     o.is_place = false;
     from = o.value.type;
   }
-  const Type* t = n->kind == TypeNode::array ? pointer_to(type_of(n->inner), from->space, n->inner->constant) : type_of(n, from);
+  const Type* t =
+      n->kind == TypeNode::array ? pointer_to(type_of(n->inner), from->space, n->inner->constant) : type_of(n, from);
   Value v = convert(load(o, at), t, at);
   if (v.type->kind == Type::pointer && t->kind == Type::pointer) t = v.type;
   Entity* e = make_entity(in, p.name, Entity::variable);
@@ -231,8 +237,10 @@ Operand Lower::run_body(Function* f, const Type* result, bool by_reference, Plac
   frame.by_reference = by_reference;
   uint32_t returns = count_returns(f->body);
   bool region = !folding && returns_inside(f->body, true);
-  frame.single = folding || (returns == 1 && !region && !f->body->list.empty() && f->body->list.back()->kind == S::return_);
-  if (by_reference && !frame.single) fail(at, "a function that returns a reference from several places is outside the language");
+  frame.single =
+      folding || (returns == 1 && !region && !f->body->list.empty() && f->body->list.back()->kind == S::return_);
+  if (by_reference && !frame.single)
+    fail(at, "a function that returns a reference from several places is outside the language");
   frames.push_back(&frame);
   std::vector<Jump> outside;
   outside.swap(jumps);
@@ -267,7 +275,9 @@ Operand Lower::call(const FunctionIn& f, const Bindings& b, std::vector<Operand>
   Scope* before = scope;
   Scope* in = bindings_scope(f, b);
   if (self) {
-    selves.push_back(self->is_place ? self->place : folding ? fresh_place(self->value.type, at) : temporary(self->value, at));
+    selves.push_back(self->is_place ? self->place
+                     : folding      ? fresh_place(self->value.type, at)
+                                    : temporary(self->value, at));
     if (!self->is_place && folding) *selves.back().cell = self->value;
     in = push_scope(in);
     in->info = f.self_type;
@@ -302,7 +312,8 @@ Operand Lower::call_lambda(const Value& v, std::vector<Operand> args, Place at) 
   f.f = v.l.function;
   f.scope = v.l.scope;
   if (args.size() > f.f->parameters.size()) fail(at, "a lambda with too many arguments");
-  for (size_t i = args.size(); i < f.f->parameters.size(); i++) if (!f.f->parameters[i].preset) fail(at, "a lambda with too few arguments");
+  for (size_t i = args.size(); i < f.f->parameters.size(); i++)
+    if (!f.f->parameters[i].preset) fail(at, "a lambda with too few arguments");
   return call(f, {}, std::move(args), nullptr, at);
 }
 
@@ -334,7 +345,8 @@ Value Lower::construct_struct(const Type* t, std::vector<Operand> args, bool bra
       continue;
     }
     scope = t->info->scope;
-    v.parts->push_back(members[i].init ? value_as(members[i].init, members[i].type) : default_value(members[i].type, at));
+    v.parts->push_back(members[i].init ? value_as(members[i].init, members[i].type)
+                                       : default_value(members[i].type, at));
     scope = before;
   }
   return v;
@@ -352,7 +364,8 @@ Operand Lower::call_method(Expr* e) {
   const Type* t = o.type();
   std::vector<Operand> args;
   for (Expr* a : e->args) args.push_back(eval(a));
-  if (!t || t->kind != Type::structure) fail(m->at, (t ? name_of(t) : "nothing") + " has no functions, so no '" + m->text + "'");
+  if (!t || t->kind != Type::structure)
+    fail(m->at, (t ? name_of(t) : "nothing") + " has no functions, so no '" + m->text + "'");
   complete(t->info, m->at);
   bool found = false;
   std::vector<Argument> explicit_args;
@@ -364,7 +377,8 @@ Operand Lower::call_method(Expr* e) {
     return call_candidates(list, explicit_args, args, &o, m->text, e->at, found, true);
   }
   Entity* s = find_in(m->text, t->info->scope);
-  if (s && s->kind == Entity::functions) return call_candidates(s->list, explicit_args, args, nullptr, m->text, e->at, found, true);
+  if (s && s->kind == Entity::functions)
+    return call_candidates(s->list, explicit_args, args, nullptr, m->text, e->at, found, true);
   Operand callee = member_operand(o, m->text, m->at);
   if (callee.type() && callee.type()->kind == Type::lambda) return call_lambda(callee.value, args, e->at);
   fail(m->at, t->info->name + " has no function '" + m->text + "'");
@@ -375,7 +389,7 @@ Operand Lower::call_named(Expr* e, std::vector<Operand>& args) {
   const Segment& s = path.segments.back();
   bool found = false;
   std::vector<Argument> explicit_args = s.has_args ? arguments_of(s.args) : std::vector<Argument>();
-  if (path.segments.size() == 1) {                                     // a function of the structure that this one is of
+  if (path.segments.size() == 1) {  // a function of the structure that this one is of
     for (Scope* k = scope; k; k = k->parent) {
       if (!k->self || !k->info) continue;
       auto m = k->info->methods.find(s.name);

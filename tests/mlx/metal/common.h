@@ -1,4 +1,4 @@
-/* What the compiler's parts share: errors, limits, tokens.                                  SPDX-License-Identifier: MIT */
+/* What the compiler's parts share: errors, limits, tokens.                            SPDX-License-Identifier: MIT */
 #pragma once
 
 #include <cstdint>

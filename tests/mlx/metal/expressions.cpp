@@ -1,4 +1,4 @@
-/* Expressions.                                                                               SPDX-License-Identifier: MIT */
+/* Expressions.                                                                        SPDX-License-Identifier: MIT */
 #include <cmath>
 #include <cstdlib>
 
@@ -30,7 +30,8 @@ Value Lower::rvalue(Expr* e) {
 Value Lower::value_as(Expr* e, const Type* t, bool explicit_) {
   if (e->kind == E::list) return construct(t, e->args, true, e->at);
   Operand o = eval(e);
-  if (t->kind == Type::pointer && o.type() && o.type()->kind == Type::array) return convert(decay(o, e->at), t, e->at, explicit_);
+  if (t->kind == Type::pointer && o.type() && o.type()->kind == Type::array)
+    return convert(decay(o, e->at), t, e->at, explicit_);
   return convert(load(o, e->at), t, e->at, explicit_);
 }
 
@@ -171,7 +172,7 @@ Operand Lower::entity_operand(Entity* e, Place at) {
 Operand Lower::eval_name(Expr* e) {
   Value v;
   if (trait_value(e->path, v)) return of_value(v);
-  if (e->path.segments.size() == 1) {                                  // members of the structure whose method this is, nearer than globals
+  if (e->path.segments.size() == 1) {  // members of the structure whose method this is, nearer than globals
     const std::string& name = e->path.segments[0].name;
     for (Scope* s = scope; s; s = s->parent) {
       if (Entity* n = find_in(name, s)) {
@@ -250,13 +251,15 @@ Operand Lower::eval_unary(Expr* e) {
     return e->kind == E::postfix ? of_value(old) : a;
   }
   if (op == "*") {
-    if (a.type()->kind == Type::array) return of_place(element_place(a.is_place ? a.place : temporary(a.value, e->at), {}, e->at));
+    if (a.type()->kind == Type::array)
+      return of_place(element_place(a.is_place ? a.place : temporary(a.value, e->at), {}, e->at));
     return of_place(dereference(load(a, e->at), e->at));
   }
   if (op == "&") {
     if (!a.is_place && e->a->kind == E::name) {                        // a constant
       Entity* n = resolve(e->a->path, false);
-      if (n && n->kind == Entity::variable && n->is_value) return of_value(address_of(memory_of(n, e->at), Space::none, e->at));
+      if (n && n->kind == Entity::variable && n->is_value)
+        return of_value(address_of(memory_of(n, e->at), Space::none, e->at));
     }
     if (!a.is_place) fail(e->at, "expected something that has an address");
     return of_value(address_of(a.place, Space::none, e->at));
@@ -282,7 +285,8 @@ Value Lower::logical(Expr* e) {
     if (b.kind == Value::constant) b = reg_value(t_bool, constant_bool(b.k[0].i));
   });
   bool simple = true;                                                  // without effect or loads: both, at once
-  for (const Inst& i : *block) simple = simple && i.op < 2000 && i.op != 134 && i.op != 135 && i.op != 137 && i.op != 138;
+  for (const Inst& i : *block)
+    simple = simple && i.op < 2000 && i.op != 134 && i.op != 135 && i.op != 137 && i.op != 138;
   if (simple && block->size() <= 8) {
     for (Inst& i : *block) blocks.back()->push_back(std::move(i));
     return reg_value(t_bool, emit(is_and ? 167 : 166, {Base::boolean, 1}, {a.id, b.id}, 0, e->at));
@@ -303,7 +307,8 @@ Value Lower::compare_pointers(const std::string& op, const Value& a, const Value
     if (op != "==" && op != "!=") fail(at, "no '" + op + "' of null pointers");
     return constant_value(t_bool, equal == (op == "=="));
   }
-  if (a.p->targets.size() != 1 || b.p->targets.size() != 1) fail(at, "a comparison of pointers that may point to several arrays is outside the language");
+  if (a.p->targets.size() != 1 || b.p->targets.size() != 1)
+    fail(at, "a comparison of pointers that may point to several arrays is outside the language");
   const Target &x = a.p->targets[0], &y = b.p->targets[0];
   bool same = x.kind == y.kind && x.binding == y.binding && x.node == y.node;
   if (!same) {
@@ -311,10 +316,12 @@ Value Lower::compare_pointers(const std::string& op, const Value& a, const Value
     fail(at, "'" + op + "' of pointers into different arrays");
   }
   if (!(x == y)) fail(at, "'" + op + "' of pointers of different kinds is outside the language");
-  Value i = reg_value(t_int, bitcast_reg(id_of(a.p->index), {Base::i32, 1})), j = reg_value(t_int, bitcast_reg(id_of(b.p->index), {Base::i32, 1}));
+  Value i = reg_value(t_int, bitcast_reg(id_of(a.p->index), {Base::i32, 1})),
+        j = reg_value(t_int, bitcast_reg(id_of(b.p->index), {Base::i32, 1}));
   if (op != "-") return binary_numbers(op, i, j, at);
   Value d = binary_numbers("-", i, j, at);
-  if (x.kind == Target::buffer) d = binary_numbers("/", d, constant_value(t_int, std::max(1u, size_of(a.type->of, at) / x.unit)), at);
+  if (x.kind == Target::buffer)
+    d = binary_numbers("/", d, constant_value(t_int, std::max(1u, size_of(a.type->of, at) / x.unit)), at);
   return convert(d, t_long, at);
 }
 
@@ -343,7 +350,8 @@ Operand Lower::eval_binary(Expr* e) {
     Value l = a.type() && a.type()->kind == Type::array ? decay(a, x->at) : load(a, x->at);
     Value y = b.type() && b.type()->kind == Type::array ? decay(b, x->at) : load(b, x->at);
     if (l.kind == Value::none || y.kind == Value::none) fail(x->at, "expected a value");
-    bool lp = l.type->kind == Type::pointer || l.kind == Value::null, yp = y.type->kind == Type::pointer || y.kind == Value::null;
+    bool lp = l.type->kind == Type::pointer || l.kind == Value::null,
+         yp = y.type->kind == Type::pointer || y.kind == Value::null;
     if (lp && yp) a = of_value(compare_pointers(x->text, l, y, x->at));
     else if (lp && (x->text == "+" || x->text == "-")) {
       Index i = index_of(x->text == "-" ? unary("-", y, x->at) : y, x->at);
@@ -377,7 +385,9 @@ Operand Lower::eval_assign(Expr* e) {
       return target;
     }
   }
-  if (!target.is_place) fail(e->at, target.value.kind == Value::constant ? "this is constant, it cannot be written" : "expected something that can be written");
+  if (!target.is_place)
+    fail(e->at, target.value.kind == Value::constant ? "this is constant, it cannot be written"
+                                                     : "expected something that can be written");
   if (t->kind == Type::array) fail(e->at, "arrays cannot be assigned");
   if (t->kind == Type::atomic) fail(e->at, "an atomic is written by atomic_store_explicit");
   if (op.empty()) {
@@ -412,8 +422,14 @@ Operand Lower::eval_conditional(Expr* e) {
     return block_of([] {});
   };
   /* Each side's code in its block, then the types, then what converts. */
-  auto yes = block_of([&] { value_of(e->b, l); if (l.is_place && l.type()->kind != Type::array) l = of_value(load(l, e->at)); });
-  auto no = block_of([&] { value_of(e->c, r); if (r.is_place && r.type()->kind != Type::array) r = of_value(load(r, e->at)); });
+  auto yes = block_of([&] {
+    value_of(e->b, l);
+    if (l.is_place && l.type()->kind != Type::array) l = of_value(load(l, e->at));
+  });
+  auto no = block_of([&] {
+    value_of(e->c, r);
+    if (r.is_place && r.type()->kind != Type::array) r = of_value(load(r, e->at));
+  });
   auto append = [&](Block& b) { for (Inst& i : b) blocks.back()->push_back(std::move(i)); };
   auto decayed = [&](Operand& o, Block& b) {
     if (!o.type() || o.type()->kind != Type::array) return;
@@ -486,13 +502,18 @@ Operand Lower::eval_index(Expr* e) {
   if (i.type->kind == Type::structure) i = convert(i, t_int, e->at);
   Index index = index_of(i, e->at);
   if (t && t->kind == Type::pointer) return of_place(dereference(pointer_add(load(a, e->at), index, e->at), e->at));
-  if (!t || (t->kind != Type::array && t->kind != Type::vector)) fail(e->at, "expected an array, a vector or a pointer before [, not " + name_of(t));
+  if (!t || (t->kind != Type::array && t->kind != Type::vector))
+    fail(e->at, "expected an array, a vector or a pointer before [, not " + name_of(t));
   if (a.is_place) return of_place(element_place(a.place, index, e->at));
-  if (!index.id && (index.k < 0 || index.k >= static_cast<int64_t>(t->n))) fail(e->at, "index " + std::to_string(index.k) + " of " + name_of(t));
-  if (!index.id) return of_value(t->kind == Type::vector ? component(a.value, static_cast<uint32_t>(index.k), e->at) : (*a.value.parts)[static_cast<size_t>(index.k)]);
+  if (!index.id && (index.k < 0 || index.k >= static_cast<int64_t>(t->n)))
+    fail(e->at, "index " + std::to_string(index.k) + " of " + name_of(t));
+  if (!index.id)
+    return of_value(t->kind == Type::vector ? component(a.value, static_cast<uint32_t>(index.k), e->at)
+                                            : (*a.value.parts)[static_cast<size_t>(index.k)]);
   if (e->a->kind == E::name && t->kind == Type::array) {
     Entity* n = resolve(e->a->path, false);
-    if (n && n->kind == Entity::variable && n->is_value && n->t == t) return of_place(element_place(memory_of(n, e->at), index, e->at));
+    if (n && n->kind == Entity::variable && n->is_value && n->t == t)
+      return of_place(element_place(memory_of(n, e->at), index, e->at));
   }
   return of_place(element_place(temporary(a.value, e->at), index, e->at));
 }
@@ -514,7 +535,9 @@ Operand Lower::member_operand(const Operand& o, const std::string& name, Place a
       p.place.type = r;
       if (!o.place.swizzle.empty()) for (uint8_t& k : swizzle) k = o.place.swizzle[k];
       p.place.swizzle = swizzle;
-      if (!o.place.cell && o.place.targets[0].kind == Target::memory && o.place.targets[0].view && o.place.swizzle.empty()) p.place.targets[0].view = t;
+      if (!o.place.cell && o.place.targets[0].kind == Target::memory && o.place.targets[0].view &&
+          o.place.swizzle.empty())
+        p.place.targets[0].view = t;
       return p;
     }
     Value v = load(o, at);
@@ -522,7 +545,8 @@ Operand Lower::member_operand(const Operand& o, const std::string& name, Place a
     for (uint8_t k : swizzle) parts.push_back(component(v, k, at));
     return of_value(join(r, parts, at));
   }
-  if (!t || t->kind != Type::structure) fail(at, (t ? name_of(t) : "nothing") + " has no members, so no '" + name + "'");
+  if (!t || t->kind != Type::structure)
+    fail(at, (t ? name_of(t) : "nothing") + " has no members, so no '" + name + "'");
   complete(t->info, at);
   uint32_t index = 0;
   if (!member_of(t, name, index)) {
@@ -560,13 +584,17 @@ Operand Lower::eval_cast(Expr* e) {
     return of_place(dereference(pointer_cast(p, pointer_to(t, Space::none, o.place.constant), e->at), e->at));
   }
   if (t->kind == Type::none) return {};
-  if (o.type() && o.type()->kind == Type::array && t->kind == Type::pointer) return of_value(cast(decay(o, e->at), t, e->at));
-  if (e->text == "reinterpret_cast" && t->kind != Type::pointer) fail(e->at, "reinterpret_cast to " + name_of(t) + " is outside the language");
+  if (o.type() && o.type()->kind == Type::array && t->kind == Type::pointer)
+    return of_value(cast(decay(o, e->at), t, e->at));
+  if (e->text == "reinterpret_cast" && t->kind != Type::pointer)
+    fail(e->at, "reinterpret_cast to " + name_of(t) + " is outside the language");
   return of_value(cast(load(o, e->at), t, e->at));
 }
 
 Value Lower::construct(const Type* t, const std::vector<Expr*>& args, bool braces, Place at) {
-  if (braces && (t->kind == Type::array || (t->kind == Type::structure && (complete(t->info, at), t->info->constructors.empty()))) &&
+  if (braces &&
+      (t->kind == Type::array ||
+       (t->kind == Type::structure && (complete(t->info, at), t->info->constructors.empty()))) &&
       !(t->kind == Type::structure && args.size() == 1 && args[0]->kind != E::list))
     return from_list(t, args, at);
   std::vector<Operand> list;
@@ -589,8 +617,12 @@ Value Lower::from_list(const Type* t, const std::vector<Expr*>& args, Place at) 
   for (size_t i = 0; i < n; i++) {
     const Type* of = array ? t->of : t->info->members[i].type;
     if (i < args.size()) v.parts->push_back(value_as(args[i], of));
-    else if (array && i > args.size()) v.parts->push_back(v.parts->back().kind == Value::constant ? v.parts->back() : zero(of, at));
-    else v.parts->push_back(array ? zero(of, at) : t->info->members[i].init ? value_as(t->info->members[i].init, of) : default_value(of, at));
+    else if (array && i > args.size())
+      v.parts->push_back(v.parts->back().kind == Value::constant ? v.parts->back() : zero(of, at));
+    else
+      v.parts->push_back(array                      ? zero(of, at)
+                         : t->info->members[i].init ? value_as(t->info->members[i].init, of)
+                                                    : default_value(of, at));
   }
   return v;
 }
@@ -619,7 +651,8 @@ Value Lower::construct_vector(const Type* t, const std::vector<Operand>& args, P
 Value Lower::construct_values(const Type* t, std::vector<Operand> args, bool braces, Place at) {
   if (t->kind == Type::structure) return construct_struct(t, std::move(args), braces, at);
   if (t->kind == Type::vector) {
-    if (args.size() == 1 && args[0].type() && args[0].type()->kind == Type::vector && args[0].type()->n == t->n) return convert(load(args[0], at), t, at, true);
+    if (args.size() == 1 && args[0].type() && args[0].type()->kind == Type::vector && args[0].type()->n == t->n)
+      return convert(load(args[0], at), t, at, true);
     return construct_vector(t, args, at);
   }
   if (t->kind == Type::array) {

@@ -1,5 +1,5 @@
 /* Structured code: blocks of instructions, some of which hold blocks. A value is named by a number and made once; what
- * changes is in variables.                                                                   SPDX-License-Identifier: MIT */
+ * changes is in variables.                                                            SPDX-License-Identifier: MIT */
 #pragma once
 
 #include <map>
@@ -38,13 +38,45 @@ enum Op : uint16_t {
   PUSH,               // binding: the element of the buffer that is the array's first
   ANY,                // condition: is it true for any thread of the threadgroup?
 };
-enum class Atomic : uint16_t { load, store, exchange, add, sub, min_s, max_s, min_u, max_u, and_, or_, xor_, compare, add_f, min_f, max_f };
+enum class Atomic : uint16_t {
+  load,
+  store,
+  exchange,
+  add,
+  sub,
+  min_s,
+  max_s,
+  min_u,
+  max_u,
+  and_,
+  or_,
+  xor_,
+  compare,
+  add_f,
+  min_f,
+  max_f
+};
 /* The first ones reduce; scans follow. */
 enum class Simd : uint16_t { sum, product, min, max, and_, or_, xor_, inclusive_sum, exclusive_sum, inclusive_product,
                              exclusive_product, shuffle, shuffle_xor, shuffle_up, shuffle_down, rotate_up, rotate_down,
                              fill_up, fill_down, ballot, any, all, first, active };
-enum class Builtin : uint16_t { position_x, position_y, position_z, local_x, local_y, local_z, group_x, group_y, group_z,
-                                groups_x, groups_y, groups_z, lane, simdgroup, index };
+enum class Builtin : uint16_t {
+  position_x,
+  position_y,
+  position_z,
+  local_x,
+  local_y,
+  local_z,
+  group_x,
+  group_y,
+  group_z,
+  groups_x,
+  groups_y,
+  groups_z,
+  lane,
+  simdgroup,
+  index
+};
 
 struct Inst;
 using Block = std::vector<Inst>;

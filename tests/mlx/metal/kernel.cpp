@@ -1,4 +1,4 @@
-/* The kernel function: its parameters, and the way from a source to words.                     SPDX-License-Identifier: MIT */
+/* The kernel function: its parameters, and the way from a source to words.            SPDX-License-Identifier: MIT */
 #include <algorithm>
 #include <sstream>
 
@@ -8,7 +8,9 @@ namespace metal {
 
 /* ---- what a thread knows of itself ---- */
 
-Value Lower::builtin_value(Builtin b) { return reg_value(t_uint, emit(BUILTIN, {Base::u32, 1}, {}, static_cast<uint16_t>(b))); }
+Value Lower::builtin_value(Builtin b) {
+  return reg_value(t_uint, emit(BUILTIN, {Base::u32, 1}, {}, static_cast<uint16_t>(b)));
+}
 
 Value Lower::info_word(uint32_t word) {
   uint32_t base = emit(PUSH, {Base::u32, 1}, {info_binding});
@@ -42,15 +44,19 @@ Value Lower::attribute_value(const std::string& name, Place at) {
     std::vector<Value> v;
     for (uint32_t i = 0; i < 3; i++) {
       if (options.whole[i]) { v.push_back(number(g[i])); continue; }
-      Value first = binary_numbers("*", builtin_value(static_cast<Builtin>(static_cast<int>(Builtin::group_x) + static_cast<int>(i))), number(g[i]), at);
+      Value first = binary_numbers(
+          "*", builtin_value(static_cast<Builtin>(static_cast<int>(Builtin::group_x) + static_cast<int>(i))),
+          number(g[i]), at);
       Value left = binary_numbers("-", info_word(i), first, at);
       v.push_back(reg_value(t_uint, emit(EXTENDED + 38, {Base::u32, 1}, {id_of(left, at), constant_u32(g[i])})));
     }
     return three(v);
   }
   if (name == "grid_origin") return zero(uint3, at);
-  if (name == "simdgroups_per_threadgroup" || name == "dispatch_simdgroups_per_threadgroup") return number((total + 31) / 32);
-  if (name == "quadgroups_per_threadgroup" || name == "dispatch_quadgroups_per_threadgroup") return number((total + 3) / 4);
+  if (name == "simdgroups_per_threadgroup" || name == "dispatch_simdgroups_per_threadgroup")
+    return number((total + 31) / 32);
+  if (name == "quadgroups_per_threadgroup" || name == "dispatch_quadgroups_per_threadgroup")
+    return number((total + 3) / 4);
   if (name == "thread_execution_width" || name == "threads_per_simdgroup") return number(32);
   if (name == "thread_index_in_quadgroup") return binary_numbers("&", builtin_value(Builtin::lane), number(3), at);
   if (name == "quadgroup_index_in_threadgroup") {
@@ -64,7 +70,8 @@ void Lower::attribute_parameter(const Parameter& p, const Type* t, Scope* in) {
   Value v = attribute_value(p.attribute, p.at);
   if (v.type->kind == Type::vector && v.type != t) {
     std::vector<Value> parts;
-    for (uint32_t i = 0; i < std::min(width(t), 3u); i++) parts.push_back(convert(component(v, i, p.at), scalar(t), p.at, true));
+    for (uint32_t i = 0; i < std::min(width(t), 3u); i++)
+      parts.push_back(convert(component(v, i, p.at), scalar(t), p.at, true));
     v = join(t, parts, p.at);
   }
   v = convert(v, t, p.at, true);
@@ -92,7 +99,8 @@ void Lower::array_parameter(const Parameter& p, const Type* t, bool reference, S
     pointer.index = scale(add({base, 0}, {0, bytes->second}), 4 / target.unit);
   } else {
     auto& list = constant ? program.inputs : program.outputs;
-    uint32_t k = static_cast<uint32_t>(std::find(list.begin(), list.end(), static_cast<uint32_t>(p.index)) - list.begin());
+    uint32_t k =
+        static_cast<uint32_t>(std::find(list.begin(), list.end(), static_cast<uint32_t>(p.index)) - list.begin());
     target.binding = constant ? k : static_cast<uint32_t>(program.inputs.size()) + (program.info ? 1 : 0) + k;
     target.readonly = constant;
     pointer.index.id = emit(PUSH, {Base::u32, 1}, {target.binding});
@@ -119,7 +127,8 @@ void Lower::kernel_parameters(Function* f, Scope* in, Program& program) {
     if (!array) continue;
     if (p.index < 0) p.index = next;
     next = p.index + 1;
-    if (p.type->inner->space == Space::threadgroup) fail(p.at, "threadgroup memory as a parameter of a kernel is outside the language");
+    if (p.type->inner->space == Space::threadgroup)
+      fail(p.at, "threadgroup memory as a parameter of a kernel is outside the language");
     if (info_words.count(static_cast<uint32_t>(p.index))) continue;
     bool constant = p.type->inner->constant || p.type->inner->space == Space::constant;
     auto& list = constant ? program.inputs : program.outputs;

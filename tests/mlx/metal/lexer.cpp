@@ -1,4 +1,4 @@
-/* Text to tokens.                                                                            SPDX-License-Identifier: MIT */
+/* Text to tokens.                                                                     SPDX-License-Identifier: MIT */
 #include <cstring>
 
 #include "common.h"
@@ -7,10 +7,10 @@ namespace metal {
 namespace {
 
 /* Longest first. */
-const char* const marks[] = {"<<=", ">>=", "...", "->*", "::", "->", "++", "--", "<<", ">>", "<=", ">=", "==", "!=", "&&",
-                             "||",  "+=",  "-=",  "*=",  "/=", "%=", "&=", "|=", "^=", "##", "+",  "-",  "*",  "/",  "%",
-                             "=",   "<",   ">",   "!",   "~",  "&",  "|",  "^",  "?",  ":",  ";",  ",",  ".",  "(",  ")",
-                             "[",   "]",   "{",   "}",   "#",  "@"};
+const char* const marks[] = {"<<=", ">>=", "...", "->*", "::", "->", "++", "--", "<<", ">>", "<=", ">=", "==",
+                             "!=",  "&&",  "||",  "+=",  "-=", "*=", "/=", "%=", "&=", "|=", "^=", "##", "+",
+                             "-",   "*",   "/",   "%",   "=",  "<",  ">",  "!",  "~",  "&",  "|",  "^",  "?",
+                             ":",   ";",   ",",   ".",   "(",  ")",  "[",  "]",  "{",  "}",  "#",  "@"};
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -23,7 +23,9 @@ struct Lexer {
   bool first = true, space = false;
   std::vector<Token> out{};
 
-  Place place() const { return {line, static_cast<uint16_t>(at - line_start < 60000 ? at - line_start + 1 : 60000), file}; }
+  Place place() const {
+    return {line, static_cast<uint16_t>(at - line_start < 60000 ? at - line_start + 1 : 60000), file};
+  }
   char look(size_t n = 0) const { return at + n < s.size() ? s[at + n] : '\0'; }
 
   void new_line() {

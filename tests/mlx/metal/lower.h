@@ -1,4 +1,4 @@
-/* The syntax tree to code: names, types, templates, constants, and everything inlined.       SPDX-License-Identifier: MIT */
+/* The syntax tree to code: names, types, templates, constants, and everything inlined.  SPDX-License-Identifier: MIT */
 #pragma once
 
 #include <functional>
@@ -12,7 +12,23 @@ struct Scope;
 struct StructInfo;
 
 struct Type {
-  enum Kind : uint8_t { none, boolean, integer, real, half, bfloat, vector, array, pointer, structure, atomic, lambda, null, list, text } kind = none;
+  enum Kind : uint8_t {
+    none,
+    boolean,
+    integer,
+    real,
+    half,
+    bfloat,
+    vector,
+    array,
+    pointer,
+    structure,
+    atomic,
+    lambda,
+    null,
+    list,
+    text
+  } kind = none;
   uint8_t bytes = 0;                           // of a number
   bool sign = false, packed = false, constant = false;   // constant: what a pointer points to
   Space space = Space::none;
@@ -35,7 +51,8 @@ struct Target {
   Node* node = nullptr;
   const Type* view = nullptr;                  // a node seen as other numbers than it has
   bool operator==(const Target& o) const {
-    return kind == o.kind && binding == o.binding && unit == o.unit && offset == o.offset && node == o.node && view == o.view;
+    return kind == o.kind && binding == o.binding && unit == o.unit && offset == o.offset && node == o.node &&
+           view == o.view;
   }
 };
 
@@ -193,7 +210,11 @@ struct Lower {
   Scope *global = nullptr, *scope = nullptr;
   std::vector<Block*> blocks;
   std::vector<Frame*> frames;
-  struct Jump { uint32_t region; bool is_loop; uint32_t next; };   // next: left where a loop goes on, 0: the loop itself does
+  struct Jump {
+    uint32_t region;
+    bool is_loop;
+    uint32_t next;
+  };  // next: left where a loop goes on, 0: the loop itself does
   std::vector<Jump> jumps;
   bool folding = false, reachable = true;
   uint32_t steps = 0, calls = 0, nesting = 0;
@@ -212,7 +233,8 @@ struct Lower {
 
   /* ---- types.cpp ---- */
   const Type* intern(const Type& t);
-  const Type *t_void, *t_bool, *t_int, *t_uint, *t_long, *t_ulong, *t_float, *t_half, *t_bfloat, *t_null, *t_text, *t_lambda, *t_list;
+  const Type *t_void, *t_bool, *t_int, *t_uint, *t_long, *t_ulong, *t_float, *t_half, *t_bfloat, *t_null, *t_text,
+      *t_lambda, *t_list;
   void make_types();
   const Type* integer(uint32_t bytes, bool sign);
   const Type* vector_of(const Type* of, uint32_t n, bool packed = false);
@@ -242,7 +264,8 @@ struct Lower {
   Argument argument_of(const TemplateArg& a);
   void bind(Scope* in, const std::string& name, const Argument& a);
   bool deduce(TypeNode* n, const Type* t, const Function& f, Scope* in, Bindings& b);
-  bool deduce_arg(const TemplateArg& pattern, const Argument& a, const std::vector<TemplateParameter>& ps, Scope* in, Bindings& b);
+  bool deduce_arg(const TemplateArg& pattern, const Argument& a, const std::vector<TemplateParameter>& ps, Scope* in,
+                  Bindings& b);
   bool deduce_type(TypeNode* n, const Type* t, const std::vector<TemplateParameter>& ps, Scope* in, Bindings& b);
   bool same(const Argument& a, const Argument& b);
   std::string key_of(const std::vector<Argument>& args);
@@ -294,7 +317,8 @@ struct Lower {
   Value join(const Type* t, const std::vector<Value>& parts, Place at);
   Value binary(const std::string& op, Value a, Value b, Place at);
   Value binary_numbers(const std::string& op, const Value& a, const Value& b, Place at);
-  bool fold(const std::string& op, const Type* t, const Type* result, const Value& a, const Value& b, Value& out, Place at);
+  bool fold(const std::string& op, const Type* t, const Type* result, const Value& a, const Value& b, Value& out,
+            Place at);
   const Type* common(const Type* a, const Type* b, Place at);
   const Type* promote(const Type* t);
   Value unary(const std::string& op, const Value& v, Place at);
@@ -373,12 +397,14 @@ struct Lower {
   /* ---- calls.cpp ---- */
   Operand eval_call(Expr* e);
   Operand call_method(Expr* e);
-  Operand call_candidates(const std::vector<FunctionIn>& list, const std::vector<Argument>& explicit_args, std::vector<Operand> args,
-                          const Operand* self, const std::string& name, Place at, bool& found, bool must);
+  Operand call_candidates(const std::vector<FunctionIn>& list, const std::vector<Argument>& explicit_args,
+                          std::vector<Operand> args, const Operand* self, const std::string& name, Place at,
+                          bool& found, bool must);
   Operand call(const FunctionIn& f, const Bindings& b, std::vector<Operand> args, const Operand* self, Place at);
   void bind_parameter(Scope* in, const Parameter& p, const Operand& o, Place at);
   Operand call_lambda(const Value& v, std::vector<Operand> args, Place at);
-  bool viable(const FunctionIn& f, const std::vector<Argument>& explicit_args, const std::vector<Operand>& args, Bindings& b, int& cost);
+  bool viable(const FunctionIn& f, const std::vector<Argument>& explicit_args, const std::vector<Operand>& args,
+              Bindings& b, int& cost);
   Operand run_body(Function* f, const Type* result, bool by_reference, Place at);
   void initialize_members(const FunctionIn& f, const Place_& self, Place at);
   void store_argument(Scope* in, const Parameter& p, Operand o, Place at);
@@ -390,7 +416,8 @@ struct Lower {
   Scope* bindings_scope(const FunctionIn& f, const Bindings& b);
 
   /* ---- builtins.cpp ---- */
-  bool call_builtin(const std::string& name, const std::string& space, std::vector<Operand>& args, const std::vector<Argument>& targs, Place at, Operand& out);
+  bool call_builtin(const std::string& name, const std::string& space, std::vector<Operand>& args,
+                    const std::vector<Argument>& targs, Place at, Operand& out);
   Value ext(uint16_t op, const Type* t, const std::vector<Value>& args, Place at);
   Value round_to(const Type* t, uint32_t id);
   uint32_t uint_of(const Value& v, Place at);
@@ -403,7 +430,8 @@ struct Lower {
   Flow fold_loop(Stmt* s);
   Flow run_range(Stmt* s);
   Flow run_switch(Stmt* s);
-  Flow fold_switch(Stmt* s, const std::vector<std::vector<Stmt*>>& sections, const std::vector<std::vector<Expr*>>& labels, int otherwise);
+  Flow fold_switch(Stmt* s, const std::vector<std::vector<Stmt*>>& sections,
+                   const std::vector<std::vector<Expr*>>& labels, int otherwise);
   Flow run_return(Stmt* s);
   Flow jump(bool is_break, Place at);
   void declare_variables(Stmt* s);

@@ -1,19 +1,34 @@
-/* Variables, buffers and pointers. A pointer is where it may point, which is known here, and an index, which is a value.
- *                                                                                            SPDX-License-Identifier: MIT */
+/* Variables, buffers and pointers. A pointer is where it may point, which is known here, and an index, a value.
+ *                                                                                     SPDX-License-Identifier: MIT */
 #include <algorithm>
 
 #include "lower.h"
 
 namespace metal {
 
-enum : uint16_t { M_EXTRACT = 81, M_IADD = 128, M_IMUL = 132, M_SHR = 194, M_SHL = 196, M_OR = 197, M_AND = 199, M_NOT = 200,
-                  M_SELECT = 169, M_NOTEQUAL = 171, M_EQUAL = 170, M_EXTRACT_AT = 77, M_INSERT_AT = 78, M_INSERT = 82 };
+enum : uint16_t {
+  M_EXTRACT = 81,
+  M_IADD = 128,
+  M_IMUL = 132,
+  M_SHR = 194,
+  M_SHL = 196,
+  M_OR = 197,
+  M_AND = 199,
+  M_NOT = 200,
+  M_SELECT = 169,
+  M_NOTEQUAL = 171,
+  M_EQUAL = 170,
+  M_EXTRACT_AT = 77,
+  M_INSERT_AT = 78,
+  M_INSERT = 82
+};
 static const Reg U32{Base::u32, 1}, U64{Base::u64, 1}, BOOL{Base::boolean, 1};
 
 /* ---- indexes ---- */
 
 Index Lower::index_of(const Value& v, Place at) {
-  if (!v.type || !v.type->is_int()) fail(at, "expected an integer as an index, not " + (v.type ? name_of(v.type) : "nothing"));
+  if (!v.type || !v.type->is_int())
+    fail(at, "expected an integer as an index, not " + (v.type ? name_of(v.type) : "nothing"));
   Index i;
   if (v.kind == Value::constant) i.k = v.k[0].i;
   else i.id = convert_reg(v.id, v.type, t_uint, 1, at);
@@ -107,7 +122,8 @@ void fill(Lower& l, Node* n, const Type* t, const Value& v, uint32_t at, Place w
   if (t->kind == Type::array) {
     for (uint32_t i = 0; i < t->n; i++) fill(l, n, t->of, (*v.parts)[i], at * t->n + i, where);
   } else if (t->kind == Type::structure) {
-    for (size_t i = 0; i < n->members.size(); i++) fill(l, n->members[i], t->info->members[i].type, (*v.parts)[i], at, where);
+    for (size_t i = 0; i < n->members.size(); i++)
+      fill(l, n->members[i], t->info->members[i].type, (*v.parts)[i], at, where);
   } else {
     Slot& s = l.code.slots[n->slot];
     if (s.init.empty()) s.init.assign(std::max(s.count, 1u), l.id_of(l.zero(t, where), where));
@@ -166,7 +182,8 @@ Place_ Lower::element_place(const Place_& p, Index i, Place at) {
     r.cell = &(*p.cell->parts)[static_cast<size_t>(i.k)];
     return r;
   }
-  if (t->kind == Type::vector && (!p.swizzle.empty() || (p.targets[0].kind == Target::memory && !p.targets[0].view && p.targets[0].node->space != Space::threadgroup))) {
+  if (t->kind == Type::vector && (!p.swizzle.empty() || (p.targets[0].kind == Target::memory && !p.targets[0].view &&
+                                                         p.targets[0].node->space != Space::threadgroup))) {
     if (!i.id) {
       if (i.k < 0 || i.k >= static_cast<int64_t>(t->n)) fail(at, "index " + std::to_string(i.k) + " of " + name_of(t));
       uint8_t k = static_cast<uint8_t>(i.k);
@@ -219,8 +236,11 @@ Value Lower::number_of_bits(uint32_t bits, const Type* t, Place at) {
   switch (t->kind) {
     case Type::boolean: return reg_value(t, emit(M_NOTEQUAL, BOOL, {bits, constant_u32(0)}, 0, at));
     case Type::real: return reg_value(t, emit(124, {Base::f32, 1}, {bitcast_reg(bits, U32)}, 0, at));
-    case Type::half: return reg_value(t, emit(M_EXTRACT, {Base::f32, 1}, {emit(EXTENDED + 62, {Base::f32, 2}, {bits}, 0, at), 0}, 0, at));
-    case Type::bfloat: return reg_value(t, emit(124, {Base::f32, 1}, {emit(M_SHL, U32, {bits, constant_u32(16)}, 0, at)}, 0, at));
+    case Type::half:
+      return reg_value(t,
+                       emit(M_EXTRACT, {Base::f32, 1}, {emit(EXTENDED + 62, {Base::f32, 2}, {bits}, 0, at), 0}, 0, at));
+    case Type::bfloat:
+      return reg_value(t, emit(124, {Base::f32, 1}, {emit(M_SHL, U32, {bits, constant_u32(16)}, 0, at)}, 0, at));
     default: break;
   }
   uint32_t id = bitcast_reg(bits, reg(t, at));
@@ -239,7 +259,8 @@ Value Lower::load_buffer(const Target& t, const Type* type, Index i, Place at) {
   Target part = t;
   if (type->kind == Type::vector) {
     std::vector<Value> v;
-    for (uint32_t k = 0; k < type->n; k++, part.offset += type->of->bytes) v.push_back(load_buffer(part, type->of, i, at));
+    for (uint32_t k = 0; k < type->n; k++, part.offset += type->of->bytes)
+      v.push_back(load_buffer(part, type->of, i, at));
     return join(type, v, at);
   }
   if (type->kind == Type::structure || type->kind == Type::array) {
@@ -259,8 +280,11 @@ Value Lower::load_buffer(const Target& t, const Type* type, Index i, Place at) {
   if (type->kind == Type::atomic) type = type->of;
   if (type->kind == Type::pointer) fail(at, "pointers in buffers are outside the language");
   uint32_t bytes = type->bytes;
-  if (bytes == 8 && !options.int64) return number_of_bits(emit(LOAD_BUFFER, U32, {t.binding, 4, id_of(buffer_index(t, i, t.offset, 4))}, 0, at), type, at);
-  uint32_t id = emit(LOAD_BUFFER, bytes == 8 ? U64 : U32, {t.binding, bytes, id_of(buffer_index(t, i, t.offset, bytes))}, 0, at);
+  if (bytes == 8 && !options.int64)
+    return number_of_bits(emit(LOAD_BUFFER, U32, {t.binding, 4, id_of(buffer_index(t, i, t.offset, 4))}, 0, at), type,
+                          at);
+  uint32_t id =
+      emit(LOAD_BUFFER, bytes == 8 ? U64 : U32, {t.binding, bytes, id_of(buffer_index(t, i, t.offset, bytes))}, 0, at);
   return number_of_bits(id, type, at);
 }
 
@@ -268,7 +292,8 @@ void Lower::store_buffer(const Target& t, const Type* type, Index i, const Value
   if (t.readonly) fail(at, "this memory is constant");
   Target part = t;
   if (type->kind == Type::vector) {
-    for (uint32_t k = 0; k < type->n; k++, part.offset += type->of->bytes) store_buffer(part, type->of, i, component(v, k, at), at);
+    for (uint32_t k = 0; k < type->n; k++, part.offset += type->of->bytes)
+      store_buffer(part, type->of, i, component(v, k, at), at);
     return;
   }
   if (type->kind == Type::structure || type->kind == Type::array) {
@@ -287,7 +312,8 @@ void Lower::store_buffer(const Target& t, const Type* type, Index i, const Value
   code.written[t.binding] = true;
   if (bytes == 8 && !options.int64) {
     Index low = buffer_index(t, i, t.offset, 4);
-    uint32_t high = type->sign ? emit(195, {Base::i32, 1}, {bitcast_reg(bits, {Base::i32, 1}), constant_u32(31)}) : constant_u32(0);
+    uint32_t high =
+        type->sign ? emit(195, {Base::i32, 1}, {bitcast_reg(bits, {Base::i32, 1}), constant_u32(31)}) : constant_u32(0);
     emit(STORE_BUFFER, {}, {t.binding, 4, id_of(low), bits}, 0, at);
     emit(STORE_BUFFER, {}, {t.binding, 4, id_of(add(low, {0, 1})), bitcast_reg(high, U32)}, 0, at);
     return;
@@ -320,19 +346,22 @@ void Lower::store_pointer(Node* n, const Value& v, Place at) {
       if (k >= 16) fail(at, "a pointer that may point to more than 16 arrays");
       if (n->is_set) pointer_found = true;                             // what was made before did not know: once more
       n->targets.push_back(t);
-      if (n->is_set && (t.kind != n->targets[0].kind || t.unit != n->targets[0].unit)) fail(at, "a pointer that may point to memory of different kinds is outside the language");
+      if (n->is_set && (t.kind != n->targets[0].kind || t.unit != n->targets[0].unit))
+        fail(at, "a pointer that may point to memory of different kinds is outside the language");
     }
     where.push_back(static_cast<uint32_t>(k));
   }
   n->is_set = true;
   for (Target t : n->targets)                                          // nodes are made anew each time
-    if (n->targets.size() > 1 && t.kind == Target::memory) fail(at, "a pointer that may point to several variables is outside the language");
+    if (n->targets.size() > 1 && t.kind == Target::memory)
+      fail(at, "a pointer that may point to several variables is outside the language");
   if (n->targets.size() > 1 || known_targets.count(n->ordinal)) known_targets[n->ordinal] = n->targets;
   emit(STORE, {}, {n->index_slot, 0, id_of(v.p->index)}, 0, at);
   if (n->targets.size() < 2) return;
   uint32_t tag = constant_u32(where[0]);
   for (size_t k = 1; k < where.size(); k++)
-    tag = emit(M_SELECT, U32, {emit(M_EQUAL, BOOL, {v.p->tag, constant_u32(static_cast<uint32_t>(k))}), constant_u32(where[k]), tag});
+    tag = emit(M_SELECT, U32,
+               {emit(M_EQUAL, BOOL, {v.p->tag, constant_u32(static_cast<uint32_t>(k))}), constant_u32(where[k]), tag});
   emit(STORE, {}, {n->tag_slot, 0, tag}, 0, at);
 }
 
@@ -344,9 +373,11 @@ Value Lower::load_node(Node* n, const Type* type, Index i, bool indexed, Place a
     v.type = type;
     v.parts = std::make_shared<std::vector<Value>>();
     if (type->kind == Type::array) {
-      for (uint32_t k = 0; k < type->n; k++) v.parts->push_back(load_node(n, type->of, add(indexed ? scale(i, type->n) : Index{}, {0, k}), true, at));
+      for (uint32_t k = 0; k < type->n; k++)
+        v.parts->push_back(load_node(n, type->of, add(indexed ? scale(i, type->n) : Index{}, {0, k}), true, at));
     } else {
-      for (size_t k = 0; k < n->members.size(); k++) v.parts->push_back(load_node(n->members[k], type->info->members[k].type, i, indexed, at));
+      for (size_t k = 0; k < n->members.size(); k++)
+        v.parts->push_back(load_node(n->members[k], type->info->members[k].type, i, indexed, at));
     }
     return v;
   }
@@ -359,7 +390,9 @@ Value Lower::load_node(Node* n, const Type* type, Index i, bool indexed, Place a
   if (n->space == Space::threadgroup && type->kind == Type::vector) {
     std::vector<Value> parts;
     for (uint32_t k = 0; k < type->n; k++)
-      parts.push_back(reg_value(type->of, emit(LOAD, reg(type->of, at), {n->slot, id_of(add(scale(n->count ? i : Index{}, type->n), {0, k}))}, 0, at)));
+      parts.push_back(reg_value(
+          type->of,
+          emit(LOAD, reg(type->of, at), {n->slot, id_of(add(scale(n->count ? i : Index{}, type->n), {0, k}))}, 0, at)));
     return join(type, parts, at);
   }
   return reg_value(type, emit(LOAD, reg(type, at), {n->slot, n->count ? id_of(i) : 0}, 0, at));
@@ -370,9 +403,11 @@ void Lower::store_node(Node* n, const Type* type, Index i, bool indexed, const V
     count_step(at);
     if (v.kind != Value::aggregate) fail(at, "expected a value of type " + name_of(type));
     if (type->kind == Type::array) {
-      for (uint32_t k = 0; k < type->n; k++) store_node(n, type->of, add(indexed ? scale(i, type->n) : Index{}, {0, k}), true, (*v.parts)[k], at);
+      for (uint32_t k = 0; k < type->n; k++)
+        store_node(n, type->of, add(indexed ? scale(i, type->n) : Index{}, {0, k}), true, (*v.parts)[k], at);
     } else {
-      for (size_t k = 0; k < n->members.size(); k++) store_node(n->members[k], type->info->members[k].type, i, indexed, (*v.parts)[k], at);
+      for (size_t k = 0; k < n->members.size(); k++)
+        store_node(n->members[k], type->info->members[k].type, i, indexed, (*v.parts)[k], at);
     }
     return;
   }
@@ -384,7 +419,9 @@ void Lower::store_node(Node* n, const Type* type, Index i, bool indexed, const V
   if (type->kind == Type::atomic) id = bitcast_reg(id, code.slots[n->slot].type);
   if (n->space == Space::threadgroup && type->kind == Type::vector) {
     for (uint32_t k = 0; k < type->n; k++)
-      emit(STORE, {}, {n->slot, id_of(add(scale(n->count ? i : Index{}, type->n), {0, k})), id_of(component(v, k, at), at)}, 0, at);
+      emit(STORE, {},
+           {n->slot, id_of(add(scale(n->count ? i : Index{}, type->n), {0, k})), id_of(component(v, k, at), at)}, 0,
+           at);
     return;
   }
   emit(STORE, {}, {n->slot, n->count ? id_of(i) : 0, id}, 0, at);
@@ -397,7 +434,8 @@ namespace {
 Value load_scalar(Lower& l, Node* n, Index e, Place at) {
   const Type* s = l.scalar(n->type);
   bool vector = n->type->kind == Type::vector && n->space != Space::threadgroup;
-  if (!vector) return l.reg_value(s, l.emit(LOAD, l.reg(s, at), {n->slot, l.code.slots[n->slot].count ? l.id_of(e) : 0}, 0, at));
+  if (!vector)
+    return l.reg_value(s, l.emit(LOAD, l.reg(s, at), {n->slot, l.code.slots[n->slot].count ? l.id_of(e) : 0}, 0, at));
   uint32_t width = n->type->n == 3 ? 4 : n->type->n;
   Index which = l.shift(e, log2_of(width));
   Value v = l.reg_value(n->type, l.emit(LOAD, l.reg(n->type, at), {n->slot, n->count ? l.id_of(which) : 0}, 0, at));
@@ -416,14 +454,16 @@ void store_scalar(Lower& l, Node* n, Index e, const Value& v, Place at) {
   uint32_t which = n->count ? l.id_of(l.shift(e, log2_of(width))) : 0;
   Reg r = l.reg(n->type, at);
   uint32_t old = l.emit(LOAD, r, {n->slot, which}, 0, at);
-  uint32_t part = e.id ? l.emit(M_AND, U32, {e.id, l.constant_u32(width - 1)}) : l.constant_u32(static_cast<uint32_t>(e.k) & (width - 1));
+  uint32_t part = e.id ? l.emit(M_AND, U32, {e.id, l.constant_u32(width - 1)})
+                       : l.constant_u32(static_cast<uint32_t>(e.k) & (width - 1));
   l.emit(STORE, {}, {n->slot, which, l.emit(M_INSERT_AT, r, {old, l.id_of(v, at), part}, 0, at)}, 0, at);
 }
 }  // namespace
 
 Value Lower::load_view(const Target& t, const Type* type, Index i, Place at) {
   const Type *s = scalar(t.node->type), *x = scalar(type);
-  if (!x->is_number() || !s->is_number()) fail(at, "memory of " + name_of(t.node->type) + " seen as " + name_of(type) + " is outside the language");
+  if (!x->is_number() || !s->is_number())
+    fail(at, "memory of " + name_of(t.node->type) + " seen as " + name_of(type) + " is outside the language");
   uint32_t per = size_of(type, at) / x->bytes;
   std::vector<Value> parts;
   for (uint32_t c = 0; c < width(type); c++) {
@@ -433,14 +473,17 @@ Value Lower::load_view(const Target& t, const Type* type, Index i, Place at) {
       Value sum;
       const Type* wide = integer(std::max<uint32_t>(x->bytes, 4), false);
       for (uint32_t j = 0; j < k; j++) {
-        Value part = reg_value(integer(s->bytes, false), bits_of_number(load_scalar(*this, t.node, add(scale(e, k), {0, j}), at), at));
+        Value part = reg_value(integer(s->bytes, false),
+                               bits_of_number(load_scalar(*this, t.node, add(scale(e, k), {0, j}), at), at));
         part = convert(part, wide, at);
-        sum = j ? binary_numbers("|", sum, binary_numbers("<<", part, constant_value(t_uint, 8 * s->bytes * j), at), at) : part;
+        sum = j ? binary_numbers("|", sum, binary_numbers("<<", part, constant_value(t_uint, 8 * s->bytes * j), at), at)
+                : part;
       }
       parts.push_back(number_of_bits(sum.id, x, at));
     } else {
       uint32_t k = s->bytes / x->bytes;
-      Value word = reg_value(integer(s->bytes, false), bits_of_number(load_scalar(*this, t.node, shift(e, log2_of(k)), at), at));
+      Value word =
+          reg_value(integer(s->bytes, false), bits_of_number(load_scalar(*this, t.node, shift(e, log2_of(k)), at), at));
       Index low = e.id ? Index{emit(M_AND, U32, {e.id, constant_u32(k - 1)}), 0} : Index{0, e.k & (k - 1)};
       Value by = reg_value(t_uint, id_of(scale(low, 8 * x->bytes)));
       Value part = convert(binary_numbers(">>", word, by, at), integer(x->bytes, false), at);
@@ -452,7 +495,8 @@ Value Lower::load_view(const Target& t, const Type* type, Index i, Place at) {
 
 void Lower::store_view(const Target& t, const Type* type, Index i, const Value& v, Place at) {
   const Type *s = scalar(t.node->type), *x = scalar(type);
-  if (!x->is_number() || !s->is_number()) fail(at, "memory of " + name_of(t.node->type) + " seen as " + name_of(type) + " is outside the language");
+  if (!x->is_number() || !s->is_number())
+    fail(at, "memory of " + name_of(t.node->type) + " seen as " + name_of(type) + " is outside the language");
   uint32_t per = size_of(type, at) / x->bytes;
   for (uint32_t c = 0; c < width(type); c++) {
     Index e = add(scale(i, per), {0, c});
@@ -460,18 +504,26 @@ void Lower::store_view(const Target& t, const Type* type, Index i, const Value& 
     if (x->bytes >= s->bytes) {
       uint32_t k = x->bytes / s->bytes;
       for (uint32_t j = 0; j < k; j++) {
-        Value part = convert(binary_numbers(">>", bits, constant_value(t_uint, 8 * s->bytes * j), at), integer(s->bytes, false), at);
+        Value part = convert(binary_numbers(">>", bits, constant_value(t_uint, 8 * s->bytes * j), at),
+                             integer(s->bytes, false), at);
         store_scalar(*this, t.node, add(scale(e, k), {0, j}), number_of_bits(part.id, s, at), at);
       }
       continue;
     }
-    if (t.node->space == Space::threadgroup) fail(at, "threadgroup memory of " + name_of(s) + " written as " + name_of(x) + " is outside the language");
+    if (t.node->space == Space::threadgroup)
+      fail(at, "threadgroup memory of " + name_of(s) + " written as " + name_of(x) + " is outside the language");
     uint32_t k = s->bytes / x->bytes;
     const Type* wide = integer(s->bytes, false);
-    Index which = shift(e, log2_of(k)), low = e.id ? Index{emit(M_AND, U32, {e.id, constant_u32(k - 1)}), 0} : Index{0, e.k & (k - 1)};
+    Index which = shift(e, log2_of(k)),
+          low = e.id ? Index{emit(M_AND, U32, {e.id, constant_u32(k - 1)}), 0} : Index{0, e.k & (k - 1)};
     Value by = reg_value(t_uint, id_of(scale(low, 8 * x->bytes)));
     Value old = reg_value(wide, bits_of_number(load_scalar(*this, t.node, which, at), at));
-    Value mask = binary_numbers("<<", convert(constant_value(t_uint, x->bytes == 4 ? -1 : x->bytes == 2 ? 0xffff : 0xff), promote(wide)->bytes > 4 ? wide : t_uint, at), by, at);
+    Value mask = binary_numbers("<<",
+                                convert(constant_value(t_uint, x->bytes == 4   ? -1
+                                                               : x->bytes == 2 ? 0xffff
+                                                                               : 0xff),
+                                        promote(wide)->bytes > 4 ? wide : t_uint, at),
+                                by, at);
     old = binary_numbers("&", old, unary("~", mask, at), at);
     Value sum = binary_numbers("|", old, binary_numbers("<<", convert(bits, mask.type, at), by, at), at);
     store_scalar(*this, t.node, which, number_of_bits(convert(sum, wide, at).id, s, at), at);
@@ -528,7 +580,8 @@ Value Lower::load(const Place_& p, Place at) {
     whole.swizzle.clear();
     whole.has_component = false;
     Value v = load(whole, at);
-    if (p.has_component) return reg_value(p.type, emit(M_EXTRACT_AT, reg(p.type, at), {id_of(v, at), id_of(p.component)}, 0, at));
+    if (p.has_component)
+      return reg_value(p.type, emit(M_EXTRACT_AT, reg(p.type, at), {id_of(v, at), id_of(p.component)}, 0, at));
     std::vector<Value> parts;
     for (uint8_t k : p.swizzle) parts.push_back(component(v, k, at));
     return join(p.type, parts, at);
@@ -536,7 +589,9 @@ Value Lower::load(const Place_& p, Place at) {
   if (p.targets.size() == 1) return load_target(p.targets[0], p, p.index, at);
   Node* n = allocate(p.type, Space::thread, at);
   for (uint32_t k = 0; k < p.targets.size(); k++)
-    emit_if(emit(M_EQUAL, BOOL, {p.tag, constant_u32(k)}), [&] { store_node(n, p.type, {}, false, load_target(p.targets[k], p, p.index, at), at); }, [] {});
+    emit_if(
+        emit(M_EQUAL, BOOL, {p.tag, constant_u32(k)}),
+        [&] { store_node(n, p.type, {}, false, load_target(p.targets[k], p, p.index, at), at); }, [] {});
   return load_node(n, p.type, {}, false, at);
 }
 
@@ -572,7 +627,8 @@ void Lower::store(const Place_& p, const Value& v, Place at) {
     Reg r = reg(whole.type, at);
     uint32_t id = id_of(old, at);
     if (p.has_component) id = emit(M_INSERT_AT, r, {id, id_of(v, at), id_of(p.component)}, 0, at);
-    for (size_t k = 0; k < p.swizzle.size(); k++) id = emit(M_INSERT, r, {id_of(component(v, static_cast<uint32_t>(k), at), at), id, p.swizzle[k]}, 0, at);
+    for (size_t k = 0; k < p.swizzle.size(); k++)
+      id = emit(M_INSERT, r, {id_of(component(v, static_cast<uint32_t>(k), at), at), id, p.swizzle[k]}, 0, at);
     store(whole, reg_value(whole.type, id), at);
     return;
   }
@@ -581,7 +637,8 @@ void Lower::store(const Place_& p, const Value& v, Place at) {
     return;
   }
   for (uint32_t k = 0; k < p.targets.size(); k++)
-    emit_if(emit(M_EQUAL, BOOL, {p.tag, constant_u32(k)}), [&] { store_target(p.targets[k], p, p.index, v, at); }, [] {});
+    emit_if(
+        emit(M_EQUAL, BOOL, {p.tag, constant_u32(k)}), [&] { store_target(p.targets[k], p, p.index, v, at); }, [] {});
 }
 
 /* ---- pointers ---- */
@@ -620,7 +677,7 @@ Value Lower::address_of(const Place_& p, Space space, Place at) {
       }
     }
   } else if (!p.swizzle.empty()) fail(at, "a pointer to a swizzle");
-  for (Target& t : v.p->targets)                                       // offsets go into the index, where one pointer has one
+  for (Target& t : v.p->targets)  // offsets go into the index, where one pointer has one
     if (t.kind == Target::buffer && v.p->targets.size() == 1 && t.offset && t.offset % t.unit == 0) {
       v.p->index = add(v.p->index, {0, t.offset / t.unit});
       t.offset = 0;
@@ -642,7 +699,8 @@ Value Lower::pointer_add(const Value& p, Index by, Place at) {
   uint32_t size = size_of(p.type->of, at);
   if (t.kind == Target::buffer) {
     uint32_t unit = t.unit;
-    if (size % unit) fail(at, "a pointer to " + name_of(p.type->of) + " into memory of larger numbers is outside the language");
+    if (size % unit)
+      fail(at, "a pointer to " + name_of(p.type->of) + " into memory of larger numbers is outside the language");
     by = scale(by, size / unit);
   }
   r.p->index = add(p.p->index, by);
@@ -680,7 +738,8 @@ Value Lower::pointer_cast(const Value& p, const Type* t, Place at) {
 }
 
 Value Lower::pointer_select(uint32_t c, const Value& a, const Value& b, Place at) {
-  if (a.kind != Value::pointer || b.kind != Value::pointer) fail(at, "a pointer that may be null is outside the language");
+  if (a.kind != Value::pointer || b.kind != Value::pointer)
+    fail(at, "a pointer that may be null is outside the language");
   Value r = a;
   r.p = std::make_shared<Pointer>(*a.p);
   r.p->index = {emit(M_SELECT, U32, {c, id_of(a.p->index), id_of(b.p->index)}, 0, at), 0};
@@ -692,7 +751,8 @@ Value Lower::pointer_select(uint32_t c, const Value& a, const Value& b, Place at
   for (const Target& t : b.p->targets) r.p->targets.push_back(t);
   if (r.p->targets.size() > 16) fail(at, "a pointer that may point to more than 16 arrays");
   for (const Target& t : r.p->targets)
-    if (t.kind != r.p->targets[0].kind || t.unit != r.p->targets[0].unit) fail(at, "a pointer that may point to memory of different kinds is outside the language");
+    if (t.kind != r.p->targets[0].kind || t.unit != r.p->targets[0].unit)
+      fail(at, "a pointer that may point to memory of different kinds is outside the language");
   return r;
 }
 

@@ -18,7 +18,7 @@ namespace metal {
 struct Options {
   uint32_t subgroup = 32;                     // threads of the device's subgroups; a simdgroup has 32 whatever it says
   uint32_t threads[3] = {1, 1, 1};            // of a threadgroup
-  bool whole[3] = {false, false, false};      // the grid is a multiple of them: nobody need look whether a thread is in it
+  bool whole[3] = {false, false, false};  // the grid is a multiple of them: nobody need look whether a thread is in it
   bool int64 = true;                          // the device has 64-bit integers; else they are computed in 32 bits
   bool exact = false;                         // a * b + c is never contracted
   /* Buffers that are bytes of the host's (shape, strides, ndim): index of the buffer, size in bytes. */
@@ -26,8 +26,8 @@ struct Options {
 };
 
 /* Bindings are the arrays that are read, in the order of their buffers, then, if `info`, an array of uint32 (the grid's
- * three sides, behind them the bytes in the order of Options::bytes, each rounded up to words), then the arrays that are
- * written. */
+ * three sides and a word of nothing, behind them the bytes in the order of Options::bytes, each rounded up to eight),
+ * then the arrays that are written. */
 struct Program {
   std::vector<uint32_t> words;                // empty: `error` says why
   std::string error;                          // FILE:LINE:COLUMN: error: ..., the line, and a mark below the column

@@ -1,4 +1,4 @@
-/* Scopes, what a name stands for, templates' arguments.                                      SPDX-License-Identifier: MIT */
+/* Scopes, what a name stands for, templates' arguments.                               SPDX-License-Identifier: MIT */
 #include "lower.h"
 
 namespace metal {
@@ -89,7 +89,9 @@ const Type* Lower::type_of(TypeNode* n, const Type* deduced) {
       return deduced;
     }
     case TypeNode::pointer: {
-      const Type* of = n->inner->kind == TypeNode::automatic && deduced && deduced->kind == Type::pointer ? deduced->of : type_of(n->inner, deduced);
+      const Type* of = n->inner->kind == TypeNode::automatic && deduced && deduced->kind == Type::pointer
+                           ? deduced->of
+                           : type_of(n->inner, deduced);
       Space space = n->inner->space;
       TypeNode* base = n->inner;
       while (base->inner) base = base->inner;
@@ -104,7 +106,8 @@ const Type* Lower::type_of(TypeNode* n, const Type* deduced) {
         return array_of(of, deduced->n);
       }
       Value v = constant_of(n->size, t_long, "an array's size");
-      if (v.k[0].i < 0 || v.k[0].i > static_cast<int64_t>(MAX_ELEMENTS)) fail(n->at, "an array of " + std::to_string(v.k[0].i) + " elements");
+      if (v.k[0].i < 0 || v.k[0].i > static_cast<int64_t>(MAX_ELEMENTS))
+        fail(n->at, "an array of " + std::to_string(v.k[0].i) + " elements");
       return array_of(of, static_cast<uint32_t>(v.k[0].i));
     }
   }
@@ -152,7 +155,7 @@ Argument Lower::argument_of(const TemplateArg& a) {
     r.type = type_of(a.type);
     return r;
   }
-  if (a.value->kind == E::name) {                                      // the parser may not have known that it is a type
+  if (a.value->kind == E::name) {  // the parser may not have known that it is a type
     Entity* e = resolve(a.value->path, false);
     if (e && e->kind == Entity::type) {
       r.type = e->t;
@@ -198,9 +201,18 @@ void Lower::bind(Scope* in, const std::string& name, const Argument& a) {
 /* ---- traits ---- */
 
 const Type* Lower::trait_type(const std::string& name, const Segment& s, Place at, bool& found) {
-  static const std::unordered_map<std::string, size_t> arity = {
-      {"vec", 2}, {"packed_vec", 2}, {"atomic", 1}, {"conditional_t", 3}, {"enable_if_t", 1}, {"make_unsigned_t", 1}, {"make_signed_t", 1},
-      {"remove_cv_t", 1}, {"remove_reference_t", 1}, {"remove_const_t", 1}, {"decay_t", 1}, {"remove_volatile_t", 1}};
+  static const std::unordered_map<std::string, size_t> arity = {{"vec", 2},
+                                                                {"packed_vec", 2},
+                                                                {"atomic", 1},
+                                                                {"conditional_t", 3},
+                                                                {"enable_if_t", 1},
+                                                                {"make_unsigned_t", 1},
+                                                                {"make_signed_t", 1},
+                                                                {"remove_cv_t", 1},
+                                                                {"remove_reference_t", 1},
+                                                                {"remove_const_t", 1},
+                                                                {"decay_t", 1},
+                                                                {"remove_volatile_t", 1}};
   auto f = arity.find(name);
   bool is_atomic_name = name.rfind("atomic_", 0) == 0;
   if (is_atomic_name) {
@@ -216,7 +228,8 @@ const Type* Lower::trait_type(const std::string& name, const Segment& s, Place a
   if (f == arity.end() || !s.has_args) return nullptr;
   found = true;
   std::vector<Argument> a = arguments_of(s.args);
-  if (a.size() < f->second) fail(at, "expected " + std::to_string(f->second) + " template arguments behind '" + name + "'");
+  if (a.size() < f->second)
+    fail(at, "expected " + std::to_string(f->second) + " template arguments behind '" + name + "'");
   if (name == "vec" || name == "packed_vec") {
     int64_t n = a[1].is_value ? a[1].value.k[0].i : 0;
     if (!a[0].type || !a[0].type->is_number() || n < 1 || n > 4) fail(at, "a vector has 1 to 4 numbers");
@@ -242,11 +255,12 @@ const Type* Lower::trait_type(const std::string& name, const Segment& s, Place a
 /* is_same<...>::value, is_same_v<...> and so on */
 bool Lower::trait_value(const Path& path, Value& v) {
   static const std::unordered_map<std::string, int> traits = {
-      {"is_same", 0}, {"is_floating_point", 1}, {"is_integral", 2}, {"is_signed", 3}, {"is_unsigned", 4}, {"is_arithmetic", 5},
-      {"is_convertible", 6}, {"is_scalar", 5}, {"is_pointer", 7}, {"is_void", 8}};
+      {"is_same", 0},       {"is_floating_point", 1}, {"is_integral", 2}, {"is_signed", 3},  {"is_unsigned", 4},
+      {"is_arithmetic", 5}, {"is_convertible", 6},    {"is_scalar", 5},   {"is_pointer", 7}, {"is_void", 8}};
   std::string name;
   const Segment* s = &path.segments.back();
-  if (s->has_args && s->name.size() > 2 && s->name.substr(s->name.size() - 2) == "_v") name = s->name.substr(0, s->name.size() - 2);
+  if (s->has_args && s->name.size() > 2 && s->name.substr(s->name.size() - 2) == "_v")
+    name = s->name.substr(0, s->name.size() - 2);
   else if (s->name == "value" && path.segments.size() > 1) {
     s = &path.segments[path.segments.size() - 2];
     name = s->name;
@@ -255,7 +269,8 @@ bool Lower::trait_value(const Path& path, Value& v) {
   if (f == traits.end() || !s->has_args) return false;
   std::vector<Argument> a = arguments_of(s->args);
   for (const Argument& x : a) if (!x.type) fail(path.at, "expected a type behind '" + name + "<'");
-  if (a.empty() || (a.size() < 2 && (f->second == 0 || f->second == 6))) fail(path.at, "expected template arguments behind '" + name + "'");
+  if (a.empty() || (a.size() < 2 && (f->second == 0 || f->second == 6)))
+    fail(path.at, "expected template arguments behind '" + name + "'");
   const Type* t = a[0].type;
   bool r = false;
   switch (f->second) {
@@ -291,7 +306,8 @@ bool put(Bindings& b, const std::string& name, const Argument& a) {
 }
 }  // namespace
 
-bool Lower::deduce_arg(const TemplateArg& pattern, const Argument& a, const std::vector<TemplateParameter>& ps, Scope* in, Bindings& b) {
+bool Lower::deduce_arg(const TemplateArg& pattern, const Argument& a, const std::vector<TemplateParameter>& ps,
+                       Scope* in, Bindings& b) {
   if (pattern.type) return !a.is_value && deduce_type(pattern.type, a.type, ps, in, b);
   if (pattern.value->kind == E::name && pattern.value->path.segments.size() == 1 &&
       parameter_named(ps, pattern.value->path.segments[0].name))
@@ -315,7 +331,8 @@ bool Lower::deduce_type(TypeNode* n, const Type* t, const std::vector<TemplatePa
   if (n->kind == TypeNode::array) {
     if (t->kind == Type::pointer) return deduce_type(n->inner, t->of, ps, in, b);
     if (t->kind != Type::array) return false;
-    if (n->size && n->size->kind == E::name && n->size->path.segments.size() == 1 && parameter_named(ps, n->size->path.segments[0].name)) {
+    if (n->size && n->size->kind == E::name && n->size->path.segments.size() == 1 &&
+        parameter_named(ps, n->size->path.segments[0].name)) {
       Argument a;
       a.is_value = true;
       a.value = constant_value(t_int, t->n);
@@ -364,8 +381,10 @@ bool Lower::deduce_type(TypeNode* n, const Type* t, const std::vector<TemplatePa
 }
 
 const Type* Lower::instantiate(Entity* e, std::vector<Argument> args, Place at) {
-  const std::vector<TemplateParameter>& ps = e->kind == Entity::alias_template ? e->alias->parameters : e->structure->templates;
-  if (args.size() > ps.size()) fail(at, "too many template arguments: " + std::to_string(args.size()) + ", not " + std::to_string(ps.size()));
+  const std::vector<TemplateParameter>& ps =
+      e->kind == Entity::alias_template ? e->alias->parameters : e->structure->templates;
+  if (args.size() > ps.size())
+    fail(at, "too many template arguments: " + std::to_string(args.size()) + ", not " + std::to_string(ps.size()));
   if (++calls > 4 * MAX_CALLS) fail(at, "templates nest too deeply");
   struct Leave { uint32_t& n; ~Leave() { n--; } } leave{calls};
   Scope* in = push_scope(e->scope);
@@ -400,9 +419,11 @@ const Type* Lower::instantiate(Entity* e, std::vector<Argument> args, Place at) 
     bool fits = s->specialized.size() <= args.size();
     for (size_t i = 0; fits && i < s->specialized.size(); i++) {
       fits = deduce_arg(s->specialized[i], args[i], s->templates, e->scope, b);
-      if (fits && s->specialized[i].type && s->specialized[i].type->kind == TypeNode::named) {   // not a parameter: equal
+      if (fits && s->specialized[i].type &&
+          s->specialized[i].type->kind == TypeNode::named) {  // not a parameter: equal
         const Path& p = s->specialized[i].type->path;
-        if (!(p.segments.size() == 1 && parameter_named(s->templates, p.segments[0].name)) && !p.segments.back().has_args) {
+        if (!(p.segments.size() == 1 && parameter_named(s->templates, p.segments[0].name)) &&
+            !p.segments.back().has_args) {
           scope = e->scope;
           fits = type_of(s->specialized[i].type) == args[i].type;
           scope = before;
@@ -496,7 +517,9 @@ void Lower::declare_type(Stmt* s, Scope* in) {
 
 void Lower::declare_function(Function* f, Scope* in) {
   auto own = in->names.find(f->name);
-  Entity* e = own != in->names.end() && own->second->kind == Entity::functions ? own->second : make_entity(in, f->name, Entity::functions);
+  Entity* e = own != in->names.end() && own->second->kind == Entity::functions
+                  ? own->second
+                  : make_entity(in, f->name, Entity::functions);
   if (f->body || !f->is_template) e->list.push_back({f, in, in->info});
   if (f->is_kernel) kernels.push_back(f);
 }

@@ -1,4 +1,4 @@
-/* Tokens to the syntax tree: the part of C++ that kernels are made of.                       SPDX-License-Identifier: MIT */
+/* Tokens to the syntax tree: the part of C++ that kernels are made of.                SPDX-License-Identifier: MIT */
 #include <unordered_set>
 
 #include "ast.h"
@@ -14,18 +14,21 @@ const std::unordered_set<std::string> builtin_types = {
 const std::unordered_set<std::string> vector_bases = {"bool", "char", "short", "int", "long", "float", "half", "bfloat",
                                                       "uchar", "ushort", "uint", "ulong"};
 const std::unordered_set<std::string> qualifiers = {
-    "const", "constexpr", "static", "inline", "device", "constant", "thread", "threadgroup", "volatile", "extern",
-    "typename", "struct", "class", "unsigned", "signed", "auto", "decltype", "mutable", "friend", "register", "virtual", "explicit"};
+    "const",    "constexpr", "static",   "inline",   "device",  "constant", "thread", "threadgroup",
+    "volatile", "extern",    "typename", "struct",   "class",   "unsigned", "signed", "auto",
+    "decltype", "mutable",   "friend",   "register", "virtual", "explicit"};
 const std::unordered_set<std::string> casts = {"static_cast", "reinterpret_cast", "const_cast", "as_type"};
 /* What no name can be. */
 const std::unordered_set<std::string> reserved = {
-    "if", "else", "for", "while", "do", "switch", "case", "default", "break", "continue", "return", "template", "using",
-    "namespace", "sizeof", "operator", "new", "delete", "throw", "try", "catch", "goto", "union", "this", "true", "false"};
+    "if",       "else",   "for",      "while", "do",        "switch", "case",     "default", "break",
+    "continue", "return", "template", "using", "namespace", "sizeof", "operator", "new",     "delete",
+    "throw",    "try",    "catch",    "goto",  "union",     "this",   "true",     "false"};
 
 /* Templates that no source declares. */
 const std::unordered_set<std::string> library_templates = {
-    "vec", "packed_vec", "atomic", "conditional_t", "conditional", "enable_if_t", "enable_if", "make_unsigned_t", "make_signed_t",
-    "remove_cv_t", "remove_reference_t", "remove_const_t", "decay_t", "remove_volatile_t"};
+    "vec",       "packed_vec",       "atomic",        "conditional_t", "conditional",        "enable_if_t",
+    "enable_if", "make_unsigned_t",  "make_signed_t", "remove_cv_t",   "remove_reference_t", "remove_const_t",
+    "decay_t",   "remove_volatile_t"};
 
 bool is_vector_name(const std::string& full) {
   std::string n = full.rfind("packed_", 0) == 0 ? full.substr(7) : full;
@@ -114,7 +117,9 @@ struct Parser {
     }
     if (builtin_types.count(name) || is_vector_name(name)) return Known::type;
     if (library_templates.count(name)) return Known::type_template;
-    if (name.rfind("atomic_", 0) == 0 && (name == "atomic_int" || name == "atomic_uint" || name == "atomic_float" || name == "atomic_bool" || name == "atomic_ulong")) return Known::type;
+    if (name.rfind("atomic_", 0) == 0 && (name == "atomic_int" || name == "atomic_uint" || name == "atomic_float" ||
+                                          name == "atomic_bool" || name == "atomic_ulong"))
+      return Known::type;
     if (name.size() > 2 && name.rfind("is_", 0) == 0) return Known::function_template;
     if (name == "metal" || name == "std" || name == "simd" || name == "fast" || name == "precise") return Known::space;
     return Known::value;
@@ -246,7 +251,9 @@ struct Parser {
       else if (k.is("static")) { next(); s.is_static = true; }
       else if (k.is("friend")) { next(); s.is_friend = true; }
       else if (k.is("virtual")) fail(here(), "virtual functions are outside the language");
-      else if (k.is("inline") || k.is("volatile") || k.is("extern") || k.is("mutable") || k.is("register") || k.is("explicit")) next();
+      else if (k.is("inline") || k.is("volatile") || k.is("extern") || k.is("mutable") || k.is("register") ||
+               k.is("explicit"))
+        next();
       else if (k.is("device")) { next(); n->space = Space::device; }
       else if (k.is("constant")) { next(); n->space = Space::constant; }
       else if (k.is("threadgroup")) { next(); n->space = Space::threadgroup; }
@@ -269,7 +276,8 @@ struct Parser {
 
   void base_type(TypeNode* n) {
     n->path.at = here();
-    if (is("unsigned") || is("signed") || is("long") || is("short") || is("char") || is("int")) integer_words(n->path, false);
+    if (is("unsigned") || is("signed") || is("long") || is("short") || is("char") || is("int"))
+      integer_words(n->path, false);
     else if (peek().kind == Tok::name && !reserved.count(peek().text)) n->path = path();
     else expected("a type");
   }
@@ -310,7 +318,8 @@ struct Parser {
 
   TypeNode* type_id() {
     TypeNode* n = pointers(specifiers().type);
-    if (is("(") && (peek(1).is("&") || peek(1).is("*"))) fail(here(), "pointers to functions and arrays are outside the language");
+    if (is("(") && (peek(1).is("&") || peek(1).is("*")))
+      fail(here(), "pointers to functions and arrays are outside the language");
     return dimensions(n);
   }
 
@@ -357,7 +366,8 @@ struct Parser {
 
   Expr* assignment() {
     Nested nested(*this);
-    static const std::unordered_set<std::string> ops = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="};
+    static const std::unordered_set<std::string> ops = {
+        "=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="};
     Expr* left = conditional();
     std::string op = peek().kind == Tok::mark ? peek().text : "";
     if (op == ">" && peek(1).is(">=") && !peek(1).space) op = ">>=";
@@ -385,8 +395,8 @@ struct Parser {
 
   static int precedence(const std::string& op) {
     static const std::unordered_map<std::string, int> table = {
-        {"||", 1}, {"&&", 2}, {"|", 3}, {"^", 4}, {"&", 5}, {"==", 6}, {"!=", 6}, {"<", 7}, {">", 7}, {"<=", 7}, {">=", 7},
-        {"<<", 8}, {">>", 8}, {"+", 9}, {"-", 9}, {"*", 10}, {"/", 10}, {"%", 10}};
+        {"||", 1}, {"&&", 2}, {"|", 3},  {"^", 4},  {"&", 5}, {"==", 6}, {"!=", 6}, {"<", 7},  {">", 7},
+        {"<=", 7}, {">=", 7}, {"<<", 8}, {">>", 8}, {"+", 9}, {"-", 9},  {"*", 10}, {"/", 10}, {"%", 10}};
     auto f = table.find(op);
     return f == table.end() ? 0 : f->second;
   }
@@ -528,14 +538,19 @@ struct Parser {
     e->text = k.text;
     if (k.kind == Tok::character) {
       e->kind = E::integer;
-      e->text = std::to_string(k.text.empty() ? 0 : k.text.size() == 2 && k.text[0] == '\\' ? (k.text[1] == 'n' ? 10 : k.text[1] == '0' ? 0 : k.text[1]) : k.text[0]);
+      e->text = std::to_string(k.text.empty()                            ? 0
+                               : k.text.size() == 2 && k.text[0] == '\\' ? (k.text[1] == 'n'   ? 10
+                                                                            : k.text[1] == '0' ? 0
+                                                                                               : k.text[1])
+                                                                         : k.text[0]);
     }
     return e;
   }
 
   Expr* primary() {
     const Token& k = peek();
-    if (k.kind == Tok::integer || k.kind == Tok::real || k.kind == Tok::text || k.kind == Tok::character) return literal();
+    if (k.kind == Tok::integer || k.kind == Tok::real || k.kind == Tok::text || k.kind == Tok::character)
+      return literal();
     if (is("(")) {
       next();
       Expr* e = expression();
@@ -725,7 +740,8 @@ struct Parser {
   }
 
   Stmt* type_statement() {
-    bool names_struct = (is("struct") || is("class")) && peek(1).kind == Tok::name && (peek(2).is("{") || peek(2).is(":"));
+    bool names_struct =
+        (is("struct") || is("class")) && peek(1).kind == Tok::name && (peek(2).is("{") || peek(2).is(":"));
     if (names_struct) {
       Stmt* s = structure({}, false);
       need(";");
@@ -837,7 +853,9 @@ struct Parser {
     no_greater = true;
     while (!is(">")) {
       TemplateParameter p;
-      bool named_type = is("class") || (is("typename") && (peek(1).kind == Tok::name ? peek(2).is(",") || peek(2).is(">") || peek(2).is("=") : true));
+      bool named_type =
+          is("class") || (is("typename") &&
+                          (peek(1).kind == Tok::name ? peek(2).is(",") || peek(2).is(">") || peek(2).is("=") : true));
       if (is("template")) fail(here(), "templates as parameters of templates are outside the language");
       if (named_type) {
         next();
@@ -894,7 +912,9 @@ struct Parser {
     Scoped scope(*this);
     need("(");
     parameters(f);
-    while (is("const") || is("thread") || is("device") || is("constant") || is("threadgroup") || is("noexcept") || is("volatile")) next();
+    while (is("const") || is("thread") || is("device") || is("constant") || is("threadgroup") || is("noexcept") ||
+           is("volatile"))
+      next();
     if (take("->")) f->result = type_id();
     while (is("[") && peek(1).is("[")) skip_attribute();
     if (f->is_constructor && take(":")) {
@@ -1030,18 +1050,22 @@ struct Parser {
       d->types.push_back(assertion());
       return;
     }
-    if (is("using") || is("typedef") || is("enum") || ((is("struct") || is("class")) && (peek(2).is("{") || peek(2).is(":")))) {
+    if (is("using") || is("typedef") || is("enum") ||
+        ((is("struct") || is("class")) && (peek(2).is("{") || peek(2).is(":")))) {
       bool nested_struct = is("struct") || is("class");
       Stmt* s = nested_struct ? structure(templates, is_template) : is("enum") ? enumeration() : alias(templates);
       if (nested_struct) need(";");
       if (s->alias) scopes[scopes.size() - 2][s->alias->name] = Known::type;
-      if (s->structure) scopes[scopes.size() - 2][s->structure->name] = is_template ? Known::type_template : Known::type;
+      if (s->structure)
+        scopes[scopes.size() - 2][s->structure->name] = is_template ? Known::type_template : Known::type;
       d->types.push_back(s);
       return;
     }
     while (is("[") && peek(1).is("[")) skip_attribute();
     size_t skip = 0;
-    while (peek(skip).is("constexpr") || peek(skip).is("inline") || peek(skip).is("explicit") || peek(skip).is("METAL_FUNC")) skip++;
+    while (peek(skip).is("constexpr") || peek(skip).is("inline") || peek(skip).is("explicit") ||
+           peek(skip).is("METAL_FUNC"))
+      skip++;
     if (peek(skip).text == d->name && peek(skip + 1).is("(")) {
       at += skip;
       Function* f = make(tree.functions);
@@ -1210,7 +1234,8 @@ struct Parser {
     Specifiers sp = specifiers();
     TypeNode* n = pointers(sp.type);
     kernel = kernel || (t[begin].is("kernel"));
-    bool function = is("operator") || (peek().kind == Tok::name && (peek(1).is("(") || (specialization && peek(1).is("<"))));
+    bool function =
+        is("operator") || (peek().kind == Tok::name && (peek(1).is("(") || (specialization && peek(1).is("<"))));
     if (!function) {
       at = begin;
       i.s = variables();

@@ -1,4 +1,4 @@
-/* What the language can say of its own library, in the language.                              SPDX-License-Identifier: MIT */
+/* What the language can say of its own library, in the language.                      SPDX-License-Identifier: MIT */
 #include "lower.h"
 
 namespace metal {
@@ -49,7 +49,7 @@ constant float __builtin_nan = 1e39f - 1e39f;
 typedef half float16_t;
 typedef bfloat bfloat16_t;
 typedef float float32_t;
-enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4, mem_threadgroup_imageblock = 8 };
+enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
 enum memory_order { memory_order_relaxed };
 
 template <typename T> struct numeric_limits {};
@@ -200,8 +200,14 @@ template <typename T> T rotate(T v, T n) {
 }
 inline uint addsat(uint a, uint b) { uint s = a + b; return s < a ? 0xffffffffu : s; }
 inline uint subsat(uint a, uint b) { return a > b ? a - b : 0u; }
-inline int addsat(int a, int b) { int s = int(uint(a) + uint(b)); return ((a ^ s) & (b ^ s)) < 0 ? (a < 0 ? INT_MIN : INT_MAX) : s; }
-inline int subsat(int a, int b) { int s = int(uint(a) - uint(b)); return ((a ^ b) & (a ^ s)) < 0 ? (a < 0 ? INT_MIN : INT_MAX) : s; }
+inline int addsat(int a, int b) {
+  int s = int(uint(a) + uint(b));
+  return ((a ^ s) & (b ^ s)) < 0 ? (a < 0 ? INT_MIN : INT_MAX) : s;
+}
+inline int subsat(int a, int b) {
+  int s = int(uint(a) - uint(b));
+  return ((a ^ b) & (a ^ s)) < 0 ? (a < 0 ? INT_MIN : INT_MAX) : s;
+}
 inline uint extract_bits(uint v, uint o, uint n) { return n == 0u ? 0u : (v >> o) & (0xffffffffu >> (32u - n)); }
 inline int extract_bits(int v, uint o, uint n) { return n == 0u ? 0 : (v << (32u - n - o)) >> (32u - n); }
 inline uint insert_bits(uint v, uint x, uint o, uint n) {
@@ -222,7 +228,9 @@ inline uint pack_float_to_unorm4x8(float4 v) {
   uint4 u = uint4(rint(clamp(v, 0.0f, 1.0f) * 255.0f));
   return u.x | (u.y << 8) | (u.z << 16) | (u.w << 24);
 }
-inline float4 unpack_unorm4x8_to_float(uint u) { return float4(u & 255u, (u >> 8) & 255u, (u >> 16) & 255u, u >> 24) / 255.0f; }
+inline float4 unpack_unorm4x8_to_float(uint u) {
+  return float4(u & 255u, (u >> 8) & 255u, (u >> 16) & 255u, u >> 24) / 255.0f;
+}
 
 template <typename T, typename U> T ceildiv(T n, U m) { return (n + m - 1) / m; }
 
@@ -237,8 +245,12 @@ template <typename T> struct complex_t {
 };
 typedef complex_t<float> complex64_t;
 template <typename T> complex_t<T> operator-(complex_t<T> a) { return complex_t<T>(-a.real, -a.imag); }
-template <typename T> complex_t<T> operator+(complex_t<T> a, complex_t<T> b) { return complex_t<T>(a.real + b.real, a.imag + b.imag); }
-template <typename T> complex_t<T> operator-(complex_t<T> a, complex_t<T> b) { return complex_t<T>(a.real - b.real, a.imag - b.imag); }
+template <typename T> complex_t<T> operator+(complex_t<T> a, complex_t<T> b) {
+  return complex_t<T>(a.real + b.real, a.imag + b.imag);
+}
+template <typename T> complex_t<T> operator-(complex_t<T> a, complex_t<T> b) {
+  return complex_t<T>(a.real - b.real, a.imag - b.imag);
+}
 template <typename T> complex_t<T> operator*(complex_t<T> a, complex_t<T> b) {
   return complex_t<T>(a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real);
 }
@@ -269,7 +281,8 @@ IdxT elem_to_loc(uint3 elem, constant const int* shape, constant const long* str
   }
   return at;
 }
-template <typename IdxT = long> IdxT elem_to_loc_1(uint elem, constant const long& stride) { return IdxT(elem) * IdxT(stride); }
+template <typename IdxT = long>
+IdxT elem_to_loc_1(uint elem, constant const long& stride) { return IdxT(elem) * IdxT(stride); }
 template <typename IdxT = long> IdxT elem_to_loc_2(uint2 elem, constant const long* strides) {
   return IdxT(elem.x) * IdxT(strides[1]) + IdxT(elem.y) * IdxT(strides[0]);
 }

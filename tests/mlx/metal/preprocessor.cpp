@@ -1,4 +1,4 @@
-/* Directives and macros.                                                                     SPDX-License-Identifier: MIT */
+/* Directives and macros.                                                              SPDX-License-Identifier: MIT */
 #include <algorithm>
 #include <cstdlib>
 
@@ -215,7 +215,8 @@ struct Preprocessor {
     }
     int64_t binary(int level) {
       static const std::vector<std::vector<const char*>> levels = {
-          {"||"}, {"&&"}, {"|"}, {"^"}, {"&"}, {"==", "!="}, {"<=", ">=", "<", ">"}, {"<<", ">>"}, {"+", "-"}, {"*", "/", "%"}};
+          {"||"},       {"&&"},     {"|"},          {"^"}, {"&"}, {"==", "!="}, {"<=", ">=", "<", ">"},
+          {"<<", ">>"}, {"+", "-"}, {"*", "/", "%"}};
       if (level == static_cast<int>(levels.size())) return primary();
       int64_t v = binary(level + 1);
       for (bool more = true; more;) {
@@ -331,7 +332,8 @@ struct Preprocessor {
     else if (d == "undef" && !line.empty()) macros.erase(line[0].text);
     else if (d == "include") include(line, where);
     else if (d == "error") fail(where, "#error" + std::string(line.empty() ? "" : " " + stringized(line, where).text));
-    else if (d != "pragma" && d != "line" && d != "warning" && d != "import") fail(where, "#" + d + " is no known directive");
+    else if (d != "pragma" && d != "line" && d != "warning" && d != "import")
+      fail(where, "#" + d + " is no known directive");
   }
 
   Tokens run() {

@@ -1,19 +1,30 @@
 /* The file around a kernel's body: its parameters are what the arrays are, and what the body names.
- *                                                                                            SPDX-License-Identifier: MIT */
+ *                                                                                     SPDX-License-Identifier: MIT */
 #include "metal.h"
 
 namespace metal {
 namespace {
 
-const std::pair<const char*, const char*> attributes[] = {
-    {"dispatch_quadgroups_per_threadgroup", "uint"}, {"dispatch_simdgroups_per_threadgroup", "uint"},
-    {"dispatch_threads_per_threadgroup", "uint3"}, {"grid_origin", "uint3"}, {"grid_size", "uint3"},
-    {"quadgroup_index_in_threadgroup", "uint"}, {"quadgroups_per_threadgroup", "uint"},
-    {"simdgroup_index_in_threadgroup", "uint"}, {"simdgroups_per_threadgroup", "uint"}, {"thread_execution_width", "uint"},
-    {"thread_index_in_quadgroup", "uint"}, {"thread_index_in_simdgroup", "uint"}, {"thread_index_in_threadgroup", "uint"},
-    {"thread_position_in_grid", "uint3"}, {"thread_position_in_threadgroup", "uint3"},
-    {"threadgroup_position_in_grid", "uint3"}, {"threadgroups_per_grid", "uint3"}, {"threads_per_grid", "uint3"},
-    {"threads_per_simdgroup", "uint"}, {"threads_per_threadgroup", "uint3"}};
+const std::pair<const char*, const char*> attributes[] = {{"dispatch_quadgroups_per_threadgroup", "uint"},
+                                                          {"dispatch_simdgroups_per_threadgroup", "uint"},
+                                                          {"dispatch_threads_per_threadgroup", "uint3"},
+                                                          {"grid_origin", "uint3"},
+                                                          {"grid_size", "uint3"},
+                                                          {"quadgroup_index_in_threadgroup", "uint"},
+                                                          {"quadgroups_per_threadgroup", "uint"},
+                                                          {"simdgroup_index_in_threadgroup", "uint"},
+                                                          {"simdgroups_per_threadgroup", "uint"},
+                                                          {"thread_execution_width", "uint"},
+                                                          {"thread_index_in_quadgroup", "uint"},
+                                                          {"thread_index_in_simdgroup", "uint"},
+                                                          {"thread_index_in_threadgroup", "uint"},
+                                                          {"thread_position_in_grid", "uint3"},
+                                                          {"thread_position_in_threadgroup", "uint3"},
+                                                          {"threadgroup_position_in_grid", "uint3"},
+                                                          {"threadgroups_per_grid", "uint3"},
+                                                          {"threads_per_grid", "uint3"},
+                                                          {"threads_per_simdgroup", "uint"},
+                                                          {"threads_per_threadgroup", "uint3"}};
 
 struct Writer {
   const Description& d;
@@ -39,7 +50,8 @@ struct Writer {
       shape_of(a, "_strides", "int64_t* ", 8 * a.ndim);
       shape_of(a, "_ndim", "int& ", 4);
     }
-    for (const Array& a : d.outputs) buffer("device " + (d.atomic_outputs ? "atomic<" + a.type + ">" : a.type) + "* " + a.name);
+    for (const Array& a : d.outputs)
+      buffer("device " + (d.atomic_outputs ? "atomic<" + a.type + ">" : a.type) + "* " + a.name);
     for (auto& a : attributes)
       if (names(a.first)) parameters += std::string(",\n  ") + a.second + " " + a.first + " [[" + a.first + "]]";
   }

@@ -1,4 +1,4 @@
-/* Structured code to SPIR-V 1.5.                                                             SPDX-License-Identifier: MIT */
+/* Structured code to SPIR-V 1.5.                                                      SPDX-License-Identifier: MIT */
 #include <algorithm>
 #include <set>
 
@@ -13,16 +13,67 @@ enum : uint32_t {
   SCOPE_DEVICE = 1, SCOPE_WORKGROUP = 2, SCOPE_SUBGROUP = 3,
 };
 enum : uint16_t {
-  OpMemoryModel = 14, OpEntryPoint = 15, OpExecutionMode = 16, OpCapability = 17, OpTypeVoid = 19, OpTypeBool = 20, OpTypeInt = 21,
-  OpTypeFloat = 22, OpTypeVector = 23, OpTypeArray = 28, OpTypeRuntimeArray = 29, OpTypeStruct = 30, OpTypePointer = 32,
-  OpTypeFunction = 33, OpConstantTrue = 41, OpConstantFalse = 42, OpConstant = 43, OpConstantComposite = 44, OpFunction = 54,
-  OpFunctionEnd = 56, OpVariable = 59, OpLoad = 61, OpStore = 62, OpAccessChain = 65, OpDecorate = 71, OpMemberDecorate = 72,
-  OpUConvert = 113, OpBitcast = 124, OpIAdd = 128, OpFAdd = 129, OpISub = 130, OpIMul = 132, OpFMul = 133, OpLogicalOr = 166,
-  OpLogicalAnd = 167, OpLogicalNot = 168, OpSelect = 169, OpIEqual = 170, OpINotEqual = 171, OpULessThan = 176,
-  OpUGreaterThanEqual = 174, OpShiftRight = 194, OpShiftLeft = 196, OpBitwiseOr = 197, OpBitwiseXor = 198, OpBitwiseAnd = 199,
-  OpControlBarrier = 224, OpMemoryBarrier = 225, OpAtomicLoad = 227, OpAtomicStore = 228, OpAtomicExchange = 229,
-  OpAtomicCompareExchange = 230, OpLoopMerge = 246, OpSelectionMerge = 247, OpLabel = 248, OpBranch = 249,
-  OpBranchConditional = 250, OpReturn = 253, OpUnreachable = 255, OpExtInst = 12, OpExtInstImport = 11,
+  OpMemoryModel = 14,
+  OpEntryPoint = 15,
+  OpExecutionMode = 16,
+  OpCapability = 17,
+  OpTypeVoid = 19,
+  OpTypeBool = 20,
+  OpTypeInt = 21,
+  OpTypeFloat = 22,
+  OpTypeVector = 23,
+  OpTypeArray = 28,
+  OpTypeRuntimeArray = 29,
+  OpTypeStruct = 30,
+  OpTypePointer = 32,
+  OpTypeFunction = 33,
+  OpConstantTrue = 41,
+  OpConstantFalse = 42,
+  OpConstant = 43,
+  OpConstantComposite = 44,
+  OpFunction = 54,
+  OpFunctionEnd = 56,
+  OpVariable = 59,
+  OpLoad = 61,
+  OpStore = 62,
+  OpAccessChain = 65,
+  OpDecorate = 71,
+  OpMemberDecorate = 72,
+  OpUConvert = 113,
+  OpBitcast = 124,
+  OpIAdd = 128,
+  OpFAdd = 129,
+  OpISub = 130,
+  OpIMul = 132,
+  OpFMul = 133,
+  OpLogicalOr = 166,
+  OpLogicalAnd = 167,
+  OpLogicalNot = 168,
+  OpSelect = 169,
+  OpIEqual = 170,
+  OpINotEqual = 171,
+  OpULessThan = 176,
+  OpUGreaterThanEqual = 174,
+  OpShiftRight = 194,
+  OpShiftLeft = 196,
+  OpBitwiseOr = 197,
+  OpBitwiseXor = 198,
+  OpBitwiseAnd = 199,
+  OpControlBarrier = 224,
+  OpMemoryBarrier = 225,
+  OpAtomicLoad = 227,
+  OpAtomicStore = 228,
+  OpAtomicExchange = 229,
+  OpAtomicCompareExchange = 230,
+  OpLoopMerge = 246,
+  OpSelectionMerge = 247,
+  OpLabel = 248,
+  OpBranch = 249,
+  OpBranchConditional = 250,
+  OpReturn = 253,
+  OpUnreachable = 255,
+  OpExtInst = 12,
+  OpExtInstImport = 11,
 };
 
 using Words = std::vector<uint32_t>;
@@ -111,7 +162,8 @@ struct Writer {
   uint32_t boolean(bool v) { return constant_of(t_bool(), v ? OpConstantTrue : OpConstantFalse, {}); }
   uint32_t scalar(Base b, uint64_t v) {
     if (b == Base::boolean) return boolean(v);
-    if (bits_of(b) == 64) return constant_of(of({b, 1}), OpConstant, {static_cast<uint32_t>(v), static_cast<uint32_t>(v >> 32)});
+    if (bits_of(b) == 64)
+      return constant_of(of({b, 1}), OpConstant, {static_cast<uint32_t>(v), static_cast<uint32_t>(v >> 32)});
     return constant_of(of({b, 1}), OpConstant, {static_cast<uint32_t>(v)});
   }
   uint32_t constant(const Constant& c) {
@@ -145,7 +197,9 @@ struct Writer {
   uint32_t array_type(uint32_t t, uint32_t n) { return type(OpTypeArray, {t, u32(n)}); }
 
   uint32_t slot_type(const Slot& s) { return s.count ? array_type(of(s.type), s.count) : of(s.type); }
-  static uint32_t slot_class(const Slot& s) { return s.shared ? CLASS_WORKGROUP : s.init.empty() ? CLASS_FUNCTION : CLASS_PRIVATE; }
+  static uint32_t slot_class(const Slot& s) {
+    return s.shared ? CLASS_WORKGROUP : s.init.empty() ? CLASS_FUNCTION : CLASS_PRIVATE;
+  }
   uint32_t slot(uint32_t i) {
     if (slot_ids[i]) return slot_ids[i];
     const Slot& s = code.slots[i];
@@ -192,9 +246,10 @@ struct Writer {
 
   uint32_t push_value(uint32_t binding) {
     if (!push) {
-      uint32_t array = array_type(t_u32(), code.bindings);
+      uint32_t length = u32(code.bindings), element = t_u32(), array = fresh(),
+               block = fresh();  // no other array has a stride
+      put(globals, OpTypeArray, {array, element, length});
       put(decorations, OpDecorate, {array, 6, 4});
-      uint32_t block = fresh();
       put(globals, OpTypeStruct, {block, array});
       put(decorations, OpMemberDecorate, {block, 0, 35, 0});
       put(decorations, OpDecorate, {block, 2});
@@ -226,7 +281,9 @@ struct Writer {
     if (b <= Builtin::groups_z) return input(threes[static_cast<uint32_t>(b) / 3], static_cast<uint32_t>(b) % 3);
     if (b == Builtin::index) return input(29);
     bool is_lane = b == Builtin::lane;
-    if (!native()) return is_lane ? make(OpBitwiseAnd, t_u32(), {input(29), u32(31)}) : make(OpShiftRight, t_u32(), {input(29), u32(5)});
+    if (!native())
+      return is_lane ? make(OpBitwiseAnd, t_u32(), {input(29), u32(31)})
+                     : make(OpShiftRight, t_u32(), {input(29), u32(5)});
     uint32_t lane = input(41);
     if (is_lane) return options.subgroup == 32 ? lane : make(OpBitwiseAnd, t_u32(), {lane, u32(31)});
     uint32_t group = input(40);
@@ -240,7 +297,8 @@ struct Writer {
   void plain(const Inst& i) {
     static const std::set<uint16_t> literal_last = {81, 82};           // extract, insert: the last operand is a number
     Words w;
-    for (uint32_t k = 0; k < i.n; k++) w.push_back(literal_last.count(i.op) && k + 1 == i.n ? i.args[k] : id(i.args[k]));
+    for (uint32_t k = 0; k < i.n; k++)
+      w.push_back(literal_last.count(i.op) && k + 1 == i.n ? i.args[k] : id(i.args[k]));
     Words all = {of(i.type), id(i.id)};
     uint16_t op = i.op;
     if (op >= EXTENDED) {
@@ -270,7 +328,8 @@ struct Writer {
   /* ---- atomics ---- */
 
   void atomic(const Inst& i) {
-    static const uint16_t ops[] = {OpAtomicLoad, OpAtomicStore, OpAtomicExchange, 234, 235, 236, 238, 237, 239, 240, 241, 242};
+    static const uint16_t ops[] = {
+        OpAtomicLoad, OpAtomicStore, OpAtomicExchange, 234, 235, 236, 238, 237, 239, 240, 241, 242};
     Atomic kind = static_cast<Atomic>(i.imm);
     uint32_t p = i.args[0] ? slot_pointer(i.args[1], i.args[2]) : element(i.args[1], 4, i.args[2]);
     if (i.args[0] && code.slots[i.args[1]].type.base == Base::i32) {
@@ -280,24 +339,28 @@ struct Writer {
     uint32_t scope = u32(i.args[0] ? SCOPE_WORKGROUP : SCOPE_DEVICE), relaxed = u32(0);
     if (kind == Atomic::load) out(OpAtomicLoad, {t_u32(), id(i.id), p, scope, relaxed});
     else if (kind == Atomic::store) out(OpAtomicStore, {p, scope, relaxed, id(i.args[3])});
-    else if (kind == Atomic::compare) out(OpAtomicCompareExchange, {t_u32(), id(i.id), p, scope, relaxed, relaxed, id(i.args[3]), id(i.args[4])});
+    else if (kind == Atomic::compare)
+      out(OpAtomicCompareExchange, {t_u32(), id(i.id), p, scope, relaxed, relaxed, id(i.args[3]), id(i.args[4])});
     else if (kind >= Atomic::add_f) float_atomic(i, p, kind, scope);
     else out(ops[static_cast<uint32_t>(kind)], {t_u32(), id(i.id), p, scope, relaxed, id(i.args[3])});
   }
   /* A variable of int: the same with casts. */
   void signed_atomic(const Inst& i, uint32_t p, Atomic kind) {
-    static const uint16_t ops[] = {OpAtomicLoad, OpAtomicStore, OpAtomicExchange, 234, 235, 236, 238, 237, 239, 240, 241, 242};
+    static const uint16_t ops[] = {
+        OpAtomicLoad, OpAtomicStore, OpAtomicExchange, 234, 235, 236, 238, 237, 239, 240, 241, 242};
     uint32_t t = integer(32, true), scope = u32(SCOPE_WORKGROUP), relaxed = u32(0), r = 0;
     uint32_t v = make(OpBitcast, t, {id(i.args[3])});
     if (kind == Atomic::load) r = make(OpAtomicLoad, t, {p, scope, relaxed});
     else if (kind == Atomic::store) out(OpAtomicStore, {p, scope, relaxed, v});
-    else if (kind == Atomic::compare) r = make(OpAtomicCompareExchange, t, {p, scope, relaxed, relaxed, v, make(OpBitcast, t, {id(i.args[4])})});
+    else if (kind == Atomic::compare)
+      r = make(OpAtomicCompareExchange, t, {p, scope, relaxed, relaxed, v, make(OpBitcast, t, {id(i.args[4])})});
     else r = make(ops[static_cast<uint32_t>(kind)], t, {p, scope, relaxed, v});
     if (r) result(i, make(OpBitcast, t_u32(), {r}));
   }
   /* old = p; while another thread was faster: once more */
   void float_atomic(const Inst& i, uint32_t p, Atomic kind, uint32_t scope) {
-    uint32_t relaxed = u32(0), old = local(t_u32()), head_label = fresh(), body_label = fresh(), go_on = fresh(), merge = fresh();
+    uint32_t relaxed = u32(0), old = local(t_u32()), head_label = fresh(), body_label = fresh(), go_on = fresh(),
+             merge = fresh();
     out(OpStore, {old, make(OpAtomicLoad, t_u32(), {p, scope, relaxed})});
     out(OpBranch, {head_label});
     out(OpLabel, {head_label});
@@ -306,7 +369,8 @@ struct Writer {
     out(OpLabel, {body_label});
     uint32_t was = make(OpLoad, t_u32(), {old});
     uint32_t x = make(OpBitcast, t_f32(), {was}), y = make(OpBitcast, t_f32(), {id(i.args[3])});
-    uint32_t sum = kind == Atomic::add_f ? make(OpFAdd, t_f32(), {x, y}) : make(OpExtInst, t_f32(), {ext, kind == Atomic::min_f ? 79u : 80u, x, y});
+    uint32_t sum = kind == Atomic::add_f ? make(OpFAdd, t_f32(), {x, y})
+                                         : make(OpExtInst, t_f32(), {ext, kind == Atomic::min_f ? 79u : 80u, x, y});
     uint32_t bits = make(OpBitcast, t_u32(), {sum});
     uint32_t seen = make(OpAtomicCompareExchange, t_u32(), {p, scope, relaxed, relaxed, bits, was});
     out(OpStore, {old, seen});
@@ -350,7 +414,9 @@ struct Writer {
     bool f = b == Base::f32, sign = b == Base::i32 || b == Base::i64;
     uint32_t t = of({b, 1});
     switch (kind) {
-      case Simd::product: case Simd::inclusive_product: case Simd::exclusive_product: return make(f ? OpFMul : OpIMul, t, {x, y});
+      case Simd::product:
+      case Simd::inclusive_product:
+      case Simd::exclusive_product: return make(f ? OpFMul : OpIMul, t, {x, y});
       case Simd::min: return make(OpExtInst, t, {ext, f ? 79u : sign ? 39u : 38u, x, y});
       case Simd::max: return make(OpExtInst, t, {ext, f ? 80u : sign ? 42u : 41u, x, y});
       case Simd::and_: return make(OpBitwiseAnd, t, {x, y});
@@ -428,7 +494,9 @@ struct Writer {
     s.base = exchange(value, wide, i.args[0], s.room);
     return s;
   }
-  uint32_t typed(const Shared& s, uint32_t v) { return s.b == Base::u32 || s.b == Base::u64 ? v : make(OpBitcast, of({s.b, 1}), {v}); }
+  uint32_t typed(const Shared& s, uint32_t v) {
+    return s.b == Base::u32 || s.b == Base::u64 ? v : make(OpBitcast, of({s.b, 1}), {v});
+  }
 
   void simd_emulated(const Inst& i) {
     Simd kind = static_cast<Simd>(i.imm);
@@ -449,7 +517,7 @@ struct Writer {
     Shared s = share(i, value, b);
     std::vector<uint32_t> v;
     for (uint32_t k = 0; k < width; k++) v.push_back(lane_value(s, width, k, kind));
-    for (; v.size() > 1; ) {                                           // neighbours first, as shuffles by 1, 2, 4, ... would
+    for (; v.size() > 1;) {  // neighbours first, as shuffles by 1, 2, 4, ... would
       std::vector<uint32_t> half;
       for (size_t k = 0; k < v.size(); k += 2) half.push_back(combine(kind, b, v[k], v[k + 1]));
       v = half;
@@ -466,7 +534,8 @@ struct Writer {
     Shared s = share(i, value, b);
     uint32_t lane = make(OpBitwiseAnd, t_u32(), {input(29), u32(width - 1)}), sum = scalar(b, identity(kind, b));
     for (uint32_t k = 0; k < width; k++) {
-      uint32_t in = inclusive ? make(OpUGreaterThanEqual, t_bool(), {lane, u32(k)}) : make(OpULessThan, t_bool(), {u32(k), lane});
+      uint32_t in =
+          inclusive ? make(OpUGreaterThanEqual, t_bool(), {lane, u32(k)}) : make(OpULessThan, t_bool(), {u32(k), lane});
       uint32_t more = combine(kind, b, sum, typed(s, read(s.room, s.wide, s.base, u32(k))));
       sum = make(OpSelect, of({b, 1}), {in, more, sum});
     }
@@ -533,7 +602,9 @@ struct Writer {
       return;
     }
     if (kind <= Simd::exclusive_product) {
-      if (clusters) fail({1, 1, 0}, "prefix functions on a device with subgroups of " + std::to_string(options.subgroup) + " are outside the language");
+      if (clusters)
+        fail({1, 1, 0}, "prefix functions on a device with subgroups of " + std::to_string(options.subgroup) +
+                            " are outside the language");
       need(63);
       bool inclusive = kind == Simd::inclusive_sum || kind == Simd::inclusive_product;
       bool product = kind == Simd::inclusive_product || kind == Simd::exclusive_product;
@@ -590,7 +661,8 @@ struct Writer {
     if (kind == Simd::all) value = make(OpLogicalNot, t_bool(), {value});
     uint32_t bits = make(339, u4, {scope, value}), lane = input(41), word = make(81, t_u32(), {bits, 0});
     if (options.subgroup > 32)
-      word = make(OpSelect, t_u32(), {make(OpULessThan, t_bool(), {lane, u32(32)}), word, make(81, t_u32(), {bits, 1})});
+      word =
+          make(OpSelect, t_u32(), {make(OpULessThan, t_bool(), {lane, u32(32)}), word, make(81, t_u32(), {bits, 1})});
     uint32_t own = make(OpBitwiseAnd, t_u32(), {lane, u32(31)});
     if (width < 32) {
       uint32_t first = make(OpBitwiseAnd, t_u32(), {own, u32(~(width - 1))});
@@ -606,7 +678,8 @@ struct Writer {
   /* ---- control flow ---- */
 
   /* Jumps in a block to regions around it, and whether those come from within another region. */
-  static void jumps_in(const Block& b, std::set<std::pair<uint32_t, bool>>& found, std::vector<uint32_t>& inside, uint32_t except_direct) {
+  static void jumps_in(const Block& b, std::set<std::pair<uint32_t, bool>>& found, std::vector<uint32_t>& inside,
+                       uint32_t except_direct) {
     for (const Inst& i : b) {
       if (i.op == BREAK || i.op == CONTINUE) {
         bool own = std::find(inside.begin(), inside.end(), i.args[0]) != inside.end();
@@ -640,7 +713,8 @@ struct Writer {
   }
   static void deep_jumps(const Block& b, uint32_t region, bool nested, std::set<std::pair<uint32_t, bool>>& found) {
     for (const Inst& i : b) {
-      if ((i.op == BREAK || i.op == CONTINUE) && i.args[0] == region && nested) found.insert({region, i.op == CONTINUE});
+      if ((i.op == BREAK || i.op == CONTINUE) && i.args[0] == region && nested)
+        found.insert({region, i.op == CONTINUE});
       bool inner = nested || i.op == LOOP || i.op == REGION;
       if (i.a) deep_jumps(*i.a, region, inner, found);
       if (i.b) deep_jumps(*i.b, region, inner, found);

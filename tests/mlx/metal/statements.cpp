@@ -1,4 +1,4 @@
-/* Statements. In constant evaluation they are executed, else their code is made.              SPDX-License-Identifier: MIT */
+/* Statements. In constant evaluation they are executed, else their code is made.      SPDX-License-Identifier: MIT */
 #include "lower.h"
 
 namespace metal {
@@ -45,10 +45,14 @@ Flow Lower::run(Stmt* s) {
     case S::break_: return jump(true, s->at);
     case S::continue_: return jump(false, s->at);
     case S::return_: return run_return(s);
-    case S::structure: case S::alias: case S::enumeration: case S::using_namespace: declare_type(s, scope); return Flow::next;
+    case S::structure:
+    case S::alias:
+    case S::enumeration:
+    case S::using_namespace: declare_type(s, scope); return Flow::next;
     case S::assertion: {
       if (constant_of(s->e, t_bool, "a static_assert").k[0].i) return Flow::next;
-      fail(s->at, "static_assert does not hold" + (s->step && s->step->kind == E::text ? ": " + s->step->text : std::string()));
+      fail(s->at, "static_assert does not hold" +
+                      (s->step && s->step->kind == E::text ? ": " + s->step->text : std::string()));
     }
     case S::case_: case S::default_: fail(s->at, "case outside of a switch's block");
     default: return Flow::next;
@@ -58,8 +62,9 @@ Flow Lower::run(Stmt* s) {
 Flow Lower::run_list(const std::vector<Stmt*>& list, size_t from) {
   for (size_t i = from; i < list.size(); i++) {
     Stmt* s = list[i];
-    bool rest_is_else = !folding && !frames.empty() && !frames.back()->region && !frames.back()->is_kernel && jumps.empty() &&
-                        s->kind == S::if_ && !s->b && !s->is_constexpr && always_returns(s->a) && i + 1 < list.size();
+    bool rest_is_else = !folding && !frames.empty() && !frames.back()->region && !frames.back()->is_kernel &&
+                        jumps.empty() && s->kind == S::if_ && !s->b && !s->is_constexpr && always_returns(s->a) &&
+                        i + 1 < list.size();
     if (rest_is_else) {                                                // so that nothing needs to be jumped over
       Inner inner(*this);
       if (s->init) run(s->init);
@@ -138,7 +143,8 @@ Flow Lower::run_return(Stmt* s) {
     f.has_value = true;
     if (f.single) f.value = v;
     else {
-      if (v.kind == Value::lambda) fail(s->at, "a function that returns a lambda from several places is outside the language");
+      if (v.kind == Value::lambda)
+        fail(s->at, "a function that returns a lambda from several places is outside the language");
       if (!f.storage) f.storage = allocate(f.result, Space::thread, s->at);
       store_node(f.storage, f.result, {}, false, v, s->at);
     }
@@ -234,7 +240,9 @@ Flow Lower::run_range(Stmt* s) {
     bind_parameter(scope, p, element, s->at);
     run(s->a);
   });
-  auto step = block_of([&] { emit(STORE, {}, {i, 0, emit(128, {Base::u32, 1}, {emit(LOAD, {Base::u32, 1}, {i, 0}), constant_u32(1)})}); });
+  auto step = block_of([&] {
+    emit(STORE, {}, {i, 0, emit(128, {Base::u32, 1}, {emit(LOAD, {Base::u32, 1}, {i, 0}), constant_u32(1)})});
+  });
   jumps.pop_back();
   emit(LOOP, {}, {region}, 0, s->at);
   blocks.back()->back().a = std::move(body);
@@ -244,7 +252,8 @@ Flow Lower::run_range(Stmt* s) {
 
 /* ---- switch ---- */
 
-Flow Lower::fold_switch(Stmt* s, const std::vector<std::vector<Stmt*>>& sections, const std::vector<std::vector<Expr*>>& labels, int otherwise) {
+Flow Lower::fold_switch(Stmt* s, const std::vector<std::vector<Stmt*>>& sections,
+                        const std::vector<std::vector<Expr*>>& labels, int otherwise) {
   Value v = rvalue(s->e);
   int chosen = otherwise;
   for (size_t i = 0; i < labels.size(); i++)
@@ -294,7 +303,9 @@ Flow Lower::run_switch(Stmt* s) {
   jumps.push_back({region, false, 0});
   auto body = block_of([&] {
     for (uint32_t i = 0; i < n; i++)
-      emit_if(id_of(binary_numbers("<=", chosen, constant_value(t_uint, i), s->at), s->at), [&] { run_list(sections[i]); }, [] {});
+      emit_if(
+          id_of(binary_numbers("<=", chosen, constant_value(t_uint, i), s->at), s->at), [&] { run_list(sections[i]); },
+          [] {});
   });
   jumps.pop_back();
   emit(REGION, {}, {region}, 0, s->at);
@@ -317,7 +328,8 @@ void Lower::declare_variable(const Variable& v) {
   TypeNode *n = v.type, *base = base_of(n);
   bool shared = base->space == Space::threadgroup && n->kind != TypeNode::pointer && n->kind != TypeNode::reference;
   bool automatic = base->kind == TypeNode::automatic, global_value = frames.empty() && !folding;
-  bool must = v.is_constexpr || global_value || (base->space == Space::constant && n->kind != TypeNode::pointer && n->kind != TypeNode::reference);
+  bool must = v.is_constexpr || global_value ||
+              (base->space == Space::constant && n->kind != TypeNode::pointer && n->kind != TypeNode::reference);
   if (n->kind == TypeNode::reference) {
     if (!v.init || v.init->kind == E::list) fail(v.at, "a reference needs what it refers to");
     Parameter p;
@@ -361,7 +373,8 @@ void Lower::declare_variable(const Variable& v) {
   if (t->kind == Type::pointer && value.kind == Value::pointer) t = value.type;
   if (must && !is_constant(value)) fail(v.at, "'" + v.name + "' must be constant");
   bool immutable = n->kind == TypeNode::array ? base->constant : n->constant;
-  bool keeps = must || value.kind == Value::lambda || (immutable && (is_constant(value) || value.kind == Value::reg || value.kind == Value::pointer));
+  bool keeps = must || value.kind == Value::lambda ||
+               (immutable && (is_constant(value) || value.kind == Value::reg || value.kind == Value::pointer));
   Entity* e = nullptr;
   if (keeps && value.kind != Value::none) {
     e = make_entity(scope, v.name, Entity::variable);

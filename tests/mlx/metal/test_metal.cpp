@@ -1,4 +1,4 @@
-/* Kernels of the kind that MLX's users write, against what C++ computes.                     SPDX-License-Identifier: MIT */
+/* Kernels of the kind that MLX's users write, against what C++ computes.              SPDX-License-Identifier: MIT */
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -11,7 +11,8 @@ using namespace metal_test;
 
 namespace {
 
-const mlxvk_dtype F32 = MLXVK_FLOAT32, F16 = MLXVK_FLOAT16, BF16 = MLXVK_BFLOAT16, I32 = MLXVK_INT32, U32 = MLXVK_UINT32;
+const mlxvk_dtype F32 = MLXVK_FLOAT32, F16 = MLXVK_FLOAT16, BF16 = MLXVK_BFLOAT16, I32 = MLXVK_INT32,
+                  U32 = MLXVK_UINT32;
 
 /* The same numbers in every run, between -1 and 1. */
 Numbers numbers(size_t n, uint32_t seed, double scale = 1) {
@@ -63,7 +64,8 @@ void exponential() {
   for (mlxvk_dtype d : {F32, F16, BF16}) {
     Numbers x = as(numbers(1000, 1, 4), d), want;
     for (double v : x) want.push_back(rounded(std::exp(v), d));
-    Kernel k = elementwise("uint elem = thread_position_in_grid.x;\nT tmp = inp[elem];\nout[elem] = metal::exp(tmp);", d, 1000, x);
+    Kernel k = elementwise("uint elem = thread_position_in_grid.x;\nT tmp = inp[elem];\nout[elem] = metal::exp(tmp);",
+                           d, 1000, x);
     expect("exp", run(k)[0], want, d == F32 ? 1e-5 : d == F16 ? 1e-3 : 8e-3, 0);
   }
 }
@@ -73,7 +75,8 @@ void roundings() {
   for (mlxvk_dtype d : {F16, BF16}) {
     Numbers x = as(numbers(2000, 2, 100), d), want;
     for (size_t i = 0; i < x.size(); i++) want.push_back(rounded(rounded(x[i] * x[(i * 7 + 1) % 2000], d) + x[i], d));
-    Kernel k = elementwise("uint i = thread_position_in_grid.x; out[i] = inp[i] * inp[(i * 7 + 1) % 2000] + inp[i];", d, 2000, x);
+    Kernel k = elementwise("uint i = thread_position_in_grid.x; out[i] = inp[i] * inp[(i * 7 + 1) % 2000] + inp[i];", d,
+                           2000, x);
     expect("a * b + c", run(k)[0], want, 0, 0);
   }
 }
@@ -94,7 +97,8 @@ void long_integers() {
   Numbers x = integers(100, 4, 1 << 20), want;
   for (double v : x) {
     int64_t a = static_cast<int64_t>(v) * 1000003, b = a ^ (a << 7);
-    want.push_back(static_cast<double>((b % 1000000007) - (b >> 3) % 1013 + static_cast<int64_t>(static_cast<uint64_t>(a) / 77u)));
+    want.push_back(
+        static_cast<double>((b % 1000000007) - (b >> 3) % 1013 + static_cast<int64_t>(static_cast<uint64_t>(a) / 77u)));
   }
   Kernel k = elementwise("uint i = thread_position_in_grid.x; int64_t a = inp[i] * 1000003; int64_t b = a ^ (a << 7);"
                          "out[i] = (b % 1000000007) - (b >> 3) % 1013 + (long)((ulong)a / 77ul);", MLXVK_INT64, 100, x);
@@ -118,7 +122,9 @@ void simd_functions() {
     }
     double swapped = x[static_cast<size_t>(base + (lane ^ 5))], up = x[static_cast<size_t>(lane >= 3 ? i - 3 : i)];
     double down = x[static_cast<size_t>(lane < 30 ? i + 2 : i)], third = x[static_cast<size_t>(base + 3)];
-    for (double v : {sum, most, least, prefix, before, swapped, up, down, third, static_cast<double>(bits & 0xffff), static_cast<double>(bits != 0)}) want.push_back(v);
+    for (double v : {sum, most, least, prefix, before, swapped, up, down, third, static_cast<double>(bits & 0xffff),
+                     static_cast<double>(bits != 0)})
+      want.push_back(v);
   }
   Kernel k;
   k.source = "uint i = thread_position_in_grid.x; int v = x[i]; device int* o = out + i * 11;"
@@ -149,8 +155,10 @@ void parted_sums() {
     want.push_back(turns);
   }
   Kernel k;
-  k.source = "uint i = thread_position_in_grid.x; int v = x[i]; int s = -1; if (v >= 50) { s = simd_sum(v); } out[2 * i] = s;"
-             "int turns = 0; for (int n = 0; n < 5; n++) { if (n * 20 >= v) break; turns += simd_sum(1); } out[2 * i + 1] = turns;";
+  k.source =
+      "uint i = thread_position_in_grid.x; int v = x[i]; int s = -1; if (v >= 50) { s = simd_sum(v); } out[2 * i] = s;"
+      "int turns = 0; for (int n = 0; n < 5; n++) { if (n * 20 >= v) break; turns += simd_sum(1); } out[2 * i + 1] = "
+      "turns;";
   k.in = {{"x", I32, {200}, x}};
   k.out = {{"out", I32, {200, 2}}};
   k.grid[0] = 200;
@@ -220,7 +228,8 @@ void shared_histogram() {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     atomic_fetch_add_explicit(&bins[x[thread_position_in_grid.x]], 1u, memory_order_relaxed);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (t < 16) atomic_fetch_add_explicit(&out[t], atomic_load_explicit(&bins[t], memory_order_relaxed), memory_order_relaxed);
+    uint n = t < 16 ? atomic_load_explicit(&bins[t], memory_order_relaxed) : 0;
+    if (t < 16) atomic_fetch_add_explicit(&out[t], n, memory_order_relaxed);
   )";
   k.in = {{"x", I32, {1000}, x}};
   k.out = {{"out", U32, {16}}};
@@ -365,10 +374,18 @@ void control_flow() {
 /* Returns from within loops of functions that are called in others. */
 void early_returns() {
   Numbers x = integers(300, 15, 1000), want;
-  auto find = [](int v) { for (int i = 2; i < 40; i++) { for (int j = 0; j < 3; j++) if ((v + j) % i == 0 && i > 4) return i * 10 + j; } return -1; };
+  auto find = [](int v) {
+    for (int i = 2; i < 40; i++) {
+      for (int j = 0; j < 3; j++)
+        if ((v + j) % i == 0 && i > 4) return i * 10 + j;
+    }
+    return -1;
+  };
   for (double v : x) want.push_back(find(static_cast<int>(v)) + find(static_cast<int>(v) + 1));
   Kernel k = elementwise("uint i = thread_position_in_grid.x; out[i] = find(inp[i]) + find(inp[i] + 1);", I32, 300, x);
-  k.header = "int find(int v) { for (int i = 2; i < 40; i++) { for (int j = 0; j < 3; j++) if ((v + j) % i == 0 && i > 4) return i * 10 + j; } return -1; }";
+  k.header =
+      "int find(int v) { for (int i = 2; i < 40; i++) { for (int j = 0; j < 3; j++) if ((v + j) % i == 0 && i > 4) "
+      "return i * 10 + j; } return -1; }";
   expect("early returns", run(k)[0], want, 0, 0);
 }
 
@@ -422,8 +439,10 @@ void grids() {
     for (int y = 0; y < h; y++)
       for (int x = 0; x < w; x++) want.push_back(x + 10 * y + 60 * z + 1000 * (x / 4 + y / 4) + 100 * 0 + w * h * d);
   Kernel k;
-  k.source = "uint3 p = thread_position_in_grid, g = threads_per_grid;"
-             "out[p.x + g.x * (p.y + g.y * p.z)] = p.x + 10 * p.y + 60 * p.z + 1000 * (threadgroup_position_in_grid.x + threadgroup_position_in_grid.y) + g.x * g.y * g.z;";
+  k.source =
+      "uint3 p = thread_position_in_grid, g = threads_per_grid;"
+      "out[p.x + g.x * (p.y + g.y * p.z)] = p.x + 10 * p.y + 60 * p.z + 1000 * (threadgroup_position_in_grid.x + "
+      "threadgroup_position_in_grid.y) + g.x * g.y * g.z;";
   k.out = {{"out", I32, {d, h, w}}};
   k.grid[0] = w;
   k.grid[1] = h;
@@ -498,16 +517,20 @@ void preprocessor() {
   Numbers x = numbers(10, 21), want;
   for (double v : x) want.push_back(static_cast<float>(v) * 3 + 7);
   Kernel k = elementwise("uint i = thread_position_in_grid.x; out[i] = SCALE(inp[i], 3) + CAT(SE, VEN);", F32, 10, x);
-  k.header = "#include <metal_stdlib>\nusing namespace metal;\n#define SCALE(x, n) ((x) * (n))\n#define CAT(a, b) a##b\n#if defined(SCALE) && \\\n    __METAL_VERSION__ >= 300\n"
-             "#define SEVEN 7\n#else\n#error not here\n#endif\n";
+  k.header =
+      "#include <metal_stdlib>\nusing namespace metal;\n#define SCALE(x, n) ((x) * (n))\n#define CAT(a, b) a##b\n#if "
+      "defined(SCALE) && \\\n    __METAL_VERSION__ >= 300\n"
+      "#define SEVEN 7\n#else\n#error not here\n#endif\n";
   expect("preprocessor", run(k)[0], want, 1e-6, 1e-6);
 }
 
 void lambdas() {
   Numbers x = numbers(50, 22), want;
   for (double v : x) want.push_back(3 * (v + 1) + (v + 2));
-  Kernel k = elementwise("uint i = thread_position_in_grid.x; T total = 0; auto add = [&](T by) { total += by; return by; };"
-                         "T a = add(inp[i] + 1); add(inp[i] + 2); out[i] = total + 2 * a;", F32, 50, x);
+  Kernel k = elementwise(
+      "uint i = thread_position_in_grid.x; T total = 0; auto add = [&](T by) { total += by; return by; };"
+      "T a = add(inp[i] + 1); add(inp[i] + 2); out[i] = total + 2 * a;",
+      F32, 50, x);
   expect("lambdas", run(k)[0], want, 1e-5, 1e-6);
 }
 
@@ -516,7 +539,9 @@ void constants() {
   const double lut[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6};
   for (double v : x) want.push_back(lut[static_cast<size_t>(v)]);
   Kernel k;
-  k.header = "constant float lut[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};";
+  k.header =
+      "constant float lut[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, "
+      "-3.0f, -4.0f, -6.0f};";
   k.source = "uint i = thread_position_in_grid.x; out[i] = lut[x[i]];";
   k.in = {{"x", MLXVK_UINT8, {64}, x}};
   k.out = {{"out", F32, {64}}};
@@ -531,10 +556,13 @@ void casts() {
     float v = static_cast<float>(d);
     uint32_t u;
     memcpy(&u, &v, 4);
-    want.push_back(static_cast<double>((u >> 16) ^ (u & 0xffff)) + static_cast<int>(v) + static_cast<uint8_t>(static_cast<int>(v) & 255) + (v > 0));
+    want.push_back(static_cast<double>((u >> 16) ^ (u & 0xffff)) + static_cast<int>(v) +
+                   static_cast<uint8_t>(static_cast<int>(v) & 255) + (v > 0));
   }
-  Kernel k = elementwise("uint i = thread_position_in_grid.x; T v = inp[i]; ushort2 h = as_type<ushort2>(v);"
-                         "out[i] = (h.x ^ h.y) + static_cast<int>(v) + (uint8_t)(int(v) & 255) + (v > 0);", F32, 100, x);
+  Kernel k = elementwise(
+      "uint i = thread_position_in_grid.x; T v = inp[i]; ushort2 h = as_type<ushort2>(v);"
+      "out[i] = (h.x ^ h.y) + static_cast<int>(v) + (uint8_t)(int(v) & 255) + (v > 0);",
+      F32, 100, x);
   expect("casts", run(k)[0], want, 0, 0);
 }
 
@@ -542,11 +570,16 @@ void integer_functions() {
   Numbers x = integers(200, 25, 1 << 28), want;
   for (double d : x) {
     uint32_t v = static_cast<uint32_t>(d) | 1;
-    uint32_t r = static_cast<uint32_t>(__builtin_popcount(v)) + static_cast<uint32_t>(__builtin_clz(v)) * 100 + static_cast<uint32_t>(__builtin_ctz(v << 3)) * 10000;
-    want.push_back(r + static_cast<double>(static_cast<uint64_t>(v) * v >> 32) + std::min(std::max(v, 7u), 1000u) + ((v << 5 | v >> 27) & 255));
+    uint32_t r = static_cast<uint32_t>(__builtin_popcount(v)) + static_cast<uint32_t>(__builtin_clz(v)) * 100 +
+                 static_cast<uint32_t>(__builtin_ctz(v << 3)) * 10000;
+    want.push_back(r + static_cast<double>(static_cast<uint64_t>(v) * v >> 32) + std::min(std::max(v, 7u), 1000u) +
+                   ((v << 5 | v >> 27) & 255));
   }
-  Kernel k = elementwise("uint i = thread_position_in_grid.x; uint v = inp[i] | 1;"
-                         "out[i] = popcount(v) + clz(v) * 100 + ctz(v << 3) * 10000 + mulhi(v, v) + clamp(v, 7u, 1000u) + (rotate(v, 5u) & 255);", U32, 200, x);
+  Kernel k = elementwise(
+      "uint i = thread_position_in_grid.x; uint v = inp[i] | 1;"
+      "out[i] = popcount(v) + clz(v) * 100 + ctz(v << 3) * 10000 + mulhi(v, v) + clamp(v, 7u, 1000u) + (rotate(v, 5u) "
+      "& 255);",
+      U32, 200, x);
   expect("integer functions", run(k)[0], want, 0, 0);
 }
 
@@ -554,26 +587,42 @@ void float_functions() {
   Numbers x = numbers(500, 26, 3), want;
   for (double d : x) {
     double v = static_cast<float>(d);
-    want.push_back(std::sin(v) + std::cos(v) + std::tanh(v) + std::atan2(v, 2) + std::pow(std::fabs(v), 1.5) + std::fmod(v, 0.7) + std::round(v) +
-                   std::log(std::fabs(v) + 1) + std::erf(v) + std::floor(v) + (v > 1 ? 1 : v < 0 ? 0 : v));
+    want.push_back(std::sin(v) + std::cos(v) + std::tanh(v) + std::atan2(v, 2) + std::pow(std::fabs(v), 1.5) +
+                   std::fmod(v, 0.7) + std::round(v) + std::log(std::fabs(v) + 1) + std::erf(v) + std::floor(v) +
+                   (v > 1   ? 1
+                    : v < 0 ? 0
+                            : v));
   }
-  Kernel k = elementwise("uint i = thread_position_in_grid.x; T v = inp[i];"
-                         "out[i] = sin(v) + cos(v) + tanh(v) + atan2(v, 2.0f) + pow(fabs(v), 1.5f) + fmod(v, 0.7f) + round(v) + log(fabs(v) + 1)"
-                         " + erf(v) + floor(v) + saturate(v);", F32, 500, x);
+  Kernel k = elementwise(
+      "uint i = thread_position_in_grid.x; T v = inp[i];"
+      "out[i] = sin(v) + cos(v) + tanh(v) + atan2(v, 2.0f) + pow(fabs(v), 1.5f) + fmod(v, 0.7f) + round(v) + "
+      "log(fabs(v) + 1)"
+      " + erf(v) + floor(v) + saturate(v);",
+      F32, 500, x);
   expect("float functions", run(k)[0], want, 1e-4, 2e-4);
 }
 
 /* ---- errors ---- */
 
 struct Wrong { const char* source; const char* says; };
-const Wrong wrongs[] = {
-    {"out[0] = foo;", "'foo' is not known here"}, {"out[0] = 1.0f", "expected ';'"}, {"int x = 1; x.y = 2;", "has no members"},
-    {"inp[0] = 1.0f;", "constant"}, {"goto end;", "outside the language"}, {"out[0] = f(1);", "no function"},
-    {"int a[2]; a[5] = 1; out[0] = \"text\";", "strings are outside"}, {"for (;;) { out[0] = 1; ", "expected"},
-    {"constexpr int n = inp[0];", "constant"}, {"#if 1\nout[0] = 1;", "#endif"}, {"out[0] = 08;", "no number"},
-    {"struct S { S s; }; S s;", "within itself"}, {"break;", "outside of a loop"}, {"out[0] = simd_sum();", "argument"},
-    {"using X = Y<3>; X x;", "Y"}, {"int x[-1];", "array"}, {"float x[1000000000];", "array"},
-    {"constexpr int n = loop(); out[0] = n;", "loop"}};
+const Wrong wrongs[] = {{"out[0] = foo;", "'foo' is not known here"},
+                        {"out[0] = 1.0f", "expected ';'"},
+                        {"int x = 1; x.y = 2;", "has no members"},
+                        {"inp[0] = 1.0f;", "constant"},
+                        {"goto end;", "outside the language"},
+                        {"out[0] = f(1);", "no function"},
+                        {"int a[2]; a[5] = 1; out[0] = \"text\";", "strings are outside"},
+                        {"for (;;) { out[0] = 1; ", "expected"},
+                        {"constexpr int n = inp[0];", "constant"},
+                        {"#if 1\nout[0] = 1;", "#endif"},
+                        {"out[0] = 08;", "no number"},
+                        {"struct S { S s; }; S s;", "within itself"},
+                        {"break;", "outside of a loop"},
+                        {"out[0] = simd_sum();", "argument"},
+                        {"using X = Y<3>; X x;", "Y"},
+                        {"int x[-1];", "array"},
+                        {"float x[1000000000];", "array"},
+                        {"constexpr int n = loop(); out[0] = n;", "loop"}};
 
 void errors() {
   for (const Wrong& w : wrongs) {
@@ -589,14 +638,33 @@ void errors() {
   }
 }
 
-const Test all[] = {
-    {"exponential", exponential}, {"roundings", roundings}, {"small_integers", small_integers}, {"long_integers", long_integers},
-    {"simd_functions", simd_functions}, {"parted_sums", parted_sums}, {"softmax_rows", softmax_rows}, {"histogram", histogram},
-    {"shared_histogram", shared_histogram}, {"float_atomics", float_atomics}, {"unpacking", unpacking}, {"vectors", vectors},
-    {"templates", templates}, {"control_flow", control_flow}, {"early_returns", early_returns}, {"pointers", pointers},
-    {"shapes", shapes}, {"grids", grids}, {"mandelbrot", mandelbrot}, {"matrix_product", matrix_product},
-    {"preprocessor", preprocessor}, {"lambdas", lambdas}, {"constants", constants}, {"casts", casts},
-    {"integer_functions", integer_functions}, {"float_functions", float_functions}, {"errors", errors}};
+const Test all[] = {{"exponential", exponential},
+                    {"roundings", roundings},
+                    {"small_integers", small_integers},
+                    {"long_integers", long_integers},
+                    {"simd_functions", simd_functions},
+                    {"parted_sums", parted_sums},
+                    {"softmax_rows", softmax_rows},
+                    {"histogram", histogram},
+                    {"shared_histogram", shared_histogram},
+                    {"float_atomics", float_atomics},
+                    {"unpacking", unpacking},
+                    {"vectors", vectors},
+                    {"templates", templates},
+                    {"control_flow", control_flow},
+                    {"early_returns", early_returns},
+                    {"pointers", pointers},
+                    {"shapes", shapes},
+                    {"grids", grids},
+                    {"mandelbrot", mandelbrot},
+                    {"matrix_product", matrix_product},
+                    {"preprocessor", preprocessor},
+                    {"lambdas", lambdas},
+                    {"constants", constants},
+                    {"casts", casts},
+                    {"integer_functions", integer_functions},
+                    {"float_functions", float_functions},
+                    {"errors", errors}};
 
 }  // namespace
 

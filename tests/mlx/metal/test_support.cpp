@@ -1,4 +1,4 @@
-/* Runs a kernel's source on the device, for tests.                                           SPDX-License-Identifier: MIT */
+/* Runs a kernel's source on the device, for tests.                                    SPDX-License-Identifier: MIT */
 #include "test_support.h"
 
 #include <cmath>
@@ -44,7 +44,8 @@ uint16_t float_to_half(float f) {
     m /= 2;
     e++;
   }
-  return static_cast<uint16_t>(sign | (m >= 1024 ? static_cast<int>(m) - 1024 + ((e + 15) << 10) : static_cast<int>(m)));
+  return static_cast<uint16_t>(sign |
+                               (m >= 1024 ? static_cast<int>(m) - 1024 + ((e + 15) << 10) : static_cast<int>(m)));
 }
 uint16_t float_to_bfloat(float f) {
   uint32_t u;
@@ -54,7 +55,17 @@ uint16_t float_to_bfloat(float f) {
 }
 
 void put(char* to, double v, mlxvk_dtype d) {
-  union { uint8_t u8; int8_t i8; uint16_t u16; int16_t i16; uint32_t u32; int32_t i32; uint64_t u64; int64_t i64; float f; } x;
+  union {
+    uint8_t u8;
+    int8_t i8;
+    uint16_t u16;
+    int16_t i16;
+    uint32_t u32;
+    int32_t i32;
+    uint64_t u64;
+    int64_t i64;
+    float f;
+  } x;
   switch (d) {
     case MLXVK_BOOL: x.u8 = v != 0; break;
     case MLXVK_UINT8: x.u8 = static_cast<uint8_t>(v); break;
@@ -72,7 +83,17 @@ void put(char* to, double v, mlxvk_dtype d) {
   memcpy(to, &x, format(d).size);
 }
 double get(const char* from, mlxvk_dtype d) {
-  union { uint8_t u8; int8_t i8; uint16_t u16; int16_t i16; uint32_t u32; int32_t i32; uint64_t u64; int64_t i64; float f; } x;
+  union {
+    uint8_t u8;
+    int8_t i8;
+    uint16_t u16;
+    int16_t i16;
+    uint32_t u32;
+    int32_t i32;
+    uint64_t u64;
+    int64_t i64;
+    float f;
+  } x;
   memcpy(&x, from, format(d).size);
   switch (d) {
     case MLXVK_BOOL: case MLXVK_UINT8: return x.u8;
@@ -150,8 +171,10 @@ metal::Program compiled(const Kernel& k) {
   d.header = k.header;
   d.templates = k.templates;
   d.atomic_outputs = k.atomic;
-  for (const In& a : k.in) d.inputs.push_back({a.name, format(a.dtype).name, static_cast<uint32_t>(a.shape.size()), count(a.shape)});
-  for (const Out& a : k.out) d.outputs.push_back({a.name, format(a.dtype).name, static_cast<uint32_t>(a.shape.size()), count(a.shape)});
+  for (const In& a : k.in)
+    d.inputs.push_back({a.name, format(a.dtype).name, static_cast<uint32_t>(a.shape.size()), count(a.shape)});
+  for (const Out& a : k.out)
+    d.outputs.push_back({a.name, format(a.dtype).name, static_cast<uint32_t>(a.shape.size()), count(a.shape)});
   metal::Options o;
   o.subgroup = subgroup_size();
   o.int64 = info("int64") != 0;
@@ -202,10 +225,12 @@ std::vector<Numbers> run(const Kernel& k) {
     mlxvk_fast_spirv_kernel_config_add_output_arg(f, a.shape.data(), a.shape.size(), a.dtype);
   }
   mlxvk_fast_spirv_kernel_config_set_grid(f, k.grid[0], k.grid[1], k.grid[2]);
-  mlxvk_fast_spirv_kernel_config_set_thread_group(f, std::min(k.group[0], k.grid[0]), std::min(k.group[1], k.grid[1]), std::min(k.group[2], k.grid[2]));
+  mlxvk_fast_spirv_kernel_config_set_thread_group(f, std::min(k.group[0], k.grid[0]), std::min(k.group[1], k.grid[1]),
+                                                  std::min(k.group[2], k.grid[2]));
   mlxvk_fast_spirv_kernel_config_set_init_value(f, k.init);
   mlxvk_vector_string in_names = names(in), out_names = names(out);
-  mlxvk_fast_spirv_kernel kernel = mlxvk_fast_spirv_kernel_new("test", in_names, out_names, p.words.data(), 4 * p.words.size(), true);
+  mlxvk_fast_spirv_kernel kernel =
+      mlxvk_fast_spirv_kernel_new("test", in_names, out_names, p.words.data(), 4 * p.words.size(), true);
   mlxvk_vector_array inputs = mlxvk_vector_array_new_data(arrays.data(), arrays.size()), results = {nullptr};
   int code = mlxvk_fast_spirv_kernel_apply(&results, kernel, inputs, f, the_stream());
   std::vector<Numbers> values;

@@ -1,4 +1,4 @@
-/* Runs a kernel's source on the device, for tests.                                           SPDX-License-Identifier: MIT */
+/* Runs a kernel's source on the device, for tests.                                    SPDX-License-Identifier: MIT */
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-/* Types, each made once, so that equal ones are the same pointer.                             SPDX-License-Identifier: MIT */
+/* Types, each made once, so that equal ones are the same pointer.                     SPDX-License-Identifier: MIT */
 #include "lower.h"
 
 namespace metal {
@@ -41,7 +41,9 @@ void Lower::make_types() {
   t_list = intern(plain(Type::list));
 }
 
-const Type* Lower::integer(uint32_t bytes, bool sign) { return intern(plain(Type::integer, static_cast<uint8_t>(bytes), sign)); }
+const Type* Lower::integer(uint32_t bytes, bool sign) {
+  return intern(plain(Type::integer, static_cast<uint8_t>(bytes), sign));
+}
 
 const Type* Lower::vector_of(const Type* of, uint32_t n, bool packed) {
   if (n == 1) return of;
@@ -69,10 +71,11 @@ const Type* Lower::pointer_to(const Type* of, Space space, bool constant) {
 
 const Type* Lower::builtin_type(const std::string& full) {
   static const std::unordered_map<std::string, std::pair<int, bool>> integers = {
-      {"char", {1, true}}, {"uchar", {1, false}}, {"int8_t", {1, true}}, {"uint8_t", {1, false}}, {"short", {2, true}},
-      {"ushort", {2, false}}, {"int16_t", {2, true}}, {"uint16_t", {2, false}}, {"int", {4, true}}, {"uint", {4, false}},
-      {"int32_t", {4, true}}, {"uint32_t", {4, false}}, {"long", {8, true}}, {"ulong", {8, false}}, {"int64_t", {8, true}},
-      {"uint64_t", {8, false}}, {"size_t", {8, false}}, {"ptrdiff_t", {8, true}}};
+      {"char", {1, true}},    {"uchar", {1, false}},   {"int8_t", {1, true}},  {"uint8_t", {1, false}},
+      {"short", {2, true}},   {"ushort", {2, false}},  {"int16_t", {2, true}}, {"uint16_t", {2, false}},
+      {"int", {4, true}},     {"uint", {4, false}},    {"int32_t", {4, true}}, {"uint32_t", {4, false}},
+      {"long", {8, true}},    {"ulong", {8, false}},   {"int64_t", {8, true}}, {"uint64_t", {8, false}},
+      {"size_t", {8, false}}, {"ptrdiff_t", {8, true}}};
   auto f = integers.find(full);
   if (f != integers.end()) return integer(static_cast<uint32_t>(f->second.first), f->second.second);
   if (full == "void") return t_void;
@@ -128,7 +131,8 @@ std::string Lower::name_of(const Type* t) {
     }
     case Type::vector: return (t->packed ? "packed_" : "") + name_of(t->of) + std::to_string(t->n);
     case Type::array: return name_of(t->of) + "[" + std::to_string(t->n) + "]";
-    case Type::pointer: return (t->constant ? "const " : "") + std::string(spaces[static_cast<int>(t->space)]) + name_of(t->of) + "*";
+    case Type::pointer:
+      return (t->constant ? "const " : "") + std::string(spaces[static_cast<int>(t->space)]) + name_of(t->of) + "*";
     case Type::structure: return t->info->name;
     case Type::atomic: return "atomic<" + name_of(t->of) + ">";
     case Type::lambda: return "a lambda";

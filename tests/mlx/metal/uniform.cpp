@@ -1,7 +1,7 @@
 /* Threads of a threadgroup come to a barrier together or not at all: SPIR-V's, and so that of every simd function which
  * is made of shared memory. Where a kernel's threads part (an early return, a loop that some leave sooner) and some of
- * them come to one, all of them go all ways from here on, with a mask: a variable that says whether a thread really does.
- * What has no barrier in it is done where the mask holds; jumps clear masks.                 SPDX-License-Identifier: MIT */
+ * them come to one, all of them go all ways from here on, with a mask: a variable that says whether a thread really
+ * does. What has no barrier in it is done where the mask holds; jumps clear masks.          SPDX-License-Identifier: MIT */
 #include <algorithm>
 #include <set>
 
@@ -48,7 +48,8 @@ struct Analysis {
   bool returns_parted = false, changed = false;
   uint32_t threads;
 
-  Analysis(const Code& c, const Options& o) : code(c), options(o), value(c.types.size(), true), slot(c.slots.size(), true) {
+  Analysis(const Code& c, const Options& o)
+      : code(c), options(o), value(c.types.size(), true), slot(c.slots.size(), true) {
     threads = o.threads[0] * o.threads[1] * o.threads[2];
     do {
       changed = false;
@@ -106,7 +107,11 @@ struct Masker {
   Code& code;
   const Options& options;
   Analysis analysis;
-  struct Mask { uint32_t region; bool of_loop; uint32_t slot; };   // of_loop: who breaks out loses it; else who continues, too
+  struct Mask {
+    uint32_t region;
+    bool of_loop;
+    uint32_t slot;
+  };  // of_loop: who breaks out loses it; else who continues, too
   std::vector<Mask> masks;
   std::vector<uint32_t> home;                  // of a value: the group that makes it, 0: none
   uint32_t groups = 0;
@@ -119,7 +124,8 @@ struct Masker {
   }
   bool has_collective(const Block* b) const {
     if (!b) return false;
-    for (const Inst& i : *b) if (is_collective(i) || has_collective(i.a.get()) || has_collective(i.b.get())) return true;
+    for (const Inst& i : *b)
+      if (is_collective(i) || has_collective(i.a.get()) || has_collective(i.b.get())) return true;
     return false;
   }
   bool has_collective(const Inst& i) const { return has_collective(i.a.get()) || has_collective(i.b.get()); }
@@ -364,7 +370,8 @@ struct Masker {
       if (i.b) spill(*i.b, inner);
       uint32_t id = i.id;
       out.push_back(std::move(i));
-      if (id && id < spilled.size() && spilled[id] && home_of(id) == group) make(out, STORE, {spill_slot(id), 0, id}, false);
+      if (id && id < spilled.size() && spilled[id] && home_of(id) == group)
+        make(out, STORE, {spill_slot(id), 0, id}, false);
     }
     b = std::move(out);
   }

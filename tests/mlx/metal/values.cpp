@@ -1,4 +1,4 @@
-/* Numbers: constants, conversions, arithmetic.                                               SPDX-License-Identifier: MIT */
+/* Numbers: constants, conversions, arithmetic.                                        SPDX-License-Identifier: MIT */
 #include <cmath>
 #include <cstring>
 
@@ -8,21 +8,46 @@ namespace metal {
 
 /* SPIR-V's numbers of what is used here. */
 enum : uint16_t {
-  CONSTRUCT = 80, EXTRACT = 81, FTOU = 109, FTOS = 110, STOF = 111, UTOF = 112, UCONVERT = 113, SCONVERT = 114, BITCAST = 124,
-  SNEGATE = 126, FNEGATE = 127, IADD = 128, LOGICAL_NOT = 168, SELECT = 169, IEQUAL = 170, INOTEQUAL = 171, UGREATER = 172,
-  UGREATEREQUAL = 174, ULESS = 176, FUNORDNOTEQUAL = 183, SHIFT_RIGHT = 194, SHIFT_RIGHT_S = 195, SHIFT_LEFT = 196, BIT_OR = 197,
-  BIT_AND = 199, BIT_NOT = 200, FMUL = 133,
+  CONSTRUCT = 80,
+  EXTRACT = 81,
+  FTOU = 109,
+  FTOS = 110,
+  STOF = 111,
+  UTOF = 112,
+  UCONVERT = 113,
+  SCONVERT = 114,
+  BITCAST = 124,
+  SNEGATE = 126,
+  FNEGATE = 127,
+  IADD = 128,
+  LOGICAL_NOT = 168,
+  SELECT = 169,
+  IEQUAL = 170,
+  INOTEQUAL = 171,
+  UGREATER = 172,
+  UGREATEREQUAL = 174,
+  ULESS = 176,
+  FUNORDNOTEQUAL = 183,
+  SHIFT_RIGHT = 194,
+  SHIFT_RIGHT_S = 195,
+  SHIFT_LEFT = 196,
+  BIT_OR = 197,
+  BIT_AND = 199,
+  BIT_NOT = 200,
+  FMUL = 133,
 };
 
 /* ---- emitting ---- */
 
 void Lower::count_step(Place at) {
-  if (++steps > MAX_STEPS) fail(at, "this is too complex: more than " + std::to_string(MAX_STEPS) + " steps of compilation");
+  if (++steps > MAX_STEPS)
+    fail(at, "this is too complex: more than " + std::to_string(MAX_STEPS) + " steps of compilation");
 }
 
 uint32_t Lower::emit(uint16_t op, Reg t, std::initializer_list<uint32_t> args, uint16_t imm, Place at) {
   if (folding) fail(at, "this is no constant expression");
-  if (++code.size > MAX_CODE) fail(at, "this makes too much code: more than " + std::to_string(MAX_CODE) + " instructions");
+  if (++code.size > MAX_CODE)
+    fail(at, "this makes too much code: more than " + std::to_string(MAX_CODE) + " instructions");
   Inst i;
   i.op = op;
   i.type = t;
@@ -112,7 +137,9 @@ Number Lower::wrap(const Type* t, Number n, const Type* from) {
                                           ? static_cast<double>(static_cast<uint64_t>(n.i)) : static_cast<double>(n.i);
   switch (t->kind) {
     case Type::boolean: r.i = from->is_float() ? n.f != 0 || std::isnan(n.f) : n.i != 0; break;
-    case Type::integer: r.i = from->is_float() ? from_double(n.f, t) : wrapped(static_cast<uint64_t>(n.i), t->bytes, t->sign); break;
+    case Type::integer:
+      r.i = from->is_float() ? from_double(n.f, t) : wrapped(static_cast<uint64_t>(n.i), t->bytes, t->sign);
+      break;
     case Type::real: r.f = static_cast<double>(static_cast<float>(d)); break;
     case Type::half: r.f = to_half(d); break;
     default: r.f = to_bfloat(d); break;
@@ -251,7 +278,8 @@ uint32_t Lower::half_bits(uint32_t id) {
   uint32_t sign = emit(BIT_AND, u, {emit(SHIFT_RIGHT, u, {bits, splat(u, 16)}), splat(u, 0x8000)});
   uint32_t normal = emit(SHIFT_RIGHT, u, {emit(130, u, {a, splat(u, 0x38000000)}), splat(u, 13)});
   uint32_t big = emit(UGREATEREQUAL, b, {a, splat(u, 0x7f800000)});
-  uint32_t special = emit(SELECT, u, {emit(UGREATER, b, {a, splat(u, 0x7f800000)}), splat(u, 0x7e00), splat(u, 0x7c00)});
+  uint32_t special =
+      emit(SELECT, u, {emit(UGREATER, b, {a, splat(u, 0x7f800000)}), splat(u, 0x7e00), splat(u, 0x7c00)});
   normal = emit(SELECT, u, {big, special, normal});
   uint32_t small = emit(FTOU, u, {emit(FMUL, f, {bitcast_reg(a, f), splat(f, 0x4b800000)})});
   uint32_t r = emit(SELECT, u, {emit(ULESS, b, {a, splat(u, 0x38800000)}), small, normal});
@@ -282,7 +310,8 @@ uint32_t Lower::convert_reg(uint32_t id, const Type* from, const Type* to, uint3
     Reg b{Base::boolean, w};
     return from->is_float() ? emit(FUNORDNOTEQUAL, b, {id, splat(f, 0)}) : emit(INOTEQUAL, b, {id, splat(f, 0)});
   }
-  if (from->kind == Type::boolean) return emit(SELECT, t, {id, splat(t, t.base == Base::f32 ? 0x3f800000u : 1), splat(t, 0)});
+  if (from->kind == Type::boolean)
+    return emit(SELECT, t, {id, splat(t, t.base == Base::f32 ? 0x3f800000u : 1), splat(t, 0)});
   if (to->is_float()) {
     bool wider = from->kind == Type::half || from->kind == Type::bfloat;
     uint32_t r = from->is_float() ? id : emit(f.base == Base::u32 || f.base == Base::u64 ? UTOF : STOF, t, {id});
@@ -354,7 +383,9 @@ Value Lower::convert(const Value& v, const Type* t, Place at, bool explicit_) {
   }
   if (t->kind == Type::atomic && f->is_number()) return convert(v, t->of, at);
   bool numbers = (f->is_number() || f->kind == Type::vector) && (t->is_number() || t->kind == Type::vector);
-  bool may_vector = f->kind != Type::vector || (t->kind == Type::vector && t->n == f->n && (explicit_ || t->of == f->of || t->of->is_float() == f->of->is_float()));
+  bool may_vector =
+      f->kind != Type::vector || (t->kind == Type::vector && t->n == f->n &&
+                                  (explicit_ || t->of == f->of || t->of->is_float() == f->of->is_float()));
   if (numbers && may_vector) {
     Value r = v;
     r.type = t;
@@ -363,7 +394,8 @@ Value Lower::convert(const Value& v, const Type* t, Place at, bool explicit_) {
       return r;
     }
     r.id = convert_reg(v.id, scalar(f), scalar(t), width(f), at);
-    if (f->kind != Type::vector && t->kind == Type::vector) return join(t, std::vector<Value>(t->n, reg_value(t->of, r.id)), at);
+    if (f->kind != Type::vector && t->kind == Type::vector)
+      return join(t, std::vector<Value>(t->n, reg_value(t->of, r.id)), at);
     return r;
   }
   if (t->kind == Type::pointer) {
@@ -374,7 +406,8 @@ Value Lower::convert(const Value& v, const Type* t, Place at, bool explicit_) {
       return r;
     }
     if (f->kind == Type::pointer) {
-      if (f->constant && !t->constant && !explicit_) fail(at, "a pointer to constant memory cannot become " + name_of(t));
+      if (f->constant && !t->constant && !explicit_)
+        fail(at, "a pointer to constant memory cannot become " + name_of(t));
       if (f->of == t->of || t->of->kind == Type::none) {
         Value r = v;
         r.type = pointer_to(f->of, f->space, t->constant || f->constant);
@@ -415,7 +448,8 @@ bool Lower::convertible(const Value& v, const Type* t, bool) {
 int Lower::rank(const Operand& o, const Type* t) {
   const Type* f = o.type();
   if (f == t) return 0;
-  if (t->kind == Type::pointer && f->kind == Type::array) return f->of == t->of && (t->constant || !o.place.constant) ? 1 : -1;
+  if (t->kind == Type::pointer && f->kind == Type::array)
+    return f->of == t->of && (t->constant || !o.place.constant) ? 1 : -1;
   if (t->kind == Type::pointer && f->kind == Type::pointer) {
     if (f->of != t->of || (f->constant && !t->constant)) return -1;
     if (f->space != Space::none && t->space != Space::none && f->space != t->space) return -1;
@@ -522,7 +556,8 @@ int64_t fold_int(const std::string& op, const Type* t, int64_t a, int64_t b) {
 }  // namespace
 
 /* Of constants of type t. */
-bool Lower::fold(const std::string& op, const Type* t, const Type* result, const Value& a, const Value& b, Value& out, Place at) {
+bool Lower::fold(const std::string& op, const Type* t, const Type* result, const Value& a, const Value& b, Value& out,
+                 Place at) {
   const Type* s = scalar(t);
   const Operation* o = operation(op);
   if (a.kind != Value::constant || b.kind != Value::constant) return false;
@@ -543,7 +578,9 @@ bool Lower::fold(const std::string& op, const Type* t, const Type* result, const
         return false;
       }
       bool big = !s->sign && s->bytes == 8;
-      if (o->compares) n.i = big ? compare(op, static_cast<uint64_t>(a.k[i].i), static_cast<uint64_t>(b.k[i].i)) : compare(op, a.k[i].i, b.k[i].i);
+      if (o->compares)
+        n.i = big ? compare(op, static_cast<uint64_t>(a.k[i].i), static_cast<uint64_t>(b.k[i].i))
+                  : compare(op, a.k[i].i, b.k[i].i);
       else {
         n.i = fold_int(op, s, a.k[i].i, b.k[i].i);
         n = wrap(s, n, t_long);
@@ -556,14 +593,17 @@ bool Lower::fold(const std::string& op, const Type* t, const Type* result, const
 
 namespace {
 /* x + 0, x * 1, ...: indexes are full of them. */
-bool is_number(const Value& v, int64_t n) { return v.kind == Value::constant && v.type->kind == Type::integer && v.k[0].i == n; }
+bool is_number(const Value& v, int64_t n) {
+  return v.kind == Value::constant && v.type->kind == Type::integer && v.k[0].i == n;
+}
 }  // namespace
 
 Value Lower::binary_numbers(const std::string& op, const Value& a0, const Value& b0, Place at) {
   const Operation* o = operation(op);
   if (!o) fail(at, "'" + op + "' is outside the language");
   bool shifts = op == "<<" || op == ">>";
-  const Type* t = shifts && b0.type->kind != Type::vector ? (a0.type->kind == Type::vector ? a0.type : promote(a0.type)) : common(a0.type, b0.type, at);
+  const Type* t = shifts && b0.type->kind != Type::vector ? (a0.type->kind == Type::vector ? a0.type : promote(a0.type))
+                                                          : common(a0.type, b0.type, at);
   const Type* s = scalar(t);
   if (!t->is_number() && t->kind != Type::vector) fail(at, "no '" + op + "' of " + name_of(a0.type));
   if (s->is_float() && !o->f) fail(at, "no '" + op + "' of " + name_of(a0.type) + " and " + name_of(b0.type));
@@ -584,9 +624,12 @@ Value Lower::binary_numbers(const std::string& op, const Value& a0, const Value&
   Reg r = reg(result, at), operand = reg(t, at);
   uint16_t code_op = s->is_float() ? o->f : s->kind == Type::integer && s->sign ? o->s : o->u;
   if (s->kind == Type::boolean) {
-    static const std::unordered_map<std::string, uint16_t> booleans = {{"==", 164}, {"!=", 165}, {"&", 167}, {"|", 166}, {"^", 165}};
+    static const std::unordered_map<std::string, uint16_t> booleans = {
+        {"==", 164}, {"!=", 165}, {"&", 167}, {"|", 166}, {"^", 165}};
     auto f = booleans.find(op);
-    if (f == booleans.end()) return binary_numbers(op, convert(a, vector_of(t_int, width(t)), at, true), convert(b, vector_of(t_int, width(t)), at, true), at);
+    if (f == booleans.end())
+      return binary_numbers(op, convert(a, vector_of(t_int, width(t)), at, true),
+                            convert(b, vector_of(t_int, width(t)), at, true), at);
     code_op = f->second;
   }
   uint32_t y = id_of(b, at);
@@ -657,7 +700,8 @@ Value Lower::select(uint32_t c, const Value& a, const Value& b, Place at) {
   }
   Reg t = reg(a.type, at);
   uint32_t condition = c;
-  if (t.n > 1 && code.types[c].n == 1) condition = join(vector_of(t_bool, t.n), std::vector<Value>(t.n, reg_value(t_bool, c)), at).id;
+  if (t.n > 1 && code.types[c].n == 1)
+    condition = join(vector_of(t_bool, t.n), std::vector<Value>(t.n, reg_value(t_bool, c)), at).id;
   return reg_value(a.type, emit(SELECT, t, {condition, id_of(a, at), id_of(b, at)}, 0, at));
 }
 
@@ -670,18 +714,22 @@ Value Lower::bitcast(const Value& v, const Type* t, Place at) {
   /* Numbers to bits, bits to words of the smaller size, and together again. */
   uint32_t from = fs->bytes, to = ts->bytes, n = width(f);
   std::vector<Value> parts;
-  for (uint32_t i = 0; i < n; i++) parts.push_back(reg_value(integer(from, false), bits_of_number(component(v, i, at), at)));
+  for (uint32_t i = 0; i < n; i++)
+    parts.push_back(reg_value(integer(from, false), bits_of_number(component(v, i, at), at)));
   std::vector<Value> made;
   if (from > to) {
     for (const Value& p : parts)
       for (uint32_t k = 0; k < from / to; k++)
-        made.push_back(convert(binary_numbers(">>", p, constant_value(t_uint, 8 * to * k), at), integer(to, false), at, true));
+        made.push_back(
+            convert(binary_numbers(">>", p, constant_value(t_uint, 8 * to * k), at), integer(to, false), at, true));
   } else {
     for (uint32_t i = 0; i < n; i += to / from) {
       Value sum = convert(parts[i], integer(std::max(to, 4u), false), at, true);
       for (uint32_t k = 1; k < to / from; k++)
-        sum = binary_numbers("|", sum, binary_numbers("<<", convert(parts[i + k], integer(std::max(to, 4u), false), at, true),
-                                                      constant_value(t_uint, 8 * from * k), at), at);
+        sum = binary_numbers("|", sum,
+                             binary_numbers("<<", convert(parts[i + k], integer(std::max(to, 4u), false), at, true),
+                                            constant_value(t_uint, 8 * from * k), at),
+                             at);
       made.push_back(sum);
     }
   }
