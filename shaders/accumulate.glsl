@@ -29,9 +29,9 @@ bool eight() { return FROM == U64 || FROM == I64 || FROM == C64; }
 #endif
 
 #if defined(PAIR)
-uvec2 pack(vec2 x) { return floatBitsToUint(x); }
-vec2 unpack(uvec2 a) { return uintBitsToFloat(a); }
-bool is_nan2(uvec2 a) { return is_nan(uintBitsToFloat(a.x)) || is_nan(uintBitsToFloat(a.y)); }
+uvec2 pack(const vec2 x) { return floatBitsToUint(x); }
+vec2 unpack(const uvec2 a) { return uintBitsToFloat(a); }
+bool is_nan2(const uvec2 a) { return is_nan(uintBitsToFloat(a.x)) || is_nan(uintBitsToFloat(a.y)); }
 bool less(uvec2 a, uvec2 b)                            // 64-bit integers, the high word last; complex numbers, real first
 {
     if (FROM == C64) {
@@ -41,12 +41,12 @@ bool less(uvec2 a, uvec2 b)                            // 64-bit integers, the h
     uint flip = FROM == I64 ? 0x80000000u : 0u, p = a.y ^ flip, q = b.y ^ flip;
     return p < q || (p == q && a.x < b.x);
 }
-vec2 complex_product(vec2 x, vec2 y)
+vec2 complex_product(const vec2 x, const vec2 y)
 {
     precise vec2 p = vec2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
     return p;
 }
-uvec2 multiply(uvec2 a, uvec2 b)
+uvec2 multiply(const uvec2 a, const uvec2 b)
 {
     if (FROM == C64) {
         vec2 x = unpack(a), y = unpack(b);
@@ -65,7 +65,7 @@ uvec2 multiply(uvec2 a, uvec2 b)
     r.y += a.x * b.y + a.y * b.x;
     return r;
 }
-uvec2 add(uvec2 a, uvec2 b)
+uvec2 add(const uvec2 a, const uvec2 b)
 {
     if (FROM == C64) return pack(unpack(a) + unpack(b));
     uint carry;
@@ -75,7 +75,7 @@ uvec2 add(uvec2 a, uvec2 b)
     return r;
 }
 // The maximum of both, and the sums of exponentials relative to it.
-uvec2 join(uvec2 a, uvec2 b)
+uvec2 join(const uvec2 a, const uvec2 b)
 {
     vec2 x = unpack(a), y = unpack(b);
     bool first = x.x >= y.x;
@@ -86,7 +86,7 @@ uvec2 join(uvec2 a, uvec2 b)
 }
 #ifdef SCAN
 // log(exp(a) + exp(b)) of complex numbers.
-uvec2 join_complex(uvec2 a, uvec2 b)
+uvec2 join_complex(const uvec2 a, const uvec2 b)
 {
     vec2 x = unpack(a), y = unpack(b);
     bool first = x.x >= y.x;
@@ -110,7 +110,7 @@ ACC identity()
     }
     return uvec2(0u);
 }
-ACC combine(ACC a, ACC b)
+ACC combine(const ACC a, const ACC b)
 {
     if (OP == LSE) return join(a, b);
 #ifdef SCAN
@@ -124,7 +124,7 @@ ACC combine(ACC a, ACC b)
     }
     return add(a, b);
 }
-ACC value(uvec2 raw, uint at)
+ACC value(const uvec2 raw, const uint at)
 {
     if (OP == LSE && FROM != C64) return pack(vec2(as_float(raw.x, FROM), 1.0));
     return raw;
@@ -135,20 +135,20 @@ uvec2 finish(ACC a)                                    // the bits of a result
     vec2 x = unpack(a);
     return uvec2(float_to_bits(is_inf(x.x) && !is_nan(x.y) ? x.x : x.x + log(x.y), TO), 0u);
 }
-ACC scaled(ACC a, float scale) { return pack(unpack(a) * scale); }
+ACC scaled(const ACC a, const float scale) { return pack(unpack(a) * scale); }
 #elif defined(INDEX)
 // Keys grow with the value (argmax) or against it (argmin). What a key starts from, at index 0, is the infinity that no
 // element is beyond, so that NaN is never chosen, and 0 where there is nothing else.
 const uint WORST = 0x007fffffu;
 ACC identity() { return uvec3(is_float(FROM) ? WORST : 0u, 0u, 0u); }
-ACC combine(ACC a, ACC b)
+ACC combine(const ACC a, const ACC b)
 {
     bool wide = FROM == U64 || FROM == I64;
     bool tie = a.x == b.x && (!wide || a.y == b.y);
     bool better = b.x > a.x || (wide && a.x == b.x && b.y > a.y) || (tie && b.z < a.z);
     return better ? b : a;
 }
-ACC value(uvec2 raw, uint at)
+ACC value(const uvec2 raw, const uint at)
 {
     if (FROM == C64) return uvec3(raw.x, 0u, raw.y);
     uint flip = OP == ARGMIN ? ~0u : 0u;
@@ -159,8 +159,8 @@ ACC value(uvec2 raw, uint at)
     u = (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u;
     return is_nan(x) ? identity() : uvec3(u ^ flip, 0u, at);
 }
-uvec2 finish(ACC a) { return TO == C64 ? a.xz : uvec2(a.z, 0u); }
-ACC scaled(ACC a, float scale) { return a; }
+uvec2 finish(const ACC a) { return TO == C64 ? a.xz : uvec2(a.z, 0u); }
+ACC scaled(const ACC a, const float scale) { return a; }
 #else
 bool floats() { return is_float(FROM) || OP == MEAN; }
 ACC identity()
@@ -172,7 +172,7 @@ ACC identity()
     if (OP == MIN) return floats() ? 0x7f800000u : is_signed(FROM) ? top >> 1 : top;
     return 0u;
 }
-ACC combine(ACC a, ACC b)
+ACC combine(const ACC a, const ACC b)
 {
     if (OP == ALL) return a & b;
     if (OP == ANY) return a | b;
@@ -191,7 +191,7 @@ ACC combine(ACC a, ACC b)
     if (OP == MIN) return is_signed(FROM) ? uint(min(int(a), int(b))) : min(a, b);
     return a + b;
 }
-ACC value(uvec2 raw, uint at)
+ACC value(const uvec2 raw, const uint at)
 {
     if (OP == ALL || OP == ANY) {
         uint bits = raw.x | raw.y;
@@ -199,26 +199,26 @@ ACC value(uvec2 raw, uint at)
     }
     return floats() ? floatBitsToUint(as_float(raw.x, FROM)) : sign_extend(raw.x, FROM);
 }
-uvec2 finish(ACC a) { return uvec2(OP == ALL || OP == ANY || !floats() ? a : float_to_bits(uintBitsToFloat(a), TO), 0u); }
-ACC scaled(ACC a, float scale) { return floatBitsToUint(uintBitsToFloat(a) * scale); }
+uvec2 finish(const ACC a) { return uvec2(OP == ALL || OP == ANY || !floats() ? a : float_to_bits(uintBitsToFloat(a), TO), 0u); }
+ACC scaled(const ACC a, const float scale) { return floatBitsToUint(uintBitsToFloat(a) * scale); }
 #endif
 
 // ---- elements, one and four at a time, as raw bits ----
 
 struct Four { uvec4 low, high; };
-Four load_four(uint i)
+Four load_four(const uint i)
 {
     if (eight()) return Four(src128[2u * i], src128[2u * i + 1u]);
     return Four(load4_src(i, FROM), uvec4(0u));
 }
-uvec2 load_one(uint i) { return eight() ? src64[i] : uvec2(load_src(i, FROM), 0u); }
+uvec2 load_one(const uint i) { return eight() ? src64[i] : uvec2(load_src(i, FROM), 0u); }
 uvec2 of_four(Four v, uint k)                          // k must be known when the kernel is compiled
 {
     if (!eight()) return uvec2(v.low[k], 0u);
     return k == 0u ? v.low.xy : k == 1u ? v.low.zw : k == 2u ? v.high.xy : v.high.zw;
 }
 bool eight_out() { return TO == U64 || TO == I64 || TO == C64; }
-void store_one(uint i, ACC a)
+void store_one(const uint i, const ACC a)
 {
     uvec2 v = finish(a);
     if (eight_out()) dst64[i] = v;

@@ -14,9 +14,9 @@ layout(push_constant) uniform arange_push {
 BUFFER(0, dst)
 ACCESS(dst)
 
-float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
+float rounded(const float x) { return bits_to_float(float_to_bits(x, TO), TO); }
 
-uint value(uint i)
+uint value(const uint i)
 {
     if (!is_float(TO)) return start.x + i * (next.x - start.x);
     precise float a = bits_to_float(low_bits(start.x, TO), TO), step = rounded(bits_to_float(low_bits(next.x, TO), TO) - a);

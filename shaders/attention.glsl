@@ -17,8 +17,8 @@ const uint FREQS = 64;                                  // FRESH: rope's frequen
 const float LOWEST = -1e30, LOG2E = 1.44269504088896341;
 
 // Numbers of the operands' dtype; the device's conversion may flush float16 denormals, which attention can bear.
-float number(uint bits) { return DTYPE == BF16 ? uintBitsToFloat(bits << 16) : unpackHalf2x16(bits).x; }
-vec2 two_numbers(uint w)
+float number(const uint bits) { return DTYPE == BF16 ? uintBitsToFloat(bits << 16) : unpackHalf2x16(bits).x; }
+vec2 two_numbers(const uint w)
 {
     return DTYPE == BF16 ? vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xffff0000u)) : unpackHalf2x16(w);
 }
@@ -38,7 +38,7 @@ NUMBERS(1, q)
 NUMBERS(2, k)
 NUMBERS(3, v)
 NUMBERS(4, mask)
-void store_result(uint i, float x)
+void store_result(const uint i, const float x)
 {
     if (DTYPE == F32) o32[i] = floatBitsToUint(x);
     else o16[i] = uint16_t(float_to_bits(x, DTYPE));
@@ -61,15 +61,15 @@ layout(push_constant) uniform attention_push {
     uint group_size;                                    // query heads of one key head
     float scale;                                        // times log2(e)
 };
-bool has(uint flag) { return (flags & flag) != 0u; }
+bool has(const uint flag) { return (flags & flag) != 0u; }
 uint block_heads() { return has(FOLDED) ? group_size : 1u; }
-float sink_of(uint head) { return number_sinks(sinks_at + head) * LOG2E; }
-uint k_row_of(uint batch, uint head) { return k_at + batch * k_stride[0] + head * k_stride[1]; }
-uint v_row_of(uint batch, uint head) { return v_at + batch * v_stride[0] + head * v_stride[1]; }
+float sink_of(const uint head) { return number_sinks(sinks_at + head) * LOG2E; }
+uint k_row_of(const uint batch, const uint head) { return k_at + batch * k_stride[0] + head * k_stride[1]; }
+uint v_row_of(const uint batch, const uint head) { return v_at + batch * v_stride[0] + head * v_stride[1]; }
 #define K_STEP k_stride[2]
 #define V_STEP v_stride[2]
 
-row_place place_of(uint batch, uint head, uint n)
+row_place place_of(const uint batch, uint head, const uint n)
 {
     row_place p;
     uint h = ONE_QUERY ? n : n / query_count, i = ONE_QUERY ? 0u : n - h * query_count;
@@ -83,14 +83,14 @@ row_place place_of(uint batch, uint head, uint n)
 }
 
 // The first key that no row from `first` to `last` attends to.
-uint key_end(uint first, uint last)
+uint key_end(const uint first, const uint last)
 {
     if (ONE_QUERY || !has(CAUSAL)) return KEY_COUNT;
     uint most = first / query_count == last / query_count ? last % query_count : query_count - 1u;
     return uint(clamp(int(most + 1u + KEY_COUNT) - int(query_count), 0, int(KEY_COUNT)));
 }
 
-float masked(float score, row_place p, uint key)
+float masked(float score, const row_place p, const uint key)
 {
     if (key >= p.keys) return LOWEST;
     if (!ONE_QUERY && has(MASK_ADDS)) score += number_mask(p.mask + key * mask_stride[3]) * LOG2E;

@@ -38,7 +38,7 @@ shared vec4 patches[SUBGROUPS * PATCH];                 // a subgroup's scores, 
 
 uvec4 next_k[FETCH_K], next_v[FETCH_V];
 
-void fetch(uint k_row, uint v_row, uint first)
+void fetch(const uint k_row, const uint v_row, const uint first)
 {
     [[unroll]] for (uint i = 0u; i < FETCH_K; i++) {
         uint g = gl_LocalInvocationID.x + i * THREADS, key = first + g / (WIDTH / 8u), f = g % (WIDTH / 8u) * 8u;
@@ -64,7 +64,7 @@ void stage()
     }
 }
 
-void stage_queries(uint batch, uint head, uint first_row, uint rows)
+void stage_queries(const uint batch, const uint head, const uint first_row, const uint rows)
 {
     for (uint g = gl_LocalInvocationID.x; g < ROWS * WIDTH / 8u; g += THREADS) {
         uint r = g / (WIDTH / 8u), f = g % (WIDTH / 8u) * 8u;
@@ -73,7 +73,7 @@ void stage_queries(uint batch, uint head, uint first_row, uint rows)
     }
 }
 
-uint two_bits(vec2 x)
+uint two_bits(const vec2 x)
 {
 #ifdef BF
     return float_to_bf16(x.x) | (float_to_bf16(x.y) << 16);
@@ -83,7 +83,7 @@ uint two_bits(vec2 x)
 }
 
 // SIZE x SIZE of a number each row, as an accumulator.
-MATRIX_SUM across_rows(float x, uint row, uint part, uint mine)
+MATRIX_SUM across_rows(const float x, const uint row, const uint part, const uint mine)
 {
     MATRIX_SUM m;
     subgroupBarrier();

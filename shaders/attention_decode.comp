@@ -43,7 +43,7 @@ uvec4 ks[AHEAD * CHUNKS * WORDS], vs[AHEAD * VALUE_CHUNKS * WORDS];     // as th
 float high[ROWS], total[ROWS], score[AHEAD * ROWS];
 row_place place[ROWS];
 
-void load_queries(uint batch, uint head, uint first_row, uint share)
+void load_queries(const uint batch, const uint head, const uint first_row, const uint share)
 {
     [[unroll]] for (uint r = 0u; r < ROWS; r++) {
         place[r] = place_of(batch, head, first_row + r);
@@ -69,7 +69,7 @@ void load_queries(uint batch, uint head, uint first_row, uint share)
 
 // The keys (values) of `first` and of those `step` apart. Beyond the end, which is past the first key, the last one stands for
 // them: their scores say that they do not count.
-void load_keys(uint first, uint step, uint end, uint row, uint share)
+void load_keys(const uint first, const uint step, const uint end, const uint row, const uint share)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
@@ -82,7 +82,7 @@ void load_keys(uint first, uint step, uint end, uint row, uint share)
             }
         }
 }
-void load_values(uint first, uint step, uint end, uint row, uint share)
+void load_values(const uint first, const uint step, const uint end, const uint row, const uint share)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
@@ -91,7 +91,7 @@ void load_values(uint first, uint step, uint end, uint row, uint share)
             [[unroll]] for (uint w = 0u; w < WORDS; w++) vs[(u * VALUE_CHUNKS + c) * WORDS + w] = v128[at + w];
         }
 }
-void unpacked(uvec4 first, uvec4 second, out vec4 a, out vec4 b)
+void unpacked(const uvec4 first, const uvec4 second, out vec4 a, out vec4 b)
 {
     if (DTYPE == F32) { a = uintBitsToFloat(first); b = uintBitsToFloat(second); }
     else {
@@ -100,7 +100,7 @@ void unpacked(uvec4 first, uvec4 second, out vec4 a, out vec4 b)
     }
 }
 
-void score_keys(uint first, uint step, uint end)
+void score_keys(const uint first, const uint step, const uint end)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++) {
         uint key = first + u * step;
@@ -150,7 +150,7 @@ void add_values()
 
 #ifdef FRESH
 // The newest key comes first, with the lanes that have `first`; keep: its value goes to the cache.
-void meet_newest(uint head, uint v_row, uint thread, uint lane, uint share, bool keep)
+void meet_newest(const uint head, const uint v_row, const uint thread, const uint lane, const uint share, const bool keep)
 {
     uint from = new_v_at + head / group_size * new_v_stride, to = v_row + keys_counted * V_STEP;
     [[unroll]] for (uint r = 0u; r < ROWS; r++) {
@@ -194,10 +194,10 @@ void join_lanes()
 uint parts() { return batches * query_heads * query_count * splits; }
 
 // A part's largest score and its sum; after weigh_parts, the weight of its result in place of the score.
-vec2 figures(uint i) { return i % 2u == 0u ? results[i / 2u].xy : results[i / 2u].zw; }
+vec2 figures(const uint i) { return i % 2u == 0u ? results[i / 2u].xy : results[i / 2u].zw; }
 
 // By row, a subgroup each: what the parts' results are multiplied by.
-void weigh_parts(uint batch, uint head, uint first_row, uint count, uint lane)
+void weigh_parts(const uint batch, const uint head, const uint first_row, const uint count, const uint lane)
 {
     for (uint r = gl_SubgroupID; r < count; r += gl_NumSubgroups) {
         float sink = has(SINKS) ? sink_of(place_of(batch, head, first_row + r).head) : LOWEST, best = sink, sum = 0.0;
@@ -213,7 +213,7 @@ void weigh_parts(uint batch, uint head, uint first_row, uint count, uint lane)
 }
 
 // Adds up the parts of `count` rows: a thread has four features of some parts, BATCH of which it loads at once.
-void join_parts(uint batch, uint head, uint first_row, uint count, uint thread, uint lane)
+void join_parts(const uint batch, const uint head, const uint first_row, const uint count, const uint thread, const uint lane)
 {
     const uint BATCH = 8u;
     uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = value_width / 4u;
@@ -255,7 +255,7 @@ void join_parts(uint batch, uint head, uint first_row, uint count, uint thread, 
 }
 
 // The subgroups' results of rows `from` .. from + count - 1 as one: a thread has four features.
-void join_subgroups(uint batch, uint head, uint first_row, uint from, uint count, uint split, uint thread)
+void join_subgroups(const uint batch, const uint head, const uint first_row, const uint from, const uint count, const uint split, const uint thread)
 {
     uint fours = value_width / 4u;
     for (uint c = thread; c < count * fours; c += gl_WorkGroupSize.x) {

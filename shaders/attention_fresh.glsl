@@ -19,29 +19,29 @@ layout(push_constant) uniform attention_rope_push {
 };
 const uint batches = 1u, query_count = 1u;
 #define key_width value_width                           // there is one
-bool has(uint flag) { return (flags & flag & ~SINKS) != 0u; }
+bool has(const uint flag) { return (flags & flag & ~SINKS) != 0u; }
 #include "rope.glsl"
 uint block_heads() { return group_size; }
-float sink_of(uint head) { return LOWEST; }
-uint k_row_of(uint batch, uint head) { return k_at + head * k_stride[0]; }
-uint v_row_of(uint batch, uint head) { return v_at + head * v_stride[0]; }
+float sink_of(const uint head) { return LOWEST; }
+uint k_row_of(const uint batch, const uint head) { return k_at + head * k_stride[0]; }
+uint v_row_of(const uint batch, const uint head) { return v_at + head * v_stride[0]; }
 #define K_STEP k_stride[1]
 #define V_STEP v_stride[1]
 
-row_place place_of(uint batch, uint head, uint n)
+row_place place_of(const uint batch, const uint head, const uint n)
 {
     return row_place(0u, o_at + (head + n) * value_width, 0u, head + n, n >= group_size ? 0u : KEY_COUNT);
 }
-uint key_end(uint first, uint last) { return KEY_COUNT; }
-float masked(float score, row_place p, uint key) { return key >= p.keys || score < LOWEST ? LOWEST : score; }
+uint key_end(const uint first, const uint last) { return KEY_COUNT; }
+float masked(const float score, const row_place p, const uint key) { return key >= p.keys || score < LOWEST ? LOWEST : score; }
 
 // A row, of queries or the newest key's (row ROWS): PAIRS pairs a lane, and the weights of its norm. What is held at once, from pair
 // `from` on, is asked for at once, the first ones before anything that depends on what other loads bring.
 const uint HELD_PAIRS = PAIRS < 2u ? PAIRS : 2u;
 float first[HELD_PAIRS], second[HELD_PAIRS], first_weight[HELD_PAIRS], second_weight[HELD_PAIRS];
 vec2 angles[HELD_PAIRS];                                // cosine and sine
-uint pair_of(uint n, uint lane) { return min(n * gl_SubgroupSize + lane, value_width / 2u - 1u); }
-void read_row(uint head, uint r, uint from, uint lane)
+uint pair_of(const uint n, const uint lane) { return min(n * gl_SubgroupSize + lane, value_width / 2u - 1u); }
+void read_row(const uint head, const uint r, const uint from, const uint lane)
 {
     bool key = r == ROWS;
     uint row = key ? new_k_at + head / group_size * new_k_stride : q_at + (head + r) * q_stride;
@@ -54,7 +54,7 @@ void read_row(uint head, uint r, uint from, uint lane)
         second_weight[n] = key ? number_k_weight(k_weight_at + j) : number_q_weight(q_weight_at + j);
     }
 }
-void find_angles(uint from, uint lane)
+void find_angles(const uint from, const uint lane)
 {
     for (uint n = 0u; n < HELD_PAIRS; n++)
         angles[n] = cos_sin(rope_scale * float(position) * inverse_frequency(pair_of(from + n, lane)));
@@ -62,7 +62,7 @@ void find_angles(uint from, uint lane)
 
 // The newest value, as lanes that share a key have values.
 uvec4 newest_v[VALUE_CHUNKS * WORDS];
-void read_newest_v(uint from, uint share)
+void read_newest_v(const uint from, const uint share)
 {
     [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
         uint f = 8u * (c * LANES + share), at = (f < value_width ? from + f : from) / (8u / WORDS);
@@ -71,7 +71,7 @@ void read_newest_v(uint from, uint share)
 }
 
 // The rows as they count, rounded, each WIDTH numbers in `results`; beside them the key goes to the cache.
-float turned(float x, bool keep, uint to)
+float turned(const float x, const bool keep, const uint to)
 {
     uint bits = float_to_bits(x, DTYPE);
     if (keep && DTYPE == F32) k32[to] = bits;
@@ -79,7 +79,7 @@ float turned(float x, bool keep, uint to)
     return bits_to_float(bits, DTYPE);
 }
 #define PREPARED(r, i) results[((r) * WIDTH + (i)) / 4u][((r) * WIDTH + (i)) % 4u]
-void prepare_row(uint head, uint r, bool keep, uint to, uint lane)
+void prepare_row(const uint head, const uint r, const bool keep, const uint to, const uint lane)
 {
     float factor = 1.0, sum = 0.0;
     for (uint from = 0u; NORM != 0u && from < PAIRS; from += HELD_PAIRS) {
@@ -108,7 +108,7 @@ void prepare_row(uint head, uint r, bool keep, uint to, uint lane)
 }
 
 // A subgroup for each row; the first one's has been read, as much of it as is held.
-void prepare(uint head, uint count, uint k_row, bool newest, bool keep, uint lane)
+void prepare(const uint head, const uint count, const uint k_row, const bool newest, const bool keep, const uint lane)
 {
     if (PAIRS <= HELD_PAIRS) find_angles(0u, lane);
     for (uint r = gl_SubgroupID; r <= ROWS; r += gl_NumSubgroups) {

@@ -32,7 +32,7 @@ const uint ADD = 0, SUBTRACT = 1, MULTIPLY = 2, DIVIDE = 3, FLOOR_DIVIDE = 4, RE
 bool is_test() { return (OP >= EQUAL && OP <= LOGICAL_OR) || OP == NAN_EQUAL; }
 
 // By what the operands are to each other; unordered: one is NaN.
-bool decide(bool less, bool equal, bool unordered)
+bool decide(const bool less, const bool equal, const bool unordered)
 {
     bool r = equal;
     if (OP == GREATER) r = !less && !equal;
@@ -46,41 +46,41 @@ bool decide(bool less, bool equal, bool unordered)
 #ifdef WIDE
 #define INTEGER uvec2
 const uint WIDTH = 64;
-uvec2 sum(uvec2 x, uvec2 y) { return wide_sum(x, y); }
-uvec2 difference(uvec2 x, uvec2 y) { return wide_difference(x, y); }
-uvec2 product(uvec2 x, uvec2 y) { return wide_product(x, y); }
-uvec2 quotient(uvec2 x, uvec2 y) { return wide_quotient(x, y); }
-uvec2 left(uvec2 x, uint n) { return wide_left(x, n); }
-uvec2 right(uvec2 x, uint n) { return wide_right(x, n, FROM == I64); }
-bool is_less(uvec2 x, uvec2 y) { return wide_less(x, y, FROM == I64); }
-bool is_negative(uvec2 x) { return FROM == I64 && int(x.y) < 0; }
-bool is_beyond(uvec2 n) { return n.y != 0u || n.x >= WIDTH; }
-uint low_word(uvec2 x) { return x.x; }
+uvec2 sum(const uvec2 x, const uvec2 y) { return wide_sum(x, y); }
+uvec2 difference(const uvec2 x, const uvec2 y) { return wide_difference(x, y); }
+uvec2 product(const uvec2 x, const uvec2 y) { return wide_product(x, y); }
+uvec2 quotient(const uvec2 x, const uvec2 y) { return wide_quotient(x, y); }
+uvec2 left(const uvec2 x, const uint n) { return wide_left(x, n); }
+uvec2 right(const uvec2 x, const uint n) { return wide_right(x, n, FROM == I64); }
+bool is_less(const uvec2 x, const uvec2 y) { return wide_less(x, y, FROM == I64); }
+bool is_negative(const uvec2 x) { return FROM == I64 && int(x.y) < 0; }
+bool is_beyond(const uvec2 n) { return n.y != 0u || n.x >= WIDTH; }
+uint low_word(const uvec2 x) { return x.x; }
 #else
 #define INTEGER uint
 const uint ZERO = 0, ONE = 1;
-uint width_of(uint t) { return is_small(t) ? 8u : is_half(t) ? 16u : 32u; }
+uint width_of(const uint t) { return is_small(t) ? 8u : is_half(t) ? 16u : 32u; }
 #define WIDTH width_of(FROM)
-uint sum(uint x, uint y) { return x + y; }
-uint difference(uint x, uint y) { return x - y; }
-uint product(uint x, uint y) { return x * y; }
-uint quotient(uint x, uint y) { return y == 0u ? 0u : x / y; }
-uint left(uint x, uint n) { return x << n; }
-uint right(uint x, uint n) { return is_signed(FROM) ? uint(int(x) >> n) : x >> n; }
-bool is_less(uint x, uint y) { return is_signed(FROM) ? int(x) < int(y) : x < y; }
-bool is_negative(uint x) { return is_signed(FROM) && int(x) < 0; }
-bool is_beyond(uint n) { return n >= WIDTH; }
-uint low_word(uint x) { return x; }
+uint sum(const uint x, const uint y) { return x + y; }
+uint difference(const uint x, const uint y) { return x - y; }
+uint product(const uint x, const uint y) { return x * y; }
+uint quotient(const uint x, const uint y) { return y == 0u ? 0u : x / y; }
+uint left(const uint x, const uint n) { return x << n; }
+uint right(const uint x, const uint n) { return is_signed(FROM) ? uint(int(x) >> n) : x >> n; }
+bool is_less(const uint x, const uint y) { return is_signed(FROM) ? int(x) < int(y) : x < y; }
+bool is_negative(const uint x) { return is_signed(FROM) && int(x) < 0; }
+bool is_beyond(const uint n) { return n >= WIDTH; }
+uint low_word(const uint x) { return x; }
 #endif
-INTEGER negative(INTEGER x) { return difference(ZERO, x); }
-INTEGER magnitude(INTEGER x) { return is_negative(x) ? negative(x) : x; }
-INTEGER truncated_quotient(INTEGER x, INTEGER y)
+INTEGER negative(const INTEGER x) { return difference(ZERO, x); }
+INTEGER magnitude(const INTEGER x) { return is_negative(x) ? negative(x) : x; }
+INTEGER truncated_quotient(const INTEGER x, const INTEGER y)
 {
     INTEGER q = quotient(magnitude(x), magnitude(y));
     return is_negative(x) != is_negative(y) ? negative(q) : q;
 }
 // Rounded down, the remainder with the divisor's sign; both 0 where the divisor is 0.
-INTEGER floor_quotient(INTEGER x, INTEGER y)
+INTEGER floor_quotient(const INTEGER x, const INTEGER y)
 {
     INTEGER m = magnitude(x), d = magnitude(y), q = quotient(m, d);
     if (is_negative(x) != is_negative(y)) q = negative(product(q, d) == m ? q : sum(q, ONE));
@@ -122,8 +122,8 @@ INTEGER integer(INTEGER x, INTEGER y)                                  // extend
 #endif
 
 #if defined(COMPLEX)
-bool pair_equal(float x, float y) { return is_nan(x) ? is_nan(y) : x == y; }
-vec2 value(vec2 x, vec2 y)
+bool pair_equal(const float x, const float y) { return is_nan(x) ? is_nan(y) : x == y; }
+vec2 value(const vec2 x, const vec2 y)
 {
     vec2 r = x;
     if (OP == ADD) r = x + y;
@@ -136,7 +136,7 @@ vec2 value(vec2 x, vec2 y)
     if (OP == LOGADDEXP) r = complex_logaddexp(x, y);
     return r;
 }
-void write(uint to, uint at_a, uint at_b)
+void write(const uint to, const uint at_a, const uint at_b)
 {
     uvec2 p = a64[at_a], q = b64[at_b];
     vec2 x = vec2(uintBitsToFloat(p.x), uintBitsToFloat(p.y)), y = vec2(uintBitsToFloat(q.x), uintBitsToFloat(q.y));
@@ -150,7 +150,7 @@ void write(uint to, uint at_a, uint at_b)
 }
 
 #elif defined(WIDE)
-void write(uint to, uint at_a, uint at_b)
+void write(const uint to, const uint at_a, const uint at_b)
 {
     uvec2 v = integer(a64[at_a], b64[at_b]);
     if (is_test()) store_dst(to, TO, v.x);
@@ -158,7 +158,7 @@ void write(uint to, uint at_a, uint at_b)
 }
 
 #else
-float value(float x, float y)
+float value(const float x, const float y)
 {
     const uint type = TO;
     float r = x;
@@ -169,7 +169,7 @@ float value(float x, float y)
     return r;
 }
 bool has_value() { return is_float(FROM) && OP != MAXIMUM && OP != MINIMUM && !is_test(); }
-uvec4 values(uvec4 p, uvec4 q)
+uvec4 values(const uvec4 p, const uvec4 q)
 {
     float r[8];
     uvec4 v;
@@ -177,7 +177,7 @@ uvec4 values(uvec4 p, uvec4 q)
     if (!put_numbers(v, r)) for (uint k = 0u; k < LANES; k++) put_element(v, k, float_to_bits(r[k], TO));
     return v;
 }
-uint integers(uint p, uint q)
+uint integers(const uint p, const uint q)
 {
     uint r = integer(sign_extend(p, FROM), sign_extend(q, FROM));
     return TO == BOOL && r != 0u ? 1u : r;
@@ -189,7 +189,7 @@ uint choice(uint p, uint q, float x, float y)                          // x and 
     if (OP == MINIMUM) return x_nan || (x < y && !y_nan) ? p : q;
     return decide(x < y, x == y, x_nan || y_nan) || (OP == NAN_EQUAL && x_nan && y_nan) ? 1u : 0u;
 }
-uvec4 choices(uvec4 p, uvec4 q)
+uvec4 choices(const uvec4 p, const uvec4 q)
 {
     uvec4 v = uvec4(0u);
     for (uint k = 0u; k < LANES; k++) {

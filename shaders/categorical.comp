@@ -42,7 +42,7 @@ float largest_of(float x)                              // of the workgroup; NaN 
     return r;
 }
 // The sums of what is before each thread, so that no thread's is less than the one before it.
-float sum_before(float x, out float total)
+float sum_before(const float x, out float total)
 {
     const uint run = 16u, runs = gl_WorkGroupSize.x / run;
     uint t = gl_LocalInvocationID.x;
@@ -64,7 +64,7 @@ float sum_before(float x, out float total)
     barrier();
     return before;
 }
-uint latest_of(uint x)
+uint latest_of(const uint x)
 {
     if (gl_LocalInvocationID.x == 0u) chosen = 0u;
     barrier();
@@ -76,10 +76,10 @@ uint latest_of(uint x)
 }
 
 const uint TILE = gl_WorkGroupSize.x * EACH;
-float logit(uint i) { return as_float(load_src(src_at + (i - first_tile * TILE) * stride, FROM), FROM); }
-float weight(float x, float largest) { float e = exp_of(x - largest); return e >= 0.0 ? e : 0.0; }
+float logit(const uint i) { return as_float(load_src(src_at + (i - first_tile * TILE) * stride, FROM), FROM); }
+float weight(const float x, const float largest) { float e = exp_of(x - largest); return e >= 0.0 ? e : 0.0; }
 
-void measure_tile(uint first)
+void measure_tile(const uint first)
 {
     float x[EACH], high = -INFINITY, sum = 0.0, total;
     [[unroll]] for (uint k = 0; k < EACH; k++) {
@@ -98,9 +98,9 @@ void measure_tile(uint first)
     if (gl_LocalInvocationID.x == 0u) dst64[dst_at + first / TILE] = uvec2(floatBitsToUint(high), floatBitsToUint(part[0]));
 }
 
-vec2 tile_stats(uint i) { return uintBitsToFloat(tile64[tile_at + i]); }
+vec2 tile_stats(const uint i) { return uintBitsToFloat(tile64[tile_at + i]); }
 
-void draw(uint sample_index)
+void draw(const uint sample_index)
 {
     uint t = gl_LocalInvocationID.x, each = (tiles + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;
     uint from = min(t * each, tiles), until = min(from + each, tiles), best = 0u;

@@ -26,7 +26,7 @@ uint join_halves(const uint a, const uint b) { return (a & 0xffffu) | b << 16; }
         return is_nan(x) ? p : float_to_bits(result, to); }
 FUNCTIONS_OF_ONE(X)
 #undef X
-uint sign_bit(uint t) { return t == F32 ? 0x80000000u : 0x8000u; }
+uint sign_bit(const uint t) { return t == F32 ? 0x80000000u : 0x8000u; }
 uint real_ABS(const uint p, const uint from, const uint to) { return p & ~sign_bit(from); }
 uint real_NEGATIVE(const uint p, const uint from, const uint to) { return p ^ sign_bit(from); }
 uint real_SIGN(const uint p, const uint from, const uint to) { return float_to_bits(sign_of(bits_to_float(p, from)), to); }

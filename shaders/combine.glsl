@@ -6,9 +6,9 @@
 //! enum SCATTER_: what is done
 const uint NONE = 0, SUM = 1, PROD = 2, MAX = 3, MIN = 4;
 
-bool is_wide(uint t) { return t == U64 || t == I64 || t == C64; }
+bool is_wide(const uint t) { return t == U64 || t == I64 || t == C64; }
 
-bool value_nan(uvec2 v)
+bool value_nan(const uvec2 v)
 {
     if (TO == C64) return is_nan(uintBitsToFloat(v.x)) || is_nan(uintBitsToFloat(v.y));
     return is_float(TO) && is_nan(uintBitsToFloat(v.x));
@@ -24,7 +24,7 @@ bool less(uvec2 a, uvec2 b)                            // complex numbers by the
     if (TO == U64) return a.y < b.y || (a.y == b.y && a.x < b.x);
     return is_signed(TO) ? int(a.x) < int(b.x) : a.x < b.x;
 }
-uvec2 sum(uvec2 a, uvec2 b)
+uvec2 sum(const uvec2 a, const uvec2 b)
 {
     if (TO == C64) return floatBitsToUint(uintBitsToFloat(a) + uintBitsToFloat(b));
     if (is_float(TO)) return uvec2(floatBitsToUint(uintBitsToFloat(a.x) + uintBitsToFloat(b.x)), 0u);
@@ -32,7 +32,7 @@ uvec2 sum(uvec2 a, uvec2 b)
     uint carry, low = uaddCarry(a.x, b.x, carry);
     return uvec2(low, is_wide(TO) ? a.y + b.y + carry : 0u);
 }
-uvec2 product(uvec2 a, uvec2 b)
+uvec2 product(const uvec2 a, const uvec2 b)
 {
     if (TO == C64) {
         vec2 x = uintBitsToFloat(a), y = uintBitsToFloat(b);
@@ -46,7 +46,7 @@ uvec2 product(uvec2 a, uvec2 b)
     return uvec2(low, high + a.x * b.y + a.y * b.x);
 }
 // NaN among the updates does not count for max and min, as in MLX's Metal backend; where it is already, it stays.
-uvec2 combine(uvec2 old, uvec2 v, bool update)
+uvec2 combine(const uvec2 old, const uvec2 v, const bool update)
 {
     if (OP == NONE) return v;
     if (OP == SUM) return sum(old, v);
@@ -57,6 +57,6 @@ uvec2 combine(uvec2 old, uvec2 v, bool update)
 }
 
 // From and to an element's raw bits.
-uvec2 value_of(uvec2 raw) { return is_float(TO) ? uvec2(floatBitsToUint(bits_to_float(raw.x, TO)), 0u) : uvec2(sign_extend(raw.x, TO), raw.y); }
-uvec2 raw_value(uvec2 v) { return is_float(TO) ? uvec2(float_to_bits(uintBitsToFloat(v.x), TO), 0u) : uvec2(low_bits(v.x, TO), v.y); }
+uvec2 value_of(const uvec2 raw) { return is_float(TO) ? uvec2(floatBitsToUint(bits_to_float(raw.x, TO)), 0u) : uvec2(sign_extend(raw.x, TO), raw.y); }
+uvec2 raw_value(const uvec2 v) { return is_float(TO) ? uvec2(float_to_bits(uintBitsToFloat(v.x), TO), 0u) : uvec2(low_bits(v.x, TO), v.y); }
 #endif

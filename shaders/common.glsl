@@ -3,6 +3,7 @@
 // The host sees what a shader declares, by name, in gen/kernels.h: the block of push constants, NAME_push; constants, numbered
 // from 1 without gaps; buffers, whose blocks are called after the binding and a view of it (BUFFER does); and constants that
 // follow a line "//! enum PREFIX_: text". tests/tools/kernel-header says more.
+// Parameters are const unless they change: glslang passes those by value, and spends a variable, a store and loads on others.
 #ifndef COMMON_GLSL
 #define COMMON_GLSL
 #extension GL_EXT_shader_16bit_storage : require
@@ -13,10 +14,10 @@ layout(local_size_x_id = 0) in;
 //! enum DTYPE_: as mlxvk_dtype has them
 const uint BOOL = 0, U8 = 1, U16 = 2, U32 = 3, U64 = 4, I8 = 5, I16 = 6, I32 = 7, I64 = 8, F16 = 9, F32 = 10, BF16 = 12, C64 = 13;
 
-bool is_float(uint t) { return t == F16 || t == F32 || t == BF16; }
-bool is_signed(uint t) { return t >= I8 && t <= I64; }
-bool is_small(uint t) { return t <= U8 || t == I8; }                  // one byte
-bool is_half(uint t) { return t == U16 || t == I16 || t == F16 || t == BF16; }   // two bytes
+bool is_float(const uint t) { return t == F16 || t == F32 || t == BF16; }
+bool is_signed(const uint t) { return t >= I8 && t <= I64; }
+bool is_small(const uint t) { return t <= U8 || t == I8; }                  // one byte
+bool is_half(const uint t) { return t == U16 || t == I16 || t == F16 || t == BF16; }   // two bytes
 
 // Views of one binding by element size. Only those that a variant uses remain in its pipeline.
 #define BUFFER(slot, name) \
@@ -28,10 +29,10 @@ bool is_half(uint t) { return t == U16 || t == I16 || t == F16 || t == BF16; }  
 
 #define INFINITY uintBitsToFloat(0x7f800000u)
 #define NOT_A_NUMBER uintBitsToFloat(0x7fc00000u)
-bool is_nan(float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }    // no fast math can fold it
-bool is_inf(float x) { return (floatBitsToUint(x) & 0x7fffffffu) == 0x7f800000u; }
+bool is_nan(const float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }    // no fast math can fold it
+bool is_inf(const float x) { return (floatBitsToUint(x) & 0x7fffffffu) == 0x7f800000u; }
 
-float bf16_to_float(uint bits) { return uintBitsToFloat(bits << 16); }
+float bf16_to_float(const uint bits) { return uintBitsToFloat(bits << 16); }
 uint float_to_bf16(float x)                                            // to nearest even; NaN stays NaN
 {
     uint u = floatBitsToUint(x);
@@ -62,16 +63,16 @@ uint float_to_f16(float x)                                             // to nea
 }
 
 // Raw bits of an element, not extended.
-uint low_bits(uint raw, uint t) { return is_small(t) ? raw & 0xffu : is_half(t) ? raw & 0xffffu : raw; }
-uint sign_extend(uint raw, uint t)
+uint low_bits(const uint raw, const uint t) { return is_small(t) ? raw & 0xffu : is_half(t) ? raw & 0xffffu : raw; }
+uint sign_extend(const uint raw, const uint t)
 {
     return t == I8 ? uint(bitfieldExtract(int(raw), 0, 8)) : t == I16 ? uint(bitfieldExtract(int(raw), 0, 16)) : raw;
 }
-float bits_to_float(uint raw, uint t) { return t == F32 ? uintBitsToFloat(raw) : t == BF16 ? bf16_to_float(raw) : f16_to_float(raw); }
-uint float_to_bits(float x, uint t) { return t == F32 ? floatBitsToUint(x) : t == BF16 ? float_to_bf16(x) : float_to_f16(x); }
+float bits_to_float(const uint raw, const uint t) { return t == F32 ? uintBitsToFloat(raw) : t == BF16 ? bf16_to_float(raw) : f16_to_float(raw); }
+uint float_to_bits(const float x, const uint t) { return t == F32 ? floatBitsToUint(x) : t == BF16 ? float_to_bf16(x) : float_to_f16(x); }
 
 // The value of raw bits of dtype t as a float (integers converted), as a 32-bit integer (floats truncated).
-float as_float(uint raw, uint t)
+float as_float(const uint raw, const uint t)
 {
     if (is_float(t)) return bits_to_float(raw, t);
     return is_signed(t) ? float(int(sign_extend(raw, t))) : float(raw);
@@ -82,7 +83,7 @@ uint float_to_integer(float x, uint t)                                 // trunca
     if (x < 0.0) return uint(x <= -2147483648.0 ? int(0x80000000) : int(x));
     return x >= 4294967296.0 ? 0xffffffffu : is_signed(t) && x >= 2147483648.0 ? 0x7fffffffu : uint(x);
 }
-uint convert(uint raw, uint from, uint to)
+uint convert(const uint raw, const uint from, const uint to)
 {
     if (from == to) return raw;
     if (is_float(from)) {

@@ -3,19 +3,19 @@
 #define COMPLEX_GLSL
 #include "math.glsl"
 
-bool is_nan(vec2 z) { return is_nan(z.x) || is_nan(z.y); }
-bool complex_less(vec2 a, vec2 b) { return a.x < b.x || (a.x == b.x && a.y < b.y); }   // by the real part, then the other
+bool is_nan(const vec2 z) { return is_nan(z.x) || is_nan(z.y); }
+bool complex_less(const vec2 a, const vec2 b) { return a.x < b.x || (a.x == b.x && a.y < b.y); }   // by the real part, then the other
 
 // Products, quotients and the absolute value by the textbook formulas, as MLX has them: no scaling, no recovery.
-vec2 complex_multiply(vec2 a, vec2 b) { return vec2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
-vec2 complex_divide(vec2 a, vec2 b)
+vec2 complex_multiply(const vec2 a, const vec2 b) { return vec2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
+vec2 complex_divide(const vec2 a, const vec2 b)
 {
     float d = b.x * b.x + b.y * b.y;
     return vec2(divide(a.x * b.x + a.y * b.y, d), divide(a.y * b.x - a.x * b.y, d));
 }
-float complex_abs(vec2 z) { return sqrt_of(z.x * z.x + z.y * z.y); }
+float complex_abs(const vec2 z) { return sqrt_of(z.x * z.x + z.y * z.y); }
 
-vec2 complex_exp(vec2 z)
+vec2 complex_exp(const vec2 z)
 {
     if (z.y == 0.0) return vec2(exp_of(z.x), z.y);
     if (z.x == -INFINITY && !is_finite(z.y)) return vec2(0.0);
@@ -25,7 +25,7 @@ vec2 complex_exp(vec2 z)
     float e = exp_of(large ? 0.5 * z.x : z.x);
     return large ? e * unit * e : e * unit;
 }
-float log_abs(vec2 z)
+float log_abs(const vec2 z)
 {
     float a = abs(z.x), b = abs(z.y), high = a < b ? b : a, low = a < b ? a : b;
     if (is_inf(a) || is_inf(b)) return INFINITY;
@@ -35,13 +35,13 @@ float log_abs(vec2 z)
     float q = divide(low, high);
     return log_of(high) + 0.5 * log1p(q * q);
 }
-vec2 complex_log(vec2 z) { return vec2(log_abs(z), atan2_of(z.y, z.x)); }
-vec2 complex_log1p(vec2 z)
+vec2 complex_log(const vec2 z) { return vec2(log_abs(z), atan2_of(z.y, z.x)); }
+vec2 complex_log1p(const vec2 z)
 {
     float u = 1.0 + z.x, d = fma(z.y, z.y, z.x * (2.0 + z.x));
     return vec2(abs(d) < 0.5 ? 0.5 * log1p(d) : log_abs(vec2(u, z.y)), atan2_of(z.y, u));
 }
-vec2 complex_sqrt(vec2 z)
+vec2 complex_sqrt(const vec2 z)
 {
     float a = abs(z.x), b = abs(z.y), high = a < b ? b : a, low = a < b ? a : b;
     if (is_inf(z.y)) return vec2(INFINITY, z.y);
@@ -72,7 +72,7 @@ vec2 complex_asin_acos(vec2 z, bool cosine)                            // Kahan;
     float imaginary = asinh_of(cosine ? b.x * a.y - b.y * a.x : a.x * b.y - a.y * b.x);
     return vec2(cosine ? 2.0 * real : real, imaginary);
 }
-vec2 complex_atan(vec2 z)
+vec2 complex_atan(const vec2 z)
 {
     float y = abs(z.y), d = 1.0 - y;
     float high = 0.25 * log1p(divide(4.0 * y, d * d + z.x * z.x));
@@ -83,7 +83,7 @@ vec2 complex_pow(vec2 z, vec2 w)                                       // polar;
     if (z == vec2(0.0)) return is_nan(w) ? vec2(NOT_A_NUMBER) : vec2(0.0);
     return complex_exp(complex_multiply(complex_log(z), w));
 }
-vec2 complex_logaddexp(vec2 a, vec2 b)
+vec2 complex_logaddexp(const vec2 a, const vec2 b)
 {
     if (is_nan(a) || is_nan(b)) return vec2(NOT_A_NUMBER);
     bool less = complex_less(a, b);

@@ -18,7 +18,7 @@ layout(push_constant) uniform conv_push {
 
 struct Place { uint a, b, d, low, high; };           // first elements of a group, and the range of K
 
-Place place(uint z)
+Place place(const uint z)
 {
     uint parts = EPILOGUE == PART ? (K + part - 1u) / part : 1u, which = z % parts, group = z / parts;
     Place p = Place(offset_a + group * C, offset_b + group * N * b_row, offset_out + group * N, 0u, K);
@@ -40,7 +40,7 @@ uint out_at(uint d, uint m)                            // the first element of a
 
 struct Row { uint at; ivec3 from; };                 // the input element and position under the first tap
 
-Row row_at(uint a, uint m)
+Row row_at(const uint a, const uint m)
 {
     uvec4 o = position(m);
     ivec3 from = ivec3(base[0], base[1], base[2]) + ivec3(o.yzw) * (ivec3(steps[0], steps[1], steps[2]) & 0xffff);
@@ -50,13 +50,13 @@ Row row_at(uint a, uint m)
 
 struct Tap { uvec3 tap; uint c; };                   // a column of a
 
-Tap tap_at(uint k)
+Tap tap_at(const uint k)
 {
     uint x = k / C, y = x / taps[2];
     return Tap(uvec3(y / taps[1], y % taps[1], x % taps[2]), k % C);
 }
 
-void advance(inout Tap t, uint columns)
+void advance(inout Tap t, const uint columns)
 {
     for (t.c += columns; t.c >= C; t.c -= C) {
         if (++t.tap.z < taps[2]) continue;
@@ -69,14 +69,14 @@ void advance(inout Tap t, uint columns)
 
 struct Reach { ivec3 by; uint a, b; };               // what a tap adds to a row's position and element, and to an element of b
 
-Reach reach(Tap t)
+Reach reach(const Tap t)
 {
     ivec3 by = ivec3(t.tap) * ivec3(steps[0] >> 16, steps[1] >> 16, steps[2] >> 16);
     uint a = ((by.x * in_size[1] + by.y) * in_size[2] + by.z) * channels + t.c;
     return Reach(by, a, uint(int(t.tap.x) * b_tap[0] + int(t.tap.y) * b_tap[1] + int(t.tap.z) * b_tap[2]) + t.c);
 }
 
-bool inside(Row r, Reach x)
+bool inside(const Row r, const Reach x)
 {
     uvec3 q = uvec3(r.from + x.by);
     return q.x < in_size[0] && q.y < in_size[1] && q.z < in_size[2];

@@ -13,7 +13,7 @@ OPERAND(b)
 layout(constant_id = 3) const uint RUN = 4;
 layout(constant_id = 4) const uint VECTOR = 0;        // bits: a, the result can be accessed by fours
 
-vec4 load_a(uint at, uint valid)
+vec4 load_a(const uint at, const uint valid)
 {
     if ((VECTOR & 1u) != 0u) return get4_a(at);
     return vec4(get_a(at), valid > 1u ? get_a(at + 1u) : 0.0, valid > 2u ? get_a(at + 2u) : 0.0, valid > 3u ? get_a(at + 3u) : 0.0);

@@ -15,10 +15,10 @@ PUT(dst, TO)
 #ifdef WIDE
 #include "wide.glsl"
 // Complex64 counts as its real part, which is what MLX converts.
-bool eight(uint t) { return t == U64 || t == I64 || t == C64; }
-uvec2 load_any(uint i) { return eight(FROM) ? src64[i] : uvec2(load_src(i, FROM), 0u); }
+bool eight(const uint t) { return t == U64 || t == I64 || t == C64; }
+uvec2 load_any(const uint i) { return eight(FROM) ? src64[i] : uvec2(load_src(i, FROM), 0u); }
 // Rounded to nearest even, as the conversion of a C compiler is: two halves, with the sticky bit of the low one.
-float wide_to_float(uvec2 raw)
+float wide_to_float(const uvec2 raw)
 {
     bool negative = FROM == I64 && int(raw.y) < 0;
     uvec2 p = negative ? wide_negative(raw) : raw;
@@ -32,14 +32,14 @@ float wide_to_float(uvec2 raw)
     }
     return negative ? -r : r;
 }
-uvec2 float_to_wide(float x)
+uvec2 float_to_wide(const float x)
 {
     float a = min(abs(x), 18446742974197923840.0);
     uint high = uint(a * 2.3283064365386963e-10);                      // 2^-32
     uint low = uint(a - float(high) * 4294967296.0);
     return x < 0.0 ? wide_negative(uvec2(low, high)) : uvec2(low, high);
 }
-uvec2 convert_any(uvec2 raw)
+uvec2 convert_any(const uvec2 raw)
 {
     if (FROM == TO) return raw;
     if (FROM == C64) {
@@ -60,19 +60,19 @@ uvec2 convert_any(uvec2 raw)
     if (is_float(FROM)) return float_to_wide(bits_to_float(raw.x, FROM));
     return is_signed(FROM) ? wide(int(sign_extend(raw.x, FROM))) : uvec2(raw.x, 0u);
 }
-void move(uint to, uint from)
+void move(const uint to, const uint from)
 {
     uvec2 v = convert_any(load_any(from));
     if (eight(TO)) dst64[to] = v;
     else store_dst(to, TO, v.x);
 }
 #else
-void move(uint to, uint from)
+void move(const uint to, const uint from)
 {
     if (FROM == TO && (FROM == U64 || FROM == I64 || FROM == C64)) dst64[to] = src64[from];
     else store_dst(to, TO, convert(load_src(from, FROM), FROM, TO));
 }
-uvec4 converted(uvec4 w)
+uvec4 converted(const uvec4 w)
 {
     float r[8];
     uvec4 v = uvec4(0u);

@@ -21,7 +21,7 @@ layout(push_constant) uniform dequantize_rows_push {
 };
 layout(constant_id = 6) const uint FROM = 7;           // the indices' dtype
 const bool SCALED = false;
-uint source_of(uint i)
+uint source_of(const uint i)
 {
     uint at = index_at + i / eights * index_step;
     uvec2 raw = FROM == U64 || FROM == I64 ? index64[at] : uvec2(load_index(at, FROM), 0u);
@@ -32,7 +32,7 @@ uint source_of(uint i)
 SOURCE(4, g)
 layout(push_constant) uniform dequantize_push { uint count, group_shift, w_at, s_at, b_at, y_at, g_at; };     // count: of eights
 layout(constant_id = 6) const bool SCALED = false;
-uint source_of(uint i) { return i; }
+uint source_of(const uint i) { return i; }
 #define TENSOR_SCALE (uintBitsToFloat(g32[g_at]) * (1.0 / 2688.0))
 #endif
 EIGHT_CODES(eight_codes, w32)
@@ -40,7 +40,7 @@ EIGHT_CODES(eight_codes, w32)
 //! enum DEQUANTIZE_: eights of a thread
 const uint EACH = 2;
 
-void put(uint i, uvec2 codes, float scale, float bias)
+void put(const uint i, const uvec2 codes, const float scale, const float bias)
 {
     uint to = y_at + 8u * i, raw[8];
     float value[8];

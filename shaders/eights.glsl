@@ -3,14 +3,14 @@
 #define EIGHTS_GLSL
 #include "common.glsl"
 
-float rounded(float x, uint t) { return bits_to_float(float_to_bits(x, t), t); }
-vec4 rounded(vec4 x, uint t) { return vec4(rounded(x.x, t), rounded(x.y, t), rounded(x.z, t), rounded(x.w, t)); }
+float rounded(const float x, const uint t) { return bits_to_float(float_to_bits(x, t), t); }
+vec4 rounded(const vec4 x, const uint t) { return vec4(rounded(x.x, t), rounded(x.y, t), rounded(x.z, t), rounded(x.w, t)); }
 
 // Eight elements from index i on, which is a multiple of 16 bytes.
 struct eight { vec4 a, b; };
 // What common.glsl does with one number, with four and without branches: compilers take functions that return early apart
 // once for each number, before they know the dtype.
-vec4 four_halves(uvec2 w, uint t)
+vec4 four_halves(const uvec2 w, const uint t)
 {
     uvec4 high = uvec4(w.x << 16, w.x & 0xffff0000u, w.y << 16, w.y & 0xffff0000u);
     if (t == BF16) return uintBitsToFloat(high);
@@ -28,13 +28,13 @@ uvec4 four_bits(vec4 x, uint t)                                        // of hal
     return (u >> 16 & 0x8000u) | mix(half_bits, uvec4(0x7e00u), greaterThan(a, uvec4(0x7f800000u)));
 }
 // Eight of them, each tested for NaN.
-uvec4 eight_rounded(vec4 a, vec4 b, uint t)
+uvec4 eight_rounded(const vec4 a, const vec4 b, const uint t)
 {
     uvec4 p = four_bits(a, t), q = four_bits(b, t);
     return uvec4(p.x | p.y << 16, p.z | p.w << 16, q.x | q.y << 16, q.z | q.w << 16);
 }
 // Numbers, and no NaN, which bfloat16's test for costs as much as its rounding.
-uvec4 eight_numbers(vec4 a, vec4 b, uint t)
+uvec4 eight_numbers(const vec4 a, const vec4 b, const uint t)
 {
     if (t != BF16) return eight_rounded(a, b, t);
     uvec4 u = floatBitsToUint(a), v = floatBitsToUint(b);

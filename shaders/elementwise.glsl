@@ -41,7 +41,7 @@ layout(push_constant) uniform WALK {
 };
 
 // i / shape[d] for d > 0, without a division (Granlund, Montgomery)
-uint quotient_of(uint i, uint d)
+uint quotient_of(const uint i, const uint d)
 {
     uint high, low, shifts = divisor_shifts >> (8u * d - 8u);
     umulExtended(divisor[d - 1u], i, high, low);
@@ -73,13 +73,13 @@ uvec4 locate(uint i)
             i = q; \
         } \
         return at; }
-uint flat_at(uint i, uint operand) { return offset[operand] + ((SCALARS >> operand & 1u) != 0u ? 0u : i); }
+uint flat_at(const uint i, const uint operand) { return offset[operand] + ((SCALARS >> operand & 1u) != 0u ? 0u : i); }
 
 // A thread's elements, in words: one in each, by eights two or four bytes, by sixteens four. `whole`: not one of the leftover
 // elements, which is at `at`.
-uint in_word(uint type) { return SIXTEENS || (EIGHTS && is_small(type)) ? 4u : EIGHTS ? 2u : 1u; }
-uint vector_at(uint i, uint at, uint operand) { return BY_VECTORS ? at : offset[operand] / LANES + i; }
-uvec4 repeated(uint raw, uint type)
+uint in_word(const uint type) { return SIXTEENS || (EIGHTS && is_small(type)) ? 4u : EIGHTS ? 2u : 1u; }
+uint vector_at(const uint i, const uint at, const uint operand) { return BY_VECTORS ? at : offset[operand] / LANES + i; }
+uvec4 repeated(const uint raw, const uint type)
 {
     return uvec4(low_bits(raw, type) * (in_word(type) == 4u ? 0x1010101u : in_word(type) == 2u ? 0x10001u : 1u));
 }
@@ -96,12 +96,12 @@ uvec4 repeated(uint raw, uint type)
         if (EIGHTS && in_word(type) == 4u) name##64[at] = v.xy; \
         else if (in_word(type) > 1u) name##128[at] = v; \
         else store4_##name(at, type, v); }
-uint element(uvec4 w, uint k, uint type)
+uint element(const uvec4 w, const uint k, const uint type)
 {
     if (in_word(type) == 4u) return (w[k >> 2] >> (8u * (k & 3u))) & 0xffu;
     return in_word(type) == 1u ? w[k & 3u] : (k & 1u) == 0u ? w[k >> 1 & 3u] & 0xffffu : w[k >> 1 & 3u] >> 16;
 }
-float number(uvec4 w, uint k)
+float number(const uvec4 w, const uint k)
 {
     if (EIGHTS && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1 & 3u] << 16 : w[k >> 1 & 3u] & 0xffff0000u);
 #ifdef HALF
@@ -109,7 +109,7 @@ float number(uvec4 w, uint k)
 #endif
     return bits_to_float(element(w, k, FROM), FROM);
 }
-void put_element(inout uvec4 w, uint k, uint raw)
+void put_element(inout uvec4 w, const uint k, const uint raw)
 {
     if (in_word(TO) == 4u) {
         if ((k & 3u) == 0u) w[k >> 2] = raw & 0xffu;
@@ -119,7 +119,7 @@ void put_element(inout uvec4 w, uint k, uint raw)
     else w[k >> 1 & 3u] |= raw << 16;
 }
 // Eight numbers to 16 bits, with one test for NaN: was there none? Else, and where only bits can do it, nothing is put.
-bool put_numbers(out uvec4 w, float r[8])
+bool put_numbers(out uvec4 w, const float r[8])
 {
     w = uvec4(0u);
 #ifdef HALF

@@ -24,8 +24,8 @@ shared float block[BLOCK][BLOCK + 1], parts[THREADS], line[BLOCK];
 shared uint places[THREADS];
 uint thread, matrix;
 
-uint at_a(uint i, uint j) { return a_at + matrix * a_matrix + i * a_row + j * a_column; }
-uint at_b(uint i, uint j) { return b_at + matrix * b_matrix + i * b_row + j * b_column; }
+uint at_a(const uint i, const uint j) { return a_at + matrix * a_matrix + i * a_row + j * a_column; }
+uint at_b(const uint i, const uint j) { return b_at + matrix * b_matrix + i * b_row + j * b_column; }
 void together() { memoryBarrierBuffer(); memoryBarrierShared(); barrier(); }
 
 // The lower triangle of a block becomes its Cholesky factor, what is above it 0. A row a thread.
@@ -136,7 +136,7 @@ void swap_rows()
 }
 
 // The sum over the workgroup of what each thread gives.
-float total(float v)
+float total(const float v)
 {
     barrier();
     parts[thread] = v;

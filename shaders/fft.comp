@@ -8,10 +8,10 @@
 // work on memory; else one pipeline serves all lengths, and passes go from one half of the shared memory to the other.
 #include "fft_passes.glsl"
 
-vec2 element(uint at, uint e) { return e < valid ? uintBitsToFloat(a64[at + e * step_a]) : vec2(0.0); }
-float real(uint at, uint e) { return e < valid ? uintBitsToFloat(a32[at + e * step_a]) : 0.0; }
+vec2 element(const uint at, const uint e) { return e < valid ? uintBitsToFloat(a64[at + e * step_a]) : vec2(0.0); }
+float real(const uint at, const uint e) { return e < valid ? uintBitsToFloat(a32[at + e * step_a]) : 0.0; }
 
-vec2 load(uint at, uint e)
+vec2 load(const uint at, const uint e)
 {
     uint how = flags & LOAD;
     vec2 x;
@@ -30,7 +30,7 @@ vec2 load(uint at, uint e)
     return x;
 }
 
-void store(uint at, uint e, vec2 x)
+void store(const uint at, const uint e, vec2 x)
 {
     uint how = flags & STORE;
     if (!has(ALL_OUT) && e >= limit) return;
@@ -46,7 +46,7 @@ void store(uint at, uint e, vec2 x)
 }
 
 // Element e of line l of this workgroup.
-vec2 fetch(uint l, uint e)
+vec2 fetch(const uint l, const uint e)
 {
     uint id = group_index() * lines + l;
     if (has(ALL_IN)) id = min(id, ids - 1u);
@@ -54,24 +54,24 @@ vec2 fetch(uint l, uint e)
     return load(place_in(id), number_in(sub_of(id), e));
 }
 
-void put(uint l, uint e, vec2 x)
+void put(const uint l, const uint e, const vec2 x)
 {
     uint id = group_index() * lines + l;
     if (id < ids) store(place_out(id), number_out(sub_of(id), e), x);
 }
 
 // The root whose powers a line's elements are multiplied with before they are stored.
-vec2 turn_of(uint l, uint e) { return root(sub_of(group_index() * lines + l) % inner * e, turn); }
+vec2 turn_of(const uint l, const uint e) { return root(sub_of(group_index() * lines + l) % inner * e, turn); }
 
 // The line of number q among all lines' `many` each, and which of that line's it is.
-uvec2 line_and_rest(uint q, uint many, bool by_line)
+uvec2 line_and_rest(const uint q, const uint many, const bool by_line)
 {
     if (lines == 1u) return uvec2(0u, q);
     return by_line ? uvec2(q % lines, q / lines) : uvec2(q / many, q % many);
 }
 
 // All of this workgroup's elements from shared memory to the result.
-void put_all(uint base)
+void put_all(const uint base)
 {
     bool halves = (flags & STORE) == STORE_SPLIT;
     uint many = halves ? size / 2u + 1u : size, total = many * lines;
@@ -93,14 +93,14 @@ void put_all(uint base)
 const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? true : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
 
 // The workgroup's group that this thread holds at v[o]; by_line: neighbours are those of other lines. z: there is one.
-uvec3 group_at(uint o, uint r, bool by_line)
+uvec3 group_at(const uint o, const uint r, const bool by_line)
 {
     uint q = gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x, many = size / r;
     return uvec3(line_and_rest(q, many, by_line), EXACT || q < many * lines ? 1u : 0u);
 }
 
 // From groups of `before` to those of r elements, through shared memory.
-void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
+void exchange(const uint before, const uint r, const uint done, const bool from_line, const bool by_line)
 {
     if (done > 1u) barrier();
     if ((FLAGS & HALVES) == 0u) {
@@ -147,7 +147,7 @@ void merge_all()
     }
 }
 
-void first_pass(bool by_line)
+void first_pass(const bool by_line)
 {
     if (has(MERGED) || has(SHORT)) {
         if (has(MERGED)) merge_all();
@@ -167,7 +167,7 @@ void first_pass(bool by_line)
 }
 
 // The last pass, of radix r: results are complete in registers.
-void finish(uint r, uint done, bool by_line)
+void finish(const uint r, const uint done, const bool by_line)
 {
     if (STAGED_OUT) {
         if (done > 1u || has(SHORT)) barrier();

@@ -3,11 +3,11 @@
 #define FFT_GLSL
 #include "common.glsl"
 
-vec2 multiply(vec2 x, vec2 y) { return vec2(fma(x.x, y.x, -x.y * y.y), fma(x.x, y.y, x.y * y.x)); }
-vec2 conjugate(vec2 x) { return vec2(x.x, -x.y); }
+vec2 multiply(const vec2 x, const vec2 y) { return vec2(fma(x.x, y.x, -x.y * y.y), fma(x.x, y.y, x.y * y.x)); }
+vec2 conjugate(const vec2 x) { return vec2(x.x, -x.y); }
 
 // exp(-2 pi i m / n) for m < n < 2^28. The angle's eighth and the rest are found in integers, the rest is at most pi / 4.
-vec2 root(uint m, uint n)
+vec2 root(const uint m, const uint n)
 {
     uint m8 = 8u * m, eighth = min(uint(float(m8) / float(n)), 7u);
     int rest = int(m8 - eighth * n);
@@ -21,7 +21,7 @@ vec2 root(uint m, uint n)
 }
 
 // The same for 8 m <= n.
-vec2 near_root(uint m, uint n)
+vec2 near_root(const uint m, const uint n)
 {
     float x = float(m) * (6.2831853071795865 / float(n)), y = x * x;
     float s = fma(fma(fma(fma(2.7557319e-6, y, -1.9841270e-4), y, 8.3333333e-3), y, -0.16666667) * y, x, x);

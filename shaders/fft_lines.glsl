@@ -60,7 +60,7 @@ const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u 
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
 const uint HELD = 16;
 
-bool has(uint flag) { return (flags & flag) != 0u; }
+bool has(const uint flag) { return (flags & flag) != 0u; }
 
 // Places in shared memory: of element e of line l; beyond an element's that of the one c further on, which for powers of two has
 // no bits in common with it, and is known to the compiler. Neither steps of a power of two nor neighbouring lines collide.
@@ -68,15 +68,15 @@ bool has(uint flag) { return (flags & flag) != 0u; }
 const bool BINARY = (SIZE & (SIZE - 1u)) == 0u;
 shared vec2 staged[(FLAGS & HALVES) != 0u ? 1u : LINES * ROOM];
 shared float parts[(FLAGS & HALVES) != 0u ? LINES * ROOM : 1u];
-uint beyond(uint c) { return BINARY ? c + (c >> 4) : c; }
-uint slot(uint l, uint e) { return l * ROOM + beyond(e); }
+uint beyond(const uint c) { return BINARY ? c + (c >> 4) : c; }
+uint slot(const uint l, const uint e) { return l * ROOM + beyond(e); }
 #else
 shared vec2 staged[2 * ROOM];
-uint beyond(uint c) { return c; }
-uint slot(uint l, uint e) { return l * size + e; }
+uint beyond(const uint c) { return c; }
+uint slot(const uint l, const uint e) { return l * size + e; }
 #endif
 
-vec2 element(uint at, uint e);                         // of the row at `at`; zero behind its operand's
+vec2 element(const uint at, const uint e);                         // of the row at `at`; zero behind its operand's
 
 vec2 bin(uint at, uint e, uint n)                      // of a real row of n: the first and the middle one are real
 {
@@ -85,20 +85,20 @@ vec2 bin(uint at, uint e, uint n)                      // of a real row of n: th
 }
 
 // The half of a real row's spectrum, from that of its pairs at e and len - e.
-vec2 split(vec2 x, vec2 y, uint e)
+vec2 split(const vec2 x, const vec2 y, const uint e)
 {
     vec2 even = 0.5 * (x + conjugate(y)), odd = 0.5 * (x - conjugate(y));
     return even + multiply(e < len ? root(e, 2u * len) : vec2(-1.0, 0.0), vec2(odd.y, -odd.x));
 }
 
-uint row_at(uint row, uint far, uint middle, uint near) { return row / c2 / c1 * far + row / c2 % c1 * middle + row % c2 * near; }
+uint row_at(const uint row, const uint far, const uint middle, const uint near) { return row / c2 / c1 * far + row / c2 % c1 * middle + row % c2 * near; }
 
-uint row_of(uint id) { return has(ACROSS) ? id % c2 : id / subs; }
-uint sub_of(uint id) { return has(ACROSS) ? id / c2 : id % subs; }
+uint row_of(const uint id) { return has(ACROSS) ? id % c2 : id / subs; }
+uint sub_of(const uint id) { return has(ACROSS) ? id / c2 : id % subs; }
 
 // Where the row begins that line `id` is of; an element's number in it.
-uint place_in(uint id) { return offset_a + (has(FLAT) ? row_of(id) * row_a[2] : row_at(row_of(id), row_a[0], row_a[1], row_a[2])); }
-uint place_out(uint id) { return offset_d + (has(FLAT) ? row_of(id) * row_d[2] : row_at(row_of(id), row_d[0], row_d[1], row_d[2])); }
-uint number_in(uint sub, uint e) { return sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
-uint number_out(uint sub, uint e) { return sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
+uint place_in(const uint id) { return offset_a + (has(FLAT) ? row_of(id) * row_a[2] : row_at(row_of(id), row_a[0], row_a[1], row_a[2])); }
+uint place_out(const uint id) { return offset_d + (has(FLAT) ? row_of(id) * row_d[2] : row_at(row_of(id), row_d[0], row_d[1], row_d[2])); }
+uint number_in(const uint sub, const uint e) { return sub / inner * a1 + sub % inner * a2 + (has(LINES_IN) ? e * a_step : e); }
+uint number_out(const uint sub, const uint e) { return sub / inner * b1 + sub % inner * b2 + (has(LINES_OUT) ? e * b_step : e); }
 #endif

@@ -4,21 +4,21 @@
 // whose spectra are split and merged on the way, the next rows loaded while these are transformed, and whole convolutions.
 #include "fft_passes.glsl"
 
-uint step_in(uint e) { return has(LINES_IN) ? e * step_a : e; }
+uint step_in(const uint e) { return has(LINES_IN) ? e * step_a : e; }
 
 // Without branches: there is an element.
-vec2 element(uint at, uint e)
+vec2 element(const uint at, const uint e)
 {
     vec2 x = uintBitsToFloat(a64[at + step_in(has(ALL_IN) ? e : min(e, valid - 1u))]);
     return has(ALL_IN) || e < valid ? x : vec2(0.0);
 }
-float real(uint at, uint e)
+float real(const uint at, const uint e)
 {
     float x = uintBitsToFloat(a32[at + step_in(min(e, valid - 1u))]);
     return e < valid ? x : 0.0;
 }
 
-vec2 load(uint at, uint number)
+vec2 load(const uint at, const uint number)
 {
     uint how = flags & LOAD, e = has(ALL_IN) ? number : min(number, how == LOAD_SPLIT ? len : len - 1u);
     vec2 x;
@@ -46,7 +46,7 @@ vec2 complete(uint e, vec2 x)
     return (has(SWAP_LAST) ? x.yx : x) * scale;
 }
 
-void store(uint at, uint e, vec2 x)
+void store(const uint at, const uint e, const vec2 x)
 {
     uint how = flags & STORE;
     if (!has(ALL_OUT) && e >= limit) return;
@@ -61,7 +61,7 @@ uint group;                                            // of lines: the workgrou
 
 // The number of this workgroup's line l among all lines; not below ids: there is none. Of pairs of lines, the first of a row is
 // that of two which are their own partners.
-uint line_id(uint l)
+uint line_id(const uint l)
 {
     uint pairs = (subs + 1u) / 2u, half_of = lines / 2u, p, t, row, sub;
     if (!has(PAIRED)) return group * lines + l;
@@ -75,7 +75,7 @@ uint line_id(uint l)
 
 // Item k of pair l: two elements' places in shared memory, the first one's number e in its row (the other's is len - e), and that
 // of a line of the row; not below ids: there is none. Without PAIRED both elements are of line l.
-uvec4 pair_at(uint l, uint k)
+uvec4 pair_at(const uint l, uint k)
 {
     uint id = line_id(l), other = l + lines / 2u, sub = has(PAIRED) && id < ids ? sub_of(id) : 0u;
     if (sub > 0u) return uvec4(slot(l, k), slot(other, size - 1u - k), sub + subs * k, k < size ? id : ids);
@@ -87,7 +87,7 @@ uint pairs_of_lines() { return has(PAIRED) ? lines / 2u : lines; }
 uint items_of_pair() { return has(PAIRED) ? size + 1u : size / 2u + 1u; }
 
 // Element e of line l of this workgroup.
-vec2 fetch(uint l, uint e)
+vec2 fetch(const uint l, const uint e)
 {
     uint id = line_id(l);
     if (has(ALL_IN)) id = min(id, ids - 1u);
@@ -96,26 +96,26 @@ vec2 fetch(uint l, uint e)
 }
 
 // Result e of line l, complete.
-void put(uint l, uint e, vec2 x)
+void put(const uint l, const uint e, const vec2 x)
 {
     uint id = line_id(l);
     if (id < ids) store(place_out(id), number_out(sub_of(id), e), x);
 }
 
-vec2 complete(uint l, uint e, vec2 x) { return complete(number_out(sub_of(line_id(l)), e), x); }
+vec2 complete(const uint l, const uint e, const vec2 x) { return complete(number_out(sub_of(line_id(l)), e), x); }
 
 // The root whose powers a line's elements are multiplied with before they are stored.
-vec2 turn_of(uint l, uint e) { return root(sub_of(line_id(l)) % inner * e, turn); }
+vec2 turn_of(const uint l, const uint e) { return root(sub_of(line_id(l)) % inner * e, turn); }
 
 // The line of number q among `count` lines' `many` each, and which of that line's it is.
-uvec2 line_and_rest(uint q, uint count, uint many, bool by_line)
+uvec2 line_and_rest(const uint q, const uint count, const uint many, const bool by_line)
 {
     if (count == 1u) return uvec2(0u, q);
     return by_line ? uvec2(q % count, q / count) : uvec2(q / many, q % many);
 }
 
 // All of this workgroup's elements from shared memory to the result; two of a half spectrum from two each.
-void split_all(uint base)
+void split_all(const uint base)
 {
     uint count = pairs_of_lines(), many = items_of_pair(), total = count * many, n = size * subs;
     for (uint i = gl_LocalInvocationID.x; i < total; i += gl_WorkGroupSize.x) {
@@ -135,7 +135,7 @@ void split_all(uint base)
     }
 }
 
-void put_all(uint base)
+void put_all(const uint base)
 {
     uint total = size * lines;
     if ((flags & STORE) == STORE_SPLIT) { split_all(base); return; }
@@ -150,7 +150,7 @@ const bool STAGED_OUT = (FLAGS & STORE) == STORE_SPLIT ? (FLAGS & HALVES) == 0u
                       : (FLAGS & SHORT) != 0u ? R1 == 1u : false;
 
 // The workgroup's group that this thread holds at v[o]; by_line: neighbours are those of other lines. z: there is one.
-uvec3 group_at(uint o, uint r, bool by_line)
+uvec3 group_at(const uint o, const uint r, const bool by_line)
 {
     uint q = gl_LocalInvocationID.x + o / r * gl_WorkGroupSize.x, many = size / r;
     return uvec3(line_and_rest(q, lines, many, by_line), EXACT || q < many * lines ? 1u : 0u);
@@ -169,7 +169,7 @@ uvec3 group_at(uint o, uint r, bool by_line)
         if (g.z != 0u) [[unroll]] for (uint i = 0; i < r; i++) v[o + i].c = parts[slot(g.x, g.y) + beyond(i * (size / r))]; \
     }
 
-void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
+void exchange(const uint before, const uint r, const uint done, const bool from_line, const bool by_line)
 {
     uint turned = done * before < SIZE ? done * before : 1u;       // at the beginning of another transform nothing
     if (done > 1u || has(CONVOLVED) || has(AHEAD)) barrier();
@@ -188,13 +188,13 @@ void exchange(uint before, uint r, uint done, bool from_line, bool by_line)
 // Loads for the first pass of the next lines, while these are transformed; what load makes of them.
 vec2 ahead[26], last_bin;
 
-vec2 raw(uint at, uint e)
+vec2 raw(const uint at, uint e)
 {
     e = step_in(has(ALL_IN) ? e : min(e, valid - 1u));
     return (flags & LOAD) == LOAD_REAL ? vec2(uintBitsToFloat(a32[at + e]), 0.0) : uintBitsToFloat(a64[at + e]);
 }
 
-void look_ahead(bool by_line)
+void look_ahead(const bool by_line)
 {
     [[unroll]] for (uint o = 0; o < HELD; o += R0) {
         uvec3 g = group_at(o, R0, by_line);
@@ -205,7 +205,7 @@ void look_ahead(bool by_line)
     }
 }
 
-void take(bool by_line)
+void take(const bool by_line)
 {
     [[unroll]] for (uint o = 0; o < HELD; o += R0) {
         uvec3 g = group_at(o, R0, by_line);
@@ -244,7 +244,7 @@ uint partner(uint l, uint e)                           // whose number is that o
     } \
     barrier();
 
-void merge(bool by_line, vec2 last_bin)
+void merge(const bool by_line, const vec2 last_bin)
 {
     const uint n = SIZE * SUBS;
     vec2 u[26];
@@ -276,7 +276,7 @@ void merge(bool by_line, vec2 last_bin)
 
 uint groups() { return gl_NumWorkGroups.x * gl_NumWorkGroups.y * gl_NumWorkGroups.z; }
 
-void first_pass(bool by_line)
+void first_pass(const bool by_line)
 {
     if (has(AHEAD)) {
         uint here = group, more = groups();
@@ -327,7 +327,7 @@ void first_pass(bool by_line)
             u[o + order(r, i)].c = parts[slot(g.x, to + i * done > 0u ? size - to - i * done : 0u)]; \
     }
 
-void split_held(uint r, uint done, bool by_line)
+void split_held(const uint r, const uint done, const bool by_line)
 {
     vec2 u[26];
     barrier();
@@ -350,7 +350,7 @@ void split_held(uint r, uint done, bool by_line)
 }
 
 // The last pass, of radix r: results are complete in registers.
-void finish(uint r, uint done, bool by_line)
+void finish(const uint r, const uint done, const bool by_line)
 {
     if (STAGED_OUT) {
         if (done > 1u || has(SHORT)) barrier();

@@ -19,7 +19,7 @@ const float C8 = 0.70710678118654752, C16 = 0.92387953251128674, S16 = 0.3826834
 const vec2 ROOT16[10] = { vec2(1, 0), vec2(C16, -S16), vec2(C8, -C8), vec2(S16, -C16), vec2(0, -1), vec2(-S16, -C16), vec2(-C8, -C8),
                           vec2(-C16, -S16), vec2(-1, 0), vec2(-C16, S16) };
 
-void butterfly2(uint o) { vec2 x = v[o]; v[o] += v[o + 1]; v[o + 1] = x - v[o + 1]; }
+void butterfly2(const uint o) { vec2 x = v[o]; v[o] += v[o + 1]; v[o + 1] = x - v[o + 1]; }
 void butterfly4(uint o) FOUR(v[o], v[o + 1], v[o + 2], v[o + 3])
 void butterfly8(uint o)                                // leaves element k at (k % 4) * 2 + k / 4
 {
@@ -104,7 +104,7 @@ void butterfly10(uint o)                               // leaves element k at (k
 }
 
 // Where a group of r leaves its element i.
-uint order(uint r, uint i)
+uint order(const uint r, const uint i)
 {
     return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : r == 9u ? i % 3u * 3u + i / 3u : r == 10u ? i % 5u * 2u + i / 5u : i;
 }
@@ -112,7 +112,7 @@ uint order(uint r, uint i)
 // ---- passes: of radix r, after passes that together transformed `done` elements ----
 
 // Multiplies element i of a group of r, with start * root^i; of a result they are out of order.
-void twiddle(uint o, uint r, vec2 start, vec2 root, bool ordered, bool starts)
+void twiddle(const uint o, const uint r, const vec2 start, const vec2 root, const bool ordered, const bool starts)
 {
     vec2 w[16];
     w[0] = start;
@@ -140,21 +140,21 @@ void twiddle(uint o, uint r, vec2 start, vec2 root, bool ordered, bool starts)
 }
 
 // Of the group number j of a pass.
-void turn_group(uint o, uint r, uint done, uint j)
+void turn_group(const uint o, const uint r, const uint done, const uint j)
 {
     if (done > 1u) twiddle(o, r, vec2(0.0), r >= 8u ? near_root(j % done, done * r) : root(j % done, done * r), false, false);
 }
 
 // A group of r elements, of line g.x the one number g.y, from shared memory to v[o], v[o + 1], ... and back.
-void get(uint o, uint r, uint done, uvec2 g, uint base)
+void get(const uint o, const uint r, const uint done, const uvec2 g, const uint base)
 {
     [[unroll]] for (uint i = 0; i < r; i++) v[o + i] = staged[base + slot(g.x, g.y) + beyond(i * (size / r))];
     turn_group(o, r, done, g.y);
 }
 
-uint target(uint r, uint done, uint j) { return j / done * done * r + j % done; }   // of a group's first result
+uint target(const uint r, const uint done, const uint j) { return j / done * done * r + j % done; }   // of a group's first result
 
-void set(uint o, uint r, uint done, uvec2 g, uint base)
+void set(const uint o, const uint r, const uint done, const uvec2 g, const uint base)
 {
     uint to = slot(g.x, target(r, done, g.y));
     [[unroll]] for (uint i = 0; i < r; i++) staged[base + to + beyond(i * done)] = v[o + order(r, i)];
@@ -165,10 +165,10 @@ const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADI
            R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
 const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 
-vec2 fetch(uint l, uint e);                            // element e of line l of this workgroup
-uvec3 group_at(uint o, uint r, bool by_line);          // the workgroup's group that this thread holds at v[o]: line, number, is there one
+vec2 fetch(const uint l, const uint e);                            // element e of line l of this workgroup
+uvec3 group_at(const uint o, const uint r, const bool by_line);          // the workgroup's group that this thread holds at v[o]: line, number, is there one
 
-void butterflies(uint r)
+void butterflies(const uint r)
 {
     [[unroll]] for (uint o = 0; o < HELD; o += r)
         switch (r) {
@@ -186,7 +186,7 @@ void butterflies(uint r)
         }
 }
 
-void from_shared(uint r, uint done, bool by_line)
+void from_shared(const uint r, const uint done, const bool by_line)
 {
     [[unroll]] for (uint o = 0; o < HELD; o += r) {
         uvec3 g = group_at(o, r, by_line);
@@ -194,7 +194,7 @@ void from_shared(uint r, uint done, bool by_line)
     }
 }
 
-void to_shared(uint r, uint done, bool by_line)
+void to_shared(const uint r, const uint done, const bool by_line)
 {
     [[unroll]] for (uint o = 0; o < HELD; o += r) {
         uvec3 g = group_at(o, r, by_line);

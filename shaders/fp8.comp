@@ -12,7 +12,7 @@ LOCATE_TABLE(table)
 VECTORS(src, 1u, FROM)
 PUT(dst, TO)
 
-uint apply(uint raw) { return OP == 0u ? to_e4m3(bits_to_float(raw, FROM)) : float_to_bits(e4m3(raw), TO); }
+uint apply(const uint raw) { return OP == 0u ? to_e4m3(bits_to_float(raw, FROM)) : float_to_bits(e4m3(raw), TO); }
 
 void main()
 {

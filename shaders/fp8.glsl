@@ -17,7 +17,7 @@ float e2m1(uint c)                                     // 0, 0.5, 1, 1.5, 2, 3, 
 }
 
 // 448 and more, infinity and NaN give 448.
-uint to_e4m3(float x)
+uint to_e4m3(const float x)
 {
     uint u = floatBitsToUint(x), sign = u >> 24 & 128u, a = u & 0x7fffffffu;
     if (a >= 543u << 21) return sign | 126u;
@@ -25,7 +25,7 @@ uint to_e4m3(float x)
     return sign | (a - (120u << 23) + 0x7ffffu + (a >> 20 & 1u)) >> 20;
 }
 
-uint to_e2m1(float x)
+uint to_e2m1(const float x)
 {
     float a = abs(x);
     if (is_nan(x)) return 7u;
@@ -35,7 +35,7 @@ uint to_e2m1(float x)
 
 // The next power of two, of a number that is not negative: what is divided by it stays in range; or the nearest by its
 // logarithm.
-uint to_e8m0(float x, bool nearest)
+uint to_e8m0(const float x, const bool nearest)
 {
     uint u = floatBitsToUint(x), e = u >> 23 & 255u, past = nearest ? 0x3504f3u : 0u;
     if (x == 0.0 || e == 255u) return x == 0.0 ? 127u : 255u;

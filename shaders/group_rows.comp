@@ -16,8 +16,8 @@ layout(push_constant) uniform group_rows_push {
 shared uint count[MOST];
 shared uvec2 sums[gl_WorkGroupSize.x];
 
-uint weight_of(uint entry) { return min(rhs[rhs_at + entry], weights - 1u) - first; }
-uint tiles_of(uint rows) { return (rows + tile_rows - 1u) / tile_rows; }
+uint weight_of(const uint entry) { return min(rhs[rhs_at + entry], weights - 1u) - first; }
+uint tiles_of(const uint rows) { return (rows + tile_rows - 1u) / tile_rows; }
 
 void main()
 {

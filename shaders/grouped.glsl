@@ -8,7 +8,7 @@ layout(std430, set = 0, binding = GROUP_SLOT + 2) restrict readonly buffer lhs_w
 shared uint place_x[BM], place_y[BM];
 uint w_matrix, tile_rows;
 
-void find_rows(uint tile)
+void find_rows(const uint tile)
 {
     uint at = tiles_at + 4u * tile, first = tiles32[at + 1u], row = tiles32[at + 2u], until = tiles32[at + 3u];
     w_matrix = tiles32[at];

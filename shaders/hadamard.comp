@@ -7,10 +7,10 @@ layout(constant_id = 6) const bool VECTOR = false;     // operand and result can
 layout(push_constant) uniform hadamard_push { uint count, dst_at, src_at; float scale; };       // elements
 shared float data[LENGTH + LENGTH / 32];
 
-uint place(uint i) { return i + (i >> 5); }            // no two lanes of a step meet in a bank
+uint place(const uint i) { return i + (i >> 5); }            // no two lanes of a step meet in a bank
 
 // `bits` bits of the index, from bit `done` on.
-void step_over(uint done, uint bits)
+void step_over(const uint done, const uint bits)
 {
     barrier();
     for (uint u = gl_LocalInvocationIndex; u < LENGTH >> bits; u += gl_WorkGroupSize.x) {

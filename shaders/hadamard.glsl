@@ -20,7 +20,7 @@ const uint SIGNS_28[28] = uint[](0xcd69e7eu, 0x9ad7c7du, 0x37ab8fbu, 0x6d571f7u,
     0xe17eca9u, 0xc2fd9d2u, 0xfcf1299u, 0xfbe2532u, 0xf7c4ae4u, 0xef8d549u, 0xdf1ea13u, 0xbe3d4a6u, 0x7e7a94cu);
 
 // Row i of the matrix times v.
-float signed_sum(uint i, float v[28])
+float signed_sum(const uint i, const float v[28])
 {
     uint signs = M == 12u ? SIGNS_12[i] : M == 20u ? SIGNS_20[i] : SIGNS_28[i];
     float sum = 0.0;
@@ -30,7 +30,7 @@ float signed_sum(uint i, float v[28])
 }
 
 // Sylvester's transform of the first 2^bits of v.
-void butterflies(inout float v[16], uint bits)
+void butterflies(inout float v[16], const uint bits)
 {
     [[unroll]] for (uint b = 0u; b < 4u; b++)
         if (b < bits)

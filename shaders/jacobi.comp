@@ -19,12 +19,12 @@ layout(push_constant) uniform jacobi_push {
     uint a_at, b_at, v_at, go_at, checked;
 };
 
-bool finished(uint matrix) { return checked != 0u && go[go_at + matrix] == 0.0; }
+bool finished(const uint matrix) { return checked != 0u && go[go_at + matrix] == 0.0; }
 
 uint half_up() { return (n + 1u) / 2u; }
 
 // Who meets whom: one stands still, the others move on a circle. Of an odd number one meets n and rests.
-uvec2 pair_of(uint i)
+uvec2 pair_of(const uint i)
 {
     uint circle = 2u * half_up() - 1u;
     uint p = i == 0u ? 0u : (i - 1u + round) % circle + 1u, q = (circle - 1u - i + round) % circle + 1u;
@@ -32,7 +32,7 @@ uvec2 pair_of(uint i)
 }
 
 // Cosine and sine that make the pair's product 0, for its squares (or diagonal elements) x and y.
-vec2 rotation(float x, float y, float product)
+vec2 rotation(const float x, const float y, const float product)
 {
     float theta = (y - x) / (2.0 * product), t = 1.0 / (abs(theta) + sqrt(theta * theta + 1.0));
     if (product == 0.0) return vec2(1.0, 0.0);
@@ -42,7 +42,7 @@ vec2 rotation(float x, float y, float product)
     return vec2(c, t * c);
 }
 
-vec2 rotation_of(uint base, uvec2 p)
+vec2 rotation_of(const uint base, const uvec2 p)
 {
     return p.y >= n ? vec2(1.0, 0.0) : rotation(a[base + p.x * n + p.x], a[base + p.y * n + p.y], a[base + p.x * n + p.y]);
 }
@@ -77,7 +77,7 @@ void eigen()
     if (two && wide) b[to + p.y * n + q.y] = left.y * y01 + left.x * y11;
 }
 
-void turn(inout float x, inout float y, vec2 r)
+void turn(inout float x, inout float y, const vec2 r)
 {
     float z = r.x * x - r.y * y;
     y = r.y * x + r.x * y;

@@ -31,7 +31,7 @@ layout(push_constant) uniform matmul_grouped_push {
     uint every, lhs_at, lhs_last;                      // entries a matrix of a, 0: lhs says which
     uint tiles_at, order_at;                           // grouped.glsl
 };
-Place place(uint w_matrix) { return Place(0u, offset_b + w_matrix * b_matrix, 0u, 0u, 0u, K); }
+Place place(const uint w_matrix) { return Place(0u, offset_b + w_matrix * b_matrix, 0u, 0u, 0u, K); }
 #else
 #ifdef MASKED
 layout(push_constant) uniform matmul_masked_push {
@@ -72,7 +72,7 @@ layout(push_constant) uniform matmul_push {
 };
 #endif
 
-Place place(uint z)
+Place place(const uint z)
 {
     uint parts = EPILOGUE == PART ? (K + part - 1u) / part : 1u, which = z % parts, entry = z / parts;
     Place p = Place(offset_a, offset_b, 0u, offset_out, 0u, K);
@@ -126,7 +126,7 @@ const uint TO = EPILOGUE == PART ? F32 : TYPE;            // the result's dtype
 const uint CHUNK = TYPE == F32 ? 4u : 8u;               // elements in 16 bytes
 
 // Two elements of a half type.
-vec2 halves(uint w)
+vec2 halves(const uint w)
 {
     return TYPE == BF16 ? vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xffff0000u)) : unpackHalf2x16(w);
 }

@@ -63,7 +63,7 @@ uvec4 next_a[FETCH_A], next_b[FETCH_B];
 Row rows[FETCH_A];
 Tap tap;                                               // of this thread's columns of K, the same in all its eights
 
-void start(Place p, uint row)
+void start(const Place p, const uint row)
 {
     uint t = gl_LocalInvocationID.x;
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) rows[i] = row_at(p.a, row + (t + i * THREADS) / (BK / 8));
@@ -71,7 +71,7 @@ void start(Place p, uint row)
 }
 
 // Channels are a multiple of eight.
-void fetch(Place p, uint row, uint column, uint k)
+void fetch(const Place p, const uint row, const uint column, const uint k)
 {
     uint t = gl_LocalInvocationID.x;
     Reach x = reach(tap);
@@ -95,11 +95,11 @@ void fetch(Place p, uint row, uint column, uint k)
 FETCH(a, 1u)
 FETCH(b, 2u)
 
-uint count(uint from, uint to) { return from < to ? min(to - from, 8u) : 0u; }
+uint count(const uint from, const uint to) { return from < to ? min(to - from, 8u) : 0u; }
 
-void start(Place p, uint row) { }
+void start(const Place p, const uint row) { }
 
-void fetch(Place p, uint row, uint column, uint k)
+void fetch(const Place p, const uint row, const uint column, const uint k)
 {
     uint t = gl_LocalInvocationID.x;
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) {

@@ -15,12 +15,12 @@ ACCESS(c)
 #define T vec2
 #define LOAD(name, i) uintBitsToFloat(name##64[i])
 #define STORE(i, x) d64[i] = floatBitsToUint(x)
-T multiply_add(T x, T y, T s) { return vec2(fma(x.x, y.x, fma(-x.y, y.y, s.x)), fma(x.x, y.y, fma(x.y, y.x, s.y))); }
+T multiply_add(const T x, const T y, const T s) { return vec2(fma(x.x, y.x, fma(-x.y, y.y, s.x)), fma(x.x, y.y, fma(x.y, y.x, s.y))); }
 #else
 #define T float
 #define LOAD(name, i) loadf_##name(i, TYPE)
 #define STORE(i, x) storef_d(i, TYPE, x)
-T multiply_add(T x, T y, T s) { return fma(x, y, s); }
+T multiply_add(const T x, const T y, const T s) { return fma(x, y, s); }
 #endif
 
 const uint DOWN = gl_WorkGroupSize.x / 16u, EACH = 16u / DOWN;

@@ -45,10 +45,10 @@ const uint FETCH_A = BM * BK / 4 / THREADS, FETCH_B = BN * BK / 4 / THREADS;  //
 const uint STEP_A = BM / 4 + 1, STEP_B = BN / 4 + 1;
 shared vec4 tile_a[BK * STEP_A], tile_b[BK * STEP_B];                         // [k][row or column], padded
 
-uint count(uint from, uint to) { return from < to ? min(to - from, 4u) : 0u; }
+uint count(const uint from, const uint to) { return from < to ? min(to - from, 4u) : 0u; }
 
 // Where group g of four lies in a tile: x along K, y along rows or columns.
-uvec2 spot(uint g, bool along_k, uint size)
+uvec2 spot(const uint g, const bool along_k, const uint size)
 {
     return along_k ? uvec2(g % (BK / 4) * 4, g / (BK / 4)) : uvec2(g / (size / 4), g % (size / 4) * 4);
 }
@@ -59,7 +59,7 @@ vec4 next_a[FETCH_A], next_b[FETCH_B];
 Row rows[FETCH_A];
 Tap tap;                                               // of this thread's columns of K, the same in all its fours
 
-void start(Place p, uvec2 at)
+void start(const Place p, const uvec2 at)
 {
     uint t = gl_LocalInvocationID.x;
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) rows[i] = row_at(p.a, at.x + (t + i * THREADS) / (BK / 4));
@@ -67,7 +67,7 @@ void start(Place p, uvec2 at)
 }
 
 // The next fours of both tiles. Unless VECTOR says that fours do not straddle taps, each element has a tap of its own.
-void fetch(Place p, uvec2 at, uint k)
+void fetch(const Place p, const uvec2 at, const uint k)
 {
     const bool whole = (VECTOR & 3u) == 3u;
     uint t = gl_LocalInvocationID.x, first = k + t % (BK / 4) * 4;
@@ -98,9 +98,9 @@ void fetch(Place p, uvec2 at, uint k)
 FETCH(a, 1u)
 FETCH(b, 2u)
 
-void start(Place p, uvec2 at) { }
+void start(const Place p, const uvec2 at) { }
 
-void fetch(Place p, uvec2 at, uint k)
+void fetch(const Place p, const uvec2 at, const uint k)
 {
     uint t = gl_LocalInvocationID.x;
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
@@ -125,7 +125,7 @@ shared uint live[STEPS / 32];
 BUFFER(4, of_a)
 BUFFER(5, of_b)
 
-void find_live(Place p, uvec2 at)
+void find_live(const Place p, const uvec2 at)
 {
     uint t = gl_LocalInvocationID.x, matrix = gl_WorkGroupID.z / (EPILOGUE == PART ? (K + part - 1u) / part : 1u);
     uint down = (M - 1u) / block + 1u, across = (N - 1u) / block + 1u, deep = (K - 1u) / block + 1u;
@@ -145,7 +145,7 @@ void find_live(Place p, uvec2 at)
     barrier();
 }
 
-uint next_live(Place p, uint k)
+uint next_live(const Place p, uint k)
 {
     for (; k < p.high; k += BK) {
         uint s = (k - p.low) / BK;

@@ -44,7 +44,7 @@ layout(push_constant) uniform norm_push {
     uint x_step, residual_step;                         // along a row; 1 for y and h
     uint flags;
 };
-bool has(uint flag) { return ((flag & (MEAN | ADD)) != 0u ? KIND & flag : flags & flag) != 0u; }
+bool has(const uint flag) { return ((flag & (MEAN | ADD)) != 0u ? KIND & flag : flags & flag) != 0u; }
 
 uvec4 locate(uint row)
 {
@@ -58,17 +58,17 @@ uvec4 locate(uint row)
     return at;
 }
 
-float sum_of(eight v)
+float sum_of(const eight v)
 {
     precise float a = (v.a.x + v.a.y) + (v.a.z + v.a.w), b = (v.b.x + v.b.y) + (v.b.z + v.b.w), sum = a + b;
     return sum;
 }
-float squares_of(eight v)
+float squares_of(const eight v)
 {
     precise vec4 a = v.a * v.a, b = v.b * v.b;
     return sum_of(eight(a, b));
 }
-eight minus(eight v, float mean) { return eight(v.a - mean, v.b - mean); }
+eight minus(const eight v, const float mean) { return eight(v.a - mean, v.b - mean); }
 
 // This thread's places, halved until LANES are left, then those of all threads.
 float place[8];
@@ -80,7 +80,7 @@ float row_total()
 }
 void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.0; }
 
-vec4 scaled(vec4 v, float factor, vec4 w, vec4 b)
+vec4 scaled(const vec4 v, const float factor, const vec4 w, const vec4 b)
 {
     precise vec4 r = v * factor;
     if (has(WEIGHT)) r = r * w;
@@ -89,10 +89,10 @@ vec4 scaled(vec4 v, float factor, vec4 w, vec4 b)
 }
 
 // What is normalised, from h once it is stored there.
-float value(uvec4 at, uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
+float value(const uvec4 at, const uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
 
 // The results from element `first` on, eight or as many as there are.
-void finish(uvec4 at, uint first, float mean, float factor)
+void finish(const uvec4 at, const uint first, const float mean, const float factor)
 {
     for (uint i = first; i < min(first + 8u, n); i++) {
         float w = has(WEIGHT) ? loadf_weight(weight_at + i * weight_step, DTYPE) : 1.0;
@@ -105,7 +105,7 @@ void finish(uvec4 at, uint first, float mean, float factor)
 // The eights that a thread holds, as they are in memory.
 const uint WORDS = DTYPE == F32 ? 2u : 1u;
 uvec4 words[HELD * WORDS];
-eight held(uint i)
+eight held(const uint i)
 {
     if (DTYPE == F32) return eight(uintBitsToFloat(words[2u * i]), uintBitsToFloat(words[2u * i + 1u]));
     return eight(four_halves(words[i].xy, DTYPE), four_halves(words[i].zw, DTYPE));
@@ -120,7 +120,7 @@ void hold(uint i, eight v, bool numbers)               // numbers: nothing else
 const bool TESTED = DTYPE == BF16 && HELD > 2u;
 
 // x + residual, rounded, to the words and to h.
-void add_residual(uvec4 at, uint lane, uint groups)
+void add_residual(const uvec4 at, const uint lane, const uint groups)
 {
     uint last = n / 8u - 1u;
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
@@ -132,7 +132,7 @@ void add_residual(uvec4 at, uint lane, uint groups)
     }
 }
 
-void by_eights(uvec4 at, uint lane, bool inside)
+void by_eights(const uvec4 at, const uint lane, const bool inside)
 {
     uint groups = inside ? n / 8u : 0u;
     float mean = 0.0, check = 0.0;
@@ -174,7 +174,7 @@ void by_eights(uvec4 at, uint lane, bool inside)
 
 #else
 // The eight from element i on, less the mean; 0 behind the row's end.
-eight values(uvec4 at, uint i, float mean)
+eight values(const uvec4 at, const uint i, const float mean)
 {
     eight v = eight(vec4(0.0), vec4(0.0));
     [[unroll]] for (uint k = 0u; k < 4u; k++) {
@@ -183,7 +183,7 @@ eight values(uvec4 at, uint i, float mean)
     }
     return v;
 }
-float total_of(uvec4 at, uint lane, uint count, float mean, bool squares)
+float total_of(const uvec4 at, const uint lane, const uint count, const float mean, const bool squares)
 {
     clear_places();
     for (uint first = 8u * lane; first < count; first += 8u * LANES * SLOTS)
@@ -195,7 +195,7 @@ float total_of(uvec4 at, uint lane, uint count, float mean, bool squares)
     return row_total();
 }
 
-void by_elements(uvec4 at, uint lane, bool inside)
+void by_elements(const uvec4 at, const uint lane, const bool inside)
 {
     uint count = inside ? n : 0u;
     float mean = 0.0;

@@ -30,11 +30,11 @@ const uint ROOM = HELD == 0u ? 1u : HELD;
 float held_x[ROOM], held_g[ROOM], held_w[ROOM], sum_w[ROOM], sum_b[ROOM];
 #define EACH(k, i) for (uint k = 0u, i = gl_LocalInvocationID.x; HELD == 0u ? i < n : k < HELD; k++, i += LANES) if (i < n)
 
-float value(uint k, uint i, uint row) { return HELD == 0u ? loadf_x(x_at + row * n + i, DTYPE) : held_x[k]; }
-float cotangent(uint k, uint i, uint row) { return HELD == 0u ? loadf_g(g_at + row * n + i, DTYPE) : held_g[k]; }
-float scale(uint k, uint i) { return (FLAGS & WEIGHT) == 0u ? 1.0 : HELD == 0u ? loadf_weight(weight_at + i, DTYPE) : held_w[k]; }
+float value(const uint k, const uint i, const uint row) { return HELD == 0u ? loadf_x(x_at + row * n + i, DTYPE) : held_x[k]; }
+float cotangent(const uint k, const uint i, const uint row) { return HELD == 0u ? loadf_g(g_at + row * n + i, DTYPE) : held_g[k]; }
+float scale(const uint k, const uint i) { return (FLAGS & WEIGHT) == 0u ? 1.0 : HELD == 0u ? loadf_weight(weight_at + i, DTYPE) : held_w[k]; }
 
-void add_sums(uint k, uint i, float w, float b, bool first)
+void add_sums(const uint k, const uint i, const float w, const float b, const bool first)
 {
     uint at = group_index() * n + i;
     if (HELD != 0u) { sum_w[k] += w; sum_b[k] += b; return; }
@@ -42,7 +42,7 @@ void add_sums(uint k, uint i, float w, float b, bool first)
     if ((FLAGS & MEAN) != 0u) dbias32[dbias_at + at] = floatBitsToUint(first ? b : uintBitsToFloat(dbias32[dbias_at + at]) + b);
 }
 
-void one_row(uint row, bool first)
+void one_row(const uint row, const bool first)
 {
     float sum = 0.0, squares = 0.0, mean = 0.0, mean_g = 0.0, slope = 0.0;
     if (HELD != 0u)

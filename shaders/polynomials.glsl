@@ -26,7 +26,7 @@ const float LOG2_E_LOW = 1.925963e-8;
 const float LOG10_E = 0.4342945;
 
 // The bits of 2^(8 k - 16) / pi from that of 1 on
-uint word_of_inverse_pi(uint k)
+uint word_of_inverse_pi(const uint k)
 {
     const uint word[24] = {
         0x000028beu, 0x0028be60u, 0x28be60dbu, 0xbe60db93u, 0x60db9391u, 0xdb939105u,
@@ -37,7 +37,7 @@ uint word_of_inverse_pi(uint k)
 }
 
 // e^x = 1 + x + x^2 tail, |x| <= log(2) / 2; 0.037
-float exp_tail(float x)
+float exp_tail(const float x)
 {
     float r = 0.0013788108;
     r = fma(r, x, 0.008368693);
@@ -46,7 +46,7 @@ float exp_tail(float x)
     return fma(r, x, 0.4999999);
 }
 // the same, beside e^x - 1; 0.007
-float expm1_tail(float x)
+float expm1_tail(const float x)
 {
     float r = 0.00019764242;
     r = fma(r, x, 0.0013932341);
@@ -56,7 +56,7 @@ float expm1_tail(float x)
     return fma(r, x, 0.5);
 }
 // log(1 + x) = x - x^2 / 2 + x^3 tail, sqrt(1/2) <= 1 + x <= sqrt(2); 0.013
-float log_tail(float x)
+float log_tail(const float x)
 {
     float s = x * x, r = 0.0674893, t = -0.116700314;
     r = fma(r, s, 0.11883662);
@@ -69,7 +69,7 @@ float log_tail(float x)
     return fma(t, x, r);
 }
 // sin(x) = x + x s tail, s = x^2, |x| <= pi / 4; 0.003
-float sin_tail(float s)
+float sin_tail(const float s)
 {
     float r = 2.8325396e-6;
     r = fma(r, s, -0.00019853064);
@@ -77,7 +77,7 @@ float sin_tail(float s)
     return fma(r, s, -0.16666667);
 }
 // tan(x) = x + x s tail, s = x^2, |x| <= pi / 4; 0.022
-float tan_tail(float s)
+float tan_tail(const float s)
 {
     float r = 0.0043794224;
     r = fma(r, s, 8.5362975e-5);
@@ -88,7 +88,7 @@ float tan_tail(float s)
     return fma(r, s, 0.3333335);
 }
 // asin(x) = x + x s tail, s = x^2 <= 1/4; 0.082
-float asin_tail(float s)
+float asin_tail(const float s)
 {
     float r = 0.042156126;
     r = fma(r, s, 0.024185738);
@@ -97,7 +97,7 @@ float asin_tail(float s)
     return fma(r, s, 0.16666752);
 }
 // atan(x) = x + x s tail, s = x^2 <= 1; 0.045
-float atan_tail(float s)
+float atan_tail(const float s)
 {
     float r = -0.0017848244;
     r = fma(r, s, 0.010877406);
@@ -110,7 +110,7 @@ float atan_tail(float s)
     return fma(r, s, -0.333333);
 }
 // atanh(x) = x + x s tail, s = x^2, |x| <= 0.1716; 0.000
-float atanh_tail(float s)
+float atanh_tail(const float s)
 {
     float r = 0.12138924;
     r = fma(r, s, 0.14249407);
@@ -118,7 +118,7 @@ float atanh_tail(float s)
     return fma(r, s, 0.3333333);
 }
 // sinh(x) = x + x s tail, s = x^2, |x| <= 1.5; 0.048
-float sinh_tail(float s)
+float sinh_tail(const float s)
 {
     float r = 2.8934103e-6;
     r = fma(r, s, 0.00019815777);
@@ -126,7 +126,7 @@ float sinh_tail(float s)
     return fma(r, s, 0.16666663);
 }
 // tanh(x) = x + x s tail, s = x^2, |x| <= 0.65; 0.114
-float tanh_tail(float s)
+float tanh_tail(const float s)
 {
     float r = -0.005514924;
     r = fma(r, s, 0.020469144);
@@ -135,7 +135,7 @@ float tanh_tail(float s)
     return fma(r, s, -0.3333326);
 }
 // erf(a) = a + a tail, x = a^2 - 1/2, |a| <= 1.125; 0.123
-float erf_tail(float x)
+float erf_tail(const float x)
 {
     float r = 6.933384e-5;
     r = fma(r, x, -0.0005638234);
@@ -146,7 +146,7 @@ float erf_tail(float x)
     return fma(r, x, -0.034531254);
 }
 // erfc(x + 2.5), 1.125 <= x + 2.5 <= 3.92; 0.211
-float erfc_series(float x)
+float erfc_series(const float x)
 {
     float r = -9.5024205e-7;
     r = fma(r, x, 9.791664e-6);
@@ -164,7 +164,7 @@ float erfc_series(float x)
     return fma(r, x, 0.00040694198);
 }
 // erfinv(a) / a, x = log(1 - a^2) + 2.625, -5.5 <= x - 2.625 <= 0; 0.368
-float erfinv_near(float x)
+float erfinv_near(const float x)
 {
     float r = 7.4221784e-9;
     r = fma(r, x, 1.5468686e-8);
@@ -178,7 +178,7 @@ float erfinv_near(float x)
     return fma(r, x, 1.5321717);
 }
 // erfinv(a) / a, x = log(1 - a^2) + 10.625, -16.7 <= x - 10.625 <= -5.5; 0.695
-float erfinv_far(float x)
+float erfinv_far(const float x)
 {
     float r = 2.9822932e-11;
     r = fma(r, x, 4.4302115e-10);
@@ -192,7 +192,7 @@ float erfinv_far(float x)
     return fma(r, x, 3.0935378);
 }
 // 2^x = 1 + x tail, |x| <= 1/2; 0.053
-float exp2_tail(float x)
+float exp2_tail(const float x)
 {
     float r = 0.00015462896;
     r = fma(r, x, 0.001339101);
@@ -202,14 +202,14 @@ float exp2_tail(float x)
     return fma(r, x, 0.6931472);
 }
 // the same, with one term less; 0.068
-float sin_tail_short(float s)
+float sin_tail_short(const float s)
 {
     float r = -0.0001951791;
     r = fma(r, s, 0.008332187);
     return fma(r, s, -0.16666655);
 }
 // as sin_tail, |x| <= pi / 2, for 16 bits; 0.105
-float sin_tail_half(float s)
+float sin_tail_half(const float s)
 {
     float r = 2.6060538e-6;
     r = fma(r, s, -0.00019809768);
@@ -217,14 +217,14 @@ float sin_tail_half(float s)
     return fma(r, s, -0.1666666);
 }
 // cos(x) = 1 - s / 2 + s^2 tail, s = x^2, |x| <= pi / 4; 0.002
-float cos_tail(float s)
+float cos_tail(const float s)
 {
     float r = 2.4430672e-5;
     r = fma(r, s, -0.0013887301);
     return fma(r, s, 0.041666646);
 }
 // as tan_tail, for 16 bits; 4.235
-float tan_tail_half(float s)
+float tan_tail_half(const float s)
 {
     float r = 0.020154858;
     r = fma(r, s, 0.012937961);
@@ -233,7 +233,7 @@ float tan_tail_half(float s)
     return fma(r, s, 0.3333518);
 }
 // as asin_tail, for 16 bits; 1.495
-float asin_tail_half(float s)
+float asin_tail_half(const float s)
 {
     float r = 0.049955852;
     r = fma(r, s, 0.04003368);
@@ -241,7 +241,7 @@ float asin_tail_half(float s)
     return fma(r, s, 0.1666558);
 }
 // as atan_tail, for 16 bits; 12.300
-float atan_tail_half(float s)
+float atan_tail_half(const float s)
 {
     float r = 0.008106104;
     r = fma(r, s, -0.037795905);
@@ -251,7 +251,7 @@ float atan_tail_half(float s)
     return fma(r, s, -0.3332849);
 }
 // log(1 + x) = x + x^2 tail, |x| <= 1/16; 0.172
-float log_tail_half(float x)
+float log_tail_half(const float x)
 {
     float r = 0.20082399;
     r = fma(r, x, -0.25081864);
@@ -259,21 +259,21 @@ float log_tail_half(float x)
     return fma(r, x, -0.4999992);
 }
 // asinh(x) = x + x s tail, s = x^2, |x| <= 1/4; 0.064
-float asinh_tail_half(float s)
+float asinh_tail_half(const float s)
 {
     float r = -0.041217517;
     r = fma(r, s, 0.07487871);
     return fma(r, s, -0.16666543);
 }
 // atanh(x) = x + x s tail, s = x^2, |x| <= 1/4; 0.292
-float atanh_tail_half(float s)
+float atanh_tail_half(const float s)
 {
     float r = 0.1572014;
     r = fma(r, s, 0.19946755);
     return fma(r, s, 0.3333389);
 }
 // erf(a) / a, x = a^2 / 4 - 1, |a| <= 2.75; 3.178
-float erf_ratio_half(float x)
+float erf_ratio_half(const float x)
 {
     float r = 0.0006287169;
     r = fma(r, x, -0.0016064942);

@@ -6,7 +6,7 @@ const uint NOWHERE = 0xffffffffu;
 
 // Of `size` positions the first `room` are allowed. Negative indices wrap once; what is outside then is nowhere where
 // `strict`, else the nearest one. raw: the bits of an index of dtype t, the high word for 64 bits only.
-uint position_of(uvec2 raw, uint t, uint size, uint room, bool strict)
+uint position_of(const uvec2 raw, const uint t, const uint size, const uint room, const bool strict)
 {
     bool wide = t == U64 || t == I64, beyond = false;
     uint v = wide ? raw.x : sign_extend(raw.x, t);

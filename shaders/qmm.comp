@@ -28,7 +28,7 @@ EIGHT_CODES(eight_codes, w32)
 const uint BK = 32;
 shared float xs[BK * (BM + 1)], ws[BK * (BN + 1)];
 
-void stage_x(uint m0, uint k0)
+void stage_x(const uint m0, const uint k0)
 {
     for (uint i = gl_LocalInvocationIndex; i < BM * BK; i += gl_WorkGroupSize.x) {
         uint row = i / BK, c = i % BK;
@@ -43,7 +43,7 @@ void stage_x(uint m0, uint k0)
 }
 
 // Eight codes at a time: along k where W is transposed, else along n.
-void stage_w(uint n0, uint k0)
+void stage_w(const uint n0, const uint k0)
 {
     uint n = rows[0], along = (TRANSPOSED ? k : n) >> 5;               // blocks a row of W
     for (uint i = gl_LocalInvocationIndex; i < BN * BK / 8u; i += gl_WorkGroupSize.x) {

@@ -45,7 +45,7 @@ shared uvec4 tile_x[BM * STEP], tile_w[BN * STEP];
 shared float patches[THREADS / LANES * SIZE * PATCH];
 
 // To nearest even, which drivers' conversions to bfloat16 are not. Where there is no number, NOT_A_NUMBER must be given.
-uint pack(float low, float high)
+uint pack(const float low, const float high)
 {
 #ifdef BF
     uint u = floatBitsToUint(low), v = floatBitsToUint(high);
@@ -55,13 +55,13 @@ uint pack(float low, float high)
 #endif
 }
 
-float tame(float x) { return is_nan(x) ? NOT_A_NUMBER : x; }
+float tame(const float x) { return is_nan(x) ? NOT_A_NUMBER : x; }
 
 // A thread's share of the next tiles: eight elements of x, and half a block of codes with scale and bias.
 uvec4 next_x[FETCH_X], next_w[FETCH_W];
 uint next_scale[FETCH_W], next_bias[FETCH_W];
 
-void fetch(uint m0, uint n0, uint first, uint until)
+void fetch(const uint m0, const uint n0, const uint first, const uint until)
 {
     uint t = gl_LocalInvocationIndex, blocks = k / 32u, groups = 2u * blocks >> group_shift, batch = PARTS ? 0u : gl_WorkGroupID.z;
 #ifdef GROUPED
@@ -118,7 +118,7 @@ void stage()
 }
 
 // Eight results from column n on.
-void store(uint row, uint n, float v[8])
+void store(const uint row, const uint n, const float v[8])
 {
     if (PARTS) {
         uint at = y_at[0] + (gl_WorkGroupID.z * m + row) * rows[0] + n;

@@ -28,7 +28,7 @@ uint code[8 * 8], scale[16], bias[8], next_code[8 * 8], next_scale[16], next_bia
 float total[64], dots[64], sums[8 * 4];
 
 // Code e of row j's block: offset_of(e % CLASSES) + code, or its value where EXACT.
-float code_value(uint j, uint e)
+float code_value(const uint j, const uint e)
 {
     uint bit = e * BITS & 31u, i = j * 8u + (e * BITS >> 5), w = code[i];
     if (!EXACT && PACKED) return packed_code(w, bit);
@@ -39,10 +39,10 @@ float code_value(uint j, uint e)
     if (EXACT) return fma(number(scale[j], TS), float(w), number(bias[j], TS));
     return uintBitsToFloat(w << (23u - BITS) | (127u + BITS) << 23);
 }
-float offset_of(uint c) { return PACKED ? packed_offset(c) : float(1u << BITS); }
+float offset_of(const uint c) { return PACKED ? packed_offset(c) : float(1u << BITS); }
 
 // Eight values of row i of x, from element `at` of the row on.
-void load_x(uint i, uint at, inout float v[64])
+void load_x(const uint i, const uint at, inout float v[64])
 {
     if ((ALIGNED & EVEN_X) == 0u) {
         [[unroll]] for (uint e = 0u; e < 8u; e++) v[8u * i + e] = number(RAW(x, at + e, TX), TX);
@@ -62,7 +62,7 @@ void load_x(uint i, uint at, inout float v[64])
 }
 
 // Adds the block that `code` holds. x_first: element 0 of the first row of x.
-void add_block(uint block, uint x_first, uint last)
+void add_block(const uint block, const uint x_first, const uint last)
 {
     [[unroll]] for (uint i = 0u; i < M * R; i++) dots[i] = 0.0;
     [[unroll]] for (uint i = 0u; i < M * CLASSES; i++) sums[i] = 0.0;
@@ -125,7 +125,7 @@ LOAD_ROWS(load_a, 0, 0u, wa, sa, ba)
 LOAD_ROWS(load_b, 1, STEP - 1u, wb, sb, bb)
 LOAD_ROWS(load_c, 2, 0u, wc, sc, bc)
 #endif
-void load_rows(uint set, uint row, uint block)
+void load_rows(const uint set, const uint row, const uint block)
 {
 #ifdef SETS
     if (EPILOGUE == SWIGLU) { load_a(row, block); load_b(row, block); }
@@ -139,7 +139,7 @@ void load_rows(uint set, uint row, uint block)
 // The sum over lanes and over the teams that share rows, for the lanes that store it.
 #ifdef SUBGROUP
 shared float part[gl_WorkGroupSize.x / LANES * M * R];
-void add_lanes(uint lane, uint team)
+void add_lanes(const uint lane, const uint team)
 {
     [[unroll]] for (uint v = 0u; v < M * R; v++) total[v] = subgroupAdd(total[v]);
     if (SPLIT == 1u) return;
@@ -153,7 +153,7 @@ void add_lanes(uint lane, uint team)
 }
 #else
 shared float part[gl_WorkGroupSize.x];
-void add_lanes(uint lane, uint team)
+void add_lanes(const uint lane, const uint team)
 {
     for (uint v = 0u; v < M * R; v++) {
         barrier();

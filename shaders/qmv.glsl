@@ -40,7 +40,7 @@ uint x_matrix, w_matrix, y_matrix;
 #endif
 const uint STEP = EPILOGUE == SWIGLU ? 2u : 1u;        // rows of this many matrices alternate
 
-void store(uint set, uint i, uint n, float y)
+void store(const uint set, const uint i, const uint n, float y)
 {
     uint at = y_matrix * y_batch + y_at[set] + i * y_row[set] + n;
     if (EPILOGUE == ADD) y = rounded(y, TY) + number(RAW(res, r_at + i * y_row[set] + n, TY), TY);
@@ -53,5 +53,5 @@ void store(uint set, uint i, uint n, float y)
         PUT(ya, at, TY, raw)
 }
 
-float swiglu(float g, float u) { return g / (1.0 + exp(-g)) * u; }     // silu(g) * u, not rounded in between
+float swiglu(const float g, const float u) { return g / (1.0 + exp(-g)) * u; }     // silu(g) * u, not rounded in between
 #endif

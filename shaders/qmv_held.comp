@@ -54,7 +54,7 @@ shared float plane_unit[CHUNK], plane_sum[CHUNK * SCALES], squares[gl_WorkGroupS
 uvec4 piece[OWN * EACH / 8u], piece_weight[NORM ? OWN * EACH / 8u : 1u];
 
 // A thread's pieces of chunk l of the row of x that begins at `at`; beyond the row its last one.
-void read_pieces(uint at, uint l, uint thread)
+void read_pieces(const uint at, const uint l, const uint thread)
 {
     [[unroll]] for (uint n = 0u; n < OWN; n++) {
         uint t = EACH * min(l * CHUNK * PIECES + n * gl_WorkGroupSize.x + thread, BLOCKS * PIECES - 1u);
@@ -68,11 +68,11 @@ void read_pieces(uint at, uint l, uint thread)
 }
 
 // Byte b of plane word p belongs to this code of the block: the same class of each byte of a word of codes.
-uint element_of(uint p, uint b) { return p / PER_BYTE * 4u * PER_BYTE + b * PER_BYTE + p % PER_BYTE; }
+uint element_of(const uint p, const uint b) { return p / PER_BYTE * 4u * PER_BYTE + b * PER_BYTE + p % PER_BYTE; }
 
 // A thread's piece n, which is the chunk's piece t, into the planes. A block's pieces lie in neighbouring lanes; behind the
 // row's end there are zeros.
-void prepare_piece(uint n, uint t, float factor, bool inside)
+void prepare_piece(const uint n, const uint t, const float factor, const bool inside)
 {
     const uint even = 0x00ff00ffu;
     uint block = t / PIECES, p0 = t % PIECES * (EACH / 4u), top = 0x0da24260u;     // 1e-30; NaN and infinity are greater than all numbers
@@ -111,7 +111,7 @@ void prepare_piece(uint n, uint t, float factor, bool inside)
 
 #ifndef GATHER
 // The factor of the norm of the row at `at`, whose first chunk has been read.
-float norm_factor(uint at, uint thread)
+float norm_factor(const uint at, const uint thread)
 {
     float y = 0.0;
     [[unroll]] for (uint l = 0u; l < BL; l++) {
@@ -136,7 +136,7 @@ float norm_factor(uint at, uint thread)
 #endif
 
 // Holds the row of x that begins at element `at`, whose first chunk has been read, as row i.
-void hold(uint i, uint at, uint thread, uint first)
+void hold(const uint i, const uint at, const uint thread, const uint first)
 {
     float factor = 1.0;
 #ifndef GATHER
@@ -164,7 +164,7 @@ void hold(uint i, uint at, uint thread, uint first)
 }
 
 // The first of a round's rows: the last round's are moved back into the matrix.
-uint first_row(uint set, uint row) { return min(row, rows[set] - R / STEP); }
+uint first_row(const uint set, const uint row) { return min(row, rows[set] - R / STEP); }
 
 #define SCALE_WORD(name, i) (WORDS ? name##32[(i) >> 1] : RAW(name, i, TS))
 #define LOAD_ROWS(name, set, slot, w, s, b) \
@@ -220,7 +220,7 @@ uvec2 place_of(uint r)
     return uvec2(set, r * per);
 }
 
-void load_round(uint r, uint first)
+void load_round(const uint r, const uint first)
 {
     uvec2 at = place_of(r);
 #ifdef SETS
@@ -233,14 +233,14 @@ void load_round(uint r, uint first)
 }
 
 // Four codes of 4 bits, one in each byte, as twice their value, and 12 more: 0 to 24.
-int doubled(uint c)
+int doubled(const uint c)
 {
     uint m = c & 0x07070707u, two = c >> 2u & c & 0x01010101u, three = c >> 2u & c >> 1u & 0x01010101u;
     uint v = m + two + 2u * three + 2u * (three & c);                  // 0, 1, 2, 3, 4, 6, 8, 12
     return int(0x0c0c0c0cu + v - 2u * (v & (c >> 3u & 0x01010101u) * 255u));
 }
 
-float small_product(uint i, uint j, uint l)
+float small_product(const uint i, const uint j, const uint l)
 {
     uint h = i * BL + l, w = (j * BL + l) * BITS;
     float y = 0.0;
@@ -259,10 +259,10 @@ float small_product(uint i, uint j, uint l)
 }
 
 // What is in `word` for row j, whose slot's first row has element `odd` of the scales or biases.
-float scale_of(uint word, uint odd, uint j) { return number(WORDS ? word >> (odd + j / STEP * GROUPS & 1u) * 16u & 0xffffu : word, TS); }
+float scale_of(const uint word, const uint odd, const uint j) { return number(WORDS ? word >> (odd + j / STEP * GROUPS & 1u) * 16u & 0xffffu : word, TS); }
 
 // Row j's codes of block l times what is held of row i of x.
-float product(uint i, uint j, uint l)
+float product(const uint i, const uint j, const uint l)
 {
     if (FP) return small_product(i, j, l);
     uint h = i * BL + l, w = (j * BL + l) * BITS;
@@ -290,7 +290,7 @@ float product(uint i, uint j, uint l)
             total[v] = (upper ? total[v + n / 2u] : total[v]) + subgroupShuffleXor(away, d); \
         } \
     }
-uint add_lanes(uint lane)
+uint add_lanes(const uint lane)
 {
     uint which = 0u;
     HALVE(32u)
@@ -302,7 +302,7 @@ uint add_lanes(uint lane)
     return which;
 }
 
-float sum_of(uint v)
+float sum_of(const uint v)
 {
     float y = 0.0;
     [[unroll]] for (uint t = 0u; t < SPLIT; t++) y += part[v * SPLIT + t];
@@ -310,7 +310,7 @@ float sum_of(uint v)
 }
 
 // Which of all rounds a workgroup's round r is: all workgroups go through the rows side by side.
-uint round_of(uint r, uint apart)
+uint round_of(const uint r, const uint apart)
 {
     return (r / apart * gl_NumWorkGroups.x + gl_WorkGroupID.x) * apart + r % apart;
 }

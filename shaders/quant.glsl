@@ -52,30 +52,30 @@ const uint MASK = (1u << BITS) - 1u;
 #define RAW(name, i, t) ((t) == F32 ? name##32[i] : (t) >= E8M0 ? uint(name##8[i]) : uint(name##16[i]))
 #define PUT(name, i, t, raw) { if ((t) == F32) name##32[i] = raw; else name##16[i] = uint16_t(raw); }
 
-float number(uint raw, uint t)
+float number(const uint raw, const uint t)
 {
     if (t == E8M0) return uintBitsToFloat(raw == 0u ? 0x400000u : raw << 23);
     return t == F32 ? uintBitsToFloat(raw) : t == BF16 ? bf16_to_float(raw) : t == E4M3 ? e4m3(raw) : unpackHalf2x16(raw).x;
 }
-float code_number(uint c) { return !FP ? float(c) : BITS == 4u ? e2m1(c) : e4m3(c); }
+float code_number(const uint c) { return !FP ? float(c) : BITS == 4u ? e2m1(c) : e4m3(c); }
 vec2 two_numbers(uint raw, uint t)                     // of one word with two halves
 {
     return t == BF16 ? vec2(uintBitsToFloat(raw << 16), uintBitsToFloat(raw & 0xffff0000u)) : unpackHalf2x16(raw);
 }
 // Also right where a division is a product with a reciprocal: one step of Newton's.
-float quotient(float a, float b)
+float quotient(const float a, const float b)
 {
     float q = a / b, r = fma(-q, b, a);
     return is_inf(q) || is_nan(q) || is_nan(r) || is_inf(r) ? q : q + r / b;
 }
-float rounded(float x, uint t) { return t == F32 ? x : number(float_to_bits(x, t), t); }
+float rounded(const float x, const uint t) { return t == F32 ? x : number(float_to_bits(x, t), t); }
 
 // Codes of 2, 4 and 8 bits as floats without a conversion: their byte is moved to bits 15 to 22, the mantissa's upper ones,
 // which gives packed_offset(c) + code for code c of a byte.
 const bool WHOLE = BITS == 2u || BITS == 4u || BITS == 8u, PACKED = WHOLE && !FP;   // WHOLE: no code lies in two words
 const uint CLASSES = PACKED ? 8u / BITS : 1u;          // codes a byte
-float packed_offset(uint c) { return float(1u << (8u - c * BITS)); }
-float packed_code(uint w, uint bit)
+float packed_offset(const uint c) { return float(1u << (8u - c * BITS)); }
+float packed_code(uint w, const uint bit)
 {
     uint inner = bit & 7u, byte = bit >> 3;
     w = byte == 0u ? w << 15 : byte == 1u ? w << 7 : byte == 2u ? w >> 1 : w >> 9;
@@ -83,7 +83,7 @@ float packed_code(uint w, uint bit)
 }
 
 // Code i of the eight codes in the low 8 * BITS bits of v.
-uint code_of(uvec2 v, uint i)
+uint code_of(const uvec2 v, const uint i)
 {
     uint bit = i * BITS;
     if (bit >= 32u) return v.y >> (bit - 32u) & MASK;

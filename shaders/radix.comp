@@ -27,20 +27,20 @@ const uint DIGITS = 256;                               // and threads: each look
 
 const uint TILE = DIGITS * EACH;
 
-uint place_of(uint row, uint i) { return (FLAGS & INDEX_IN) != 0u ? place32[place_at + row * n + i] : i; }
-uint key_at(uint row, uint i, uint place)
+uint place_of(const uint row, const uint i) { return (FLAGS & INDEX_IN) != 0u ? place32[place_at + row * n + i] : i; }
+uint key_at(const uint row, const uint i, const uint place)
 {
     uint from = src_at + row * n + ((FLAGS & GATHER) != 0u ? min(place, n - 1u) : i);
     if ((FLAGS & RAW) == 0u) return src32[from];
     if (FROM == U64 || FROM == I64 || FROM == C64) return key_of_pair(src64[from], FROM, (FLAGS & HIGH) != 0u);
     return key_of(load_src(from, FROM), FROM, (FLAGS & INDEX_OUT) != 0u);
 }
-uint digit_of(uint key) { return (key >> shift) & (DIGITS - 1u); }
+uint digit_of(const uint key) { return (key >> shift) & (DIGITS - 1u); }
 
 shared uint sums[DIGITS];
 
 // Sum of what the threads before this one bring.
-uint sum_before(uint x)
+uint sum_before(const uint x)
 {
     uint t = gl_LocalInvocationID.x;
     sums[t] = x;
@@ -56,7 +56,7 @@ uint sum_before(uint x)
 
 shared uint digits[DIGITS];
 
-void count_tile(uint row, uint tile)
+void count_tile(const uint row, const uint tile)
 {
     uint t = gl_LocalInvocationID.x, key[EACH];
     digits[t] = 0u;
@@ -72,7 +72,7 @@ void count_tile(uint row, uint tile)
 }
 
 // One digit of one row: what is before each tile.
-void scan_tiles(uint line)
+void scan_tiles(const uint line)
 {
     uint t = gl_LocalInvocationID.x, at = counts_at + line * tiles, sum = 0u;
     for (uint first = 0u; first < tiles; first += DIGITS * EACH) {
@@ -93,7 +93,7 @@ void scan_tiles(uint line)
 }
 
 // Where each digit of this tile begins in the row, less where it begins in the tile.
-void find_offsets(uint row, uint tile, uint own, out uint start)
+void find_offsets(const uint row, const uint tile, const uint own, out uint start)
 {
     uint t = gl_LocalInvocationID.x, at = counts_at + (row * DIGITS + t) * tiles, total = 0u, before = 0u;
     if (SUMMED) {
@@ -111,7 +111,7 @@ void find_offsets(uint row, uint tile, uint own, out uint start)
     digits[t] = begins - start;
 }
 
-void write_key(uint row, uint to, uint key)
+void write_key(const uint row, const uint to, const uint key)
 {
     if ((FLAGS & KEYS_OUT) != 0u) dst32[dst_at + row * n + to] = key;
     if ((FLAGS & VALUES_OUT) != 0u) store_dst(dst_at + row * n + to, FROM, raw_of(key, FROM));
@@ -121,7 +121,7 @@ const uint TABLE = SUBGROUPS * DIGITS / 2u;            // counts by subgroup and
 shared uint pool[TILE > TABLE ? TILE : TABLE];
 
 // The lanes whose digit is this lane's.
-uvec4 same_digit(uint digit)
+uvec4 same_digit(const uint digit)
 {
     uvec4 same = subgroupBallot(true);
     [[unroll]] for (uint bit = 0u; bit < 8u; bit++) {
@@ -132,7 +132,7 @@ uvec4 same_digit(uint digit)
     return same;
 }
 
-void move_tile(uint row, uint tile)
+void move_tile(const uint row, const uint tile)
 {
     uint t = gl_LocalInvocationID.x, first = tile * TILE, valid = min(TILE, n - first);
     uint key[EACH], place[EACH], at[EACH], own = 0u, start;

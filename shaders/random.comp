@@ -25,9 +25,9 @@ uint factor = 1u;                                      // one for PRODUCTS; chos
 #define SUM(a, b) ((a) * factor + (b))
 #include "threefry.glsl"
 
-float rounded(float x) { return bits_to_float(float_to_bits(x, TO), TO); }
+float rounded(const float x) { return bits_to_float(float_to_bits(x, TO), TO); }
 
-void write_bits(uint w, uint bits)
+void write_bits(const uint w, const uint bits)
 {
     uint size = TO == U8 ? 4u : TO == U16 ? 2u : 1u, at = w * size, left = elements - at;
     if (size == 1u || ((offset & (size - 1u)) == 0u && left >= size)) dst32[offset / size + w] = bits;
@@ -35,7 +35,7 @@ void write_bits(uint w, uint bits)
         for (uint k = 0; k < min(size, left); k++) store_dst(offset + at + k, TO, bits >> (k * (32u / size)));
 }
 
-float number_of(uint bits)
+float number_of(const uint bits)
 {
     if (OP == UNIFORM) {
         precise float range = rounded(rounded(high) - rounded(low)), x = rounded(range * rounded(unit_float(bits, TO))) + rounded(low);
@@ -48,7 +48,7 @@ float number_of(uint bits)
     precise float x = rounded(rounded(z) * rounded(rounded(1.41421356237309504880) * rounded(high))), y = x + rounded(low);
     return y;
 }
-void write_float(uint w, uint bits)
+void write_float(const uint w, const uint bits)
 {
     float z = number_of(bits);
     if (TO == C64) {                                   // normal, as pairs of float32; loc is real
@@ -57,7 +57,7 @@ void write_float(uint w, uint bits)
     } else storef_dst(offset + w, TO, z);
 }
 
-void emit(uint w, uint bits)
+void emit(uint w, const uint bits)
 {
     w -= first;
     if (w >= count) return;
@@ -65,7 +65,7 @@ void emit(uint w, uint bits)
     else write_float(w, bits);
 }
 
-void write_four(uint w, uvec4 bits)
+void write_four(const uint w, const uvec4 bits)
 {
     if (OP == BITS) dst128[(offset + w) / 4u] = bits;
     else {
@@ -74,7 +74,7 @@ void write_four(uint w, uvec4 bits)
         storef4_dst((offset + w) / 4u, TO, x);
     }
 }
-void write_fours(uvec2 k, uint half_up)
+void write_fours(const uvec2 k, const uint half_up)
 {
     uint i = (group_index() * gl_WorkGroupSize.x * FOURS + gl_LocalInvocationID.x) * 4u;
     [[unroll]] for (uint f = 0u; f < FOURS; f++, i += gl_WorkGroupSize.x * 4u) {

@@ -47,16 +47,16 @@ shared ACC board[SIZE + SIZE / 16u];                    // of lanes; from TOPS o
 
 float shift[HELD];                                     // what exponentials of sums are relative to, a column
 #if defined(PAIR) || defined(INDEX)
-ACC element(uvec2 raw, uint at, uint k) { return value(raw, place + at); }
-void find_shift(uint k, uint i) {}
+ACC element(const uvec2 raw, const uint at, const uint k) { return value(raw, place + at); }
+void find_shift(const uint k, const uint i) {}
 #else
 BUFFER(2, largest)
-ACC element(uvec2 raw, uint at, uint k)
+ACC element(const uvec2 raw, const uint at, const uint k)
 {
     if (OP != EXPSUM || LATER != 0u) return value(raw, place + at);
     return floatBitsToUint(exp(as_float(raw.x, FROM) - shift[k]));
 }
-void find_shift(uint k, uint i)
+void find_shift(const uint k, const uint i)
 {
     if (OP == EXPSUM && LATER == 0u) shift[k] = max(uintBitsToFloat(largest32[most + i]), LOWEST);
 }
@@ -72,13 +72,13 @@ ACC with_four(ACC a, ACC x[4])
     return a;
 }
 // Where lane `lane` begins, and how far its fours are apart.
-uint start_of(uint lane) { return lane / 16u * 256u + lane % 16u * (LATER == 0u ? 4u : 16u); }
+uint start_of(const uint lane) { return lane / 16u * 256u + lane % 16u * (LATER == 0u ? 4u : 16u); }
 const uint STEP = LATER == 0u ? 64u : 4u;
-void store(uint i, ACC a) { store_one(i, OP == MEAN ? scaled(a, scale) : a); }
+void store(const uint i, const ACC a) { store_one(i, OP == MEAN ? scaled(a, scale) : a); }
 
 // ---- results in order ----
 
-uint padded(uint i) { return i + i / 16u; }            // threads that walk sixteens meet in no bank twice
+uint padded(const uint i) { return i + i / 16u; }            // threads that walk sixteens meet in no bank twice
 ACC sixteen(uint me, uint count, uint at, uint step)   // the sixteen number `me` of `count` values on the board
 {
     ACC a = identity();
@@ -99,7 +99,7 @@ void push(uint k, ACC a)                               // for k = 0 last
     }
     if (k == 0u) pushes++;
 }
-ACC total(uint k) { return combine(pushed[HELD + k], pushed[k]); }
+ACC total(const uint k) { return combine(pushed[HELD + k], pushed[k]); }
 
 uvec2 locate(uint row)
 {
@@ -116,7 +116,7 @@ uvec2 locate(uint row)
 // ---- rows ----
 
 // Four elements side by side from anywhere: one load, or two that hold them.
-Four fetch(uint i)
+Four fetch(const uint i)
 {
     uint s = LAYOUT == ANYWHERE ? i & 3u : 0u;
     Four a = load_four(i / 4u);
@@ -126,12 +126,12 @@ Four fetch(uint i)
     return Four(s == 2u ? uvec4(a.low.zw, b.xy) : uvec4(a.low.w, b.xyz), uvec4(0u));
 }
 // Is the quad at `at` whole, and what is loaded for it inside the row?
-bool loadable(uint row, uint at, uint end)
+bool loadable(const uint row, const uint at, const uint end)
 {
     uint s = LAYOUT == ANYWHERE ? (row + at) & 3u : 0u;
     return LAYOUT < STRIDED && at + (s == 0u ? 4u : 8u - s) <= end;
 }
-Four fetch_loose(uint i, uint count)
+Four fetch_loose(const uint i, const uint count)
 {
     Four v = Four(uvec4(0u), uvec4(0u));
     uvec2 x[4];
@@ -140,7 +140,7 @@ Four fetch_loose(uint i, uint count)
     return Four(uvec4(x[0].x, x[1].x, x[2].x, x[3].x), uvec4(0u));
 }
 // Adds the first `count` elements of v, which are at position `at`.
-ACC with_elements(ACC a, Four v, uint at, uint count)
+ACC with_elements(const ACC a, const Four v, const uint at, const uint count)
 {
     ACC x[4];
     [[unroll]] for (uint k = 0u; k < 4u; k++) {
@@ -150,7 +150,7 @@ ACC with_elements(ACC a, Four v, uint at, uint count)
     return with_four(a, x);
 }
 // A lane of a row of `end` elements, or of the piece of it that begins at element `first`.
-ACC row_lane(uint row, uint first, uint lane, uint end)
+ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
 {
     ACC a = identity();
     uint at = start_of(lane);
@@ -205,17 +205,17 @@ void rows()
 
 // ---- columns ----
 
-Four load_column(uint i)
+Four load_column(const uint i)
 {
     if (LAYOUT == FOUR_COLUMNS) return load_four(i / 4u);
     uvec2 x = load_one(i);
     return Four(uvec4(x, 0u, 0u), uvec4(0u));
 }
-uvec2 of_column(Four v, uint k) { return LAYOUT == FOUR_COLUMNS ? of_four(v, k) : v.low.xy; }
+uvec2 of_column(const Four v, const uint k) { return LAYOUT == FOUR_COLUMNS ? of_four(v, k) : v.low.xy; }
 
 // Adds a lane of each column, which begins at position `at`.
 ACC sums[HELD];
-void column_lane(uint base, uint at, uint end)
+void column_lane(const uint base, uint at, const uint end)
 {
     [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) {
         Four v[4];
@@ -235,7 +235,7 @@ void column_lane(uint base, uint at, uint end)
 // those lanes that it has. The threads share the columns: thread y has OWN of the EACH, from column y * OWN on.
 const uint HEIGHT = gl_WorkGroupSize.x / WIDTH, BLOCKS = HEIGHT < 16u ? 1u : HEIGHT / 16u;
 const uint OWN = EACH > HEIGHT ? EACH / HEIGHT : 1u;
-void gather(uint x, uint y)
+void gather(const uint x, const uint y)
 {
     if (HEIGHT > 1u) {
         barrier();

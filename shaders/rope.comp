@@ -29,18 +29,18 @@ layout(push_constant) uniform rope_push {
     int offset;
     float scale, base_high, base_low, eps;              // base_high + base_low: -log2(base) / (dims / 2)
 };
-bool has(uint flag) { return (flags & flag) != 0u; }
+bool has(const uint flag) { return (flags & flag) != 0u; }
 
 #include "rope.glsl"
 
-vec4 normed(vec4 v, float factor, uint feature)
+vec4 normed(vec4 v, const float factor, const uint feature)
 {
     v *= factor;
     return NORM == 2u ? v * loadf4_weight((weight_at + feature) / 4u, DTYPE) : v;
 }
 
 // Four pairs in each of `count` heads, of which `real` are there: all threads of a workgroup take as many steps.
-void rotate_fours(uint pair, uint y_row, uint x_row, uint count, uint real, float position)
+void rotate_fours(const uint pair, uint y_row, uint x_row, const uint count, const uint real, const float position)
 {
     uint first = has(TRADITIONAL) ? 2u * pair : pair, second = has(TRADITIONAL) ? first + 4u : first + dims / 2u;
     vec4 c, s;
@@ -78,7 +78,7 @@ void rotate_fours(uint pair, uint y_row, uint x_row, uint count, uint real, floa
     }
 }
 
-void rotate_pair(uint pair, uint y_row, uint x_row, uint count, float position)
+void rotate_pair(const uint pair, uint y_row, uint x_row, const uint count, const float position)
 {
     uint first = has(TRADITIONAL) ? 2u * pair : pair, second = has(TRADITIONAL) ? first + 1u : first + dims / 2u;
     vec2 cs = cos_sin(position * inverse_frequency(pair));

@@ -4,7 +4,7 @@
 #include "polynomials.glsl"
 
 // 2^(j * log2 of the ratio): the exponent in two parts, so that no bit of the frequency is lost.
-float inverse_frequency(uint j)
+float inverse_frequency(const uint j)
 {
     if (has(FREQS)) return 1.0 / uintBitsToFloat(freqs32[freqs_at + j * freqs_step]);
     float k = float(j), whole = clamp(roundEven(k * base_high), -126.0, 127.0), f = (k * base_high - whole) + k * base_low;
@@ -12,7 +12,7 @@ float inverse_frequency(uint j)
 }
 
 // (cos, sin) of any float below 2^55: its 24 bits times 96 bits of 2/pi give the quadrant and 32 bits of the rest.
-vec2 cos_sin(float angle)
+vec2 cos_sin(const float angle)
 {
     uint bits = floatBitsToUint(angle) & 0x7fffffffu, quadrant = 0u;
     float r = uintBitsToFloat(bits);

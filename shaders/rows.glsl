@@ -8,12 +8,12 @@ const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
 
 shared vec4 row_parts[256], row_sums[gl_WorkGroupSize.x / 16u + 1u];
 
-float added(vec4 v) { return (v.x + v.y) + (v.z + v.w); }
+float added(const vec4 v) { return (v.x + v.y) + (v.z + v.w); }
 
 // The sum of v over the threads of a row, in the same order for each of them. All threads of the workgroup call it.
 // Of more than 64 the upper half is added to the lower half until 64 are left: rows by more threads that have less each
 // give the same bits. Two steps through shared memory cost what shuffles do, and every device has them.
-float row_sum(float v)
+float row_sum(const float v)
 {
     uint thread = gl_LocalInvocationID.x, first = thread & ~(LANES - 1u), lane = thread - first;
     vec4 sum = vec4(0.0);

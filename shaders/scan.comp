@@ -48,10 +48,10 @@ const uint SIZE = gl_WorkGroupSize.x * HOLD, SEGMENT = WIDTH < 16u ? WIDTH : 16u
 shared ACC board[SIZE + SIZE / 16u + 1u], tops[SIZE / 16u + 1u];      // of threads, of segments of 16 of them
 ACC ahead[HOLD], sums[HOLD];                           // of the fours before this thread's in its round; of the whole round
 
-uint place(uint i) { return i + i / 16u; }             // so that threads which walk segments meet no bank twice
+uint place(const uint i) { return i + i / 16u; }             // so that threads which walk segments meet no bank twice
 
 // Scans a segment by each of the first threads: four at a time, and no work at all for the others.
-void walk(uint me, uint segments)
+void walk(const uint me, const uint segments)
 {
     ACC a = identity(), b[4];
     for (uint k = me < segments ? 0u : SEGMENT; k < SEGMENT; k += 4u) {
@@ -63,7 +63,7 @@ void walk(uint me, uint segments)
 }
 
 // From each thread's totals, `ahead` holding them on entry. All threads of the group take part.
-void spread(uint lane, uint first)
+void spread(const uint lane, const uint first)
 {
     uint me = gl_LocalInvocationID.x;
     if (WIDTH == 1u) {
@@ -109,7 +109,7 @@ void write_four(uint at, uint skip, uint count, uvec2 v[4])   // elements at .. 
 }
 
 // The i-th of a row's fours from where it begins; the last one beyond them.
-uint four_at(uint i, uint fours, bool reverse) { return reverse ? fours - 1u - min(i, fours - 1u) : min(i, fours - 1u); }
+uint four_at(const uint i, const uint fours, const bool reverse) { return reverse ? fours - 1u - min(i, fours - 1u) : min(i, fours - 1u); }
 
 void rows()
 {

@@ -40,7 +40,7 @@ uint in_window(uint u)
 }
 
 // Does window w stay, of those with its key?
-bool stays(uint w, uint p)
+bool stays(const uint w, const uint p)
 {
     if ((flags & WINNERS) != 0u) return winner32[p] == w + 1u;
     if ((flags & SEARCH) != 0u)
@@ -91,7 +91,7 @@ void swap_in(uint at, uint v)                          // part of a word, or wha
     }
 }
 
-void update(uint i)
+void update(const uint i)
 {
     uint w = i / units, p = key32[key_at + w] - key_first, at = dst_at + p * scale + in_window(i - w * units);
     if (p >= key_count) return;

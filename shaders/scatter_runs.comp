@@ -34,7 +34,7 @@ const uint SHORT = 64;                                 // at least `each` of the
 uint unit_at, chunk;                                   // of this thread
 uvec2 sums[WIDTH];
 
-uint key_of(uint i) { return i >= n ? none : UPPER ? key64[key_at + i].x : key32[key_at + i]; }
+uint key_of(const uint i) { return i >= n ? none : UPPER ? key64[key_at + i].x : key32[key_at + i]; }
 
 uint in_window(uint u)
 {
@@ -49,13 +49,13 @@ uint in_window(uint u)
 }
 
 // Element k of 16 bytes, or the only one.
-uvec2 element(uvec4 unit, uint k)
+uvec2 element(const uvec4 unit, const uint k)
 {
     if (is_wide(TO)) return WIDTH == 1u || k == 0u ? unit.xy : unit.zw;
     if (WIDTH == 1u) return uvec2(unit.x, 0u);
     return uvec2(is_small(TO) ? unit[k / 4u] >> (k % 4u * 8u) & 0xffu : is_half(TO) ? unit[k / 2u] >> (k % 2u * 16u) & 0xffffu : unit[k], 0u);
 }
-void place_element(inout uvec4 unit, uint k, uvec2 raw)
+void place_element(inout uvec4 unit, const uint k, const uvec2 raw)
 {
     if (is_wide(TO)) {
         if (WIDTH == 1u || k == 0u) unit.xy = raw;
@@ -66,17 +66,17 @@ void place_element(inout uvec4 unit, uint k, uvec2 raw)
     else unit[k] = raw.x;
 }
 
-uvec4 load_unit(uint at)
+uvec4 load_unit(const uint at)
 {
     if (WIDTH > 1u) return src128[at];
     return is_wide(TO) ? uvec4(src64[at], 0u, 0u) : uvec4(load_src(at, TO), 0u, 0u, 0u);
 }
-uvec4 load_result(uint at)
+uvec4 load_result(const uint at)
 {
     if (WIDTH > 1u) return dst128[at];
     return is_wide(TO) ? uvec4(dst64[at], 0u, 0u) : uvec4(load_dst(at, TO), 0u, 0u, 0u);
 }
-void store_result(uint at, uvec4 unit)
+void store_result(const uint at, const uvec4 unit)
 {
     if (WIDTH > 1u) dst128[at] = unit;
     else if (is_wide(TO)) dst64[at] = unit.xy;
@@ -84,21 +84,21 @@ void store_result(uint at, uvec4 unit)
 }
 
 // Values of entry i of an upper level.
-uvec2 part_value(uint i, uint k)
+uvec2 part_value(const uint i, const uint k)
 {
     uint at = (i * units + unit_at) * WIDTH + k;
     return is_wide(TO) ? src64[src_at + at] : uvec2(src32[src_at + at], 0u);
 }
 
 // Sets `old`, combined with the sums or overwritten by them.
-void write_result(uint at, uvec4 old, bool combined)
+void write_result(const uint at, const uvec4 old, const bool combined)
 {
     uvec4 unit = uvec4(0u);
     [[unroll]] for (uint k = 0; k < WIDTH; k++)
         place_element(unit, k, raw_value(combined ? combine(value_of(element(old, k)), sums[k], false) : sums[k]));
     store_result(at, unit);
 }
-void write_part(uint which)
+void write_part(const uint which)
 {
     uint to = ((2u * chunk + which) * units + unit_at) * WIDTH;
     [[unroll]] for (uint k = 0; k < WIDTH; k++) {
@@ -108,7 +108,7 @@ void write_part(uint which)
 }
 
 // Where the run that entry i belongs to begins, but not more than SHORT before it.
-uint run_start(uint i)
+uint run_start(const uint i)
 {
     uint key = key_of(i), low = i > SHORT ? i - SHORT : 0u, high = i;
     while (low < high) {
@@ -128,7 +128,7 @@ uint run_end(uint i, uint start)                       // of a short run
     }
     return low;
 }
-bool is_long(uint start, uint i) { return UPPER || i - start >= SHORT || key_of(start + SHORT) == key_of(i); }
+bool is_long(const uint start, const uint i) { return UPPER || i - start >= SHORT || key_of(start + SHORT) == key_of(i); }
 
 void main()
 {

@@ -15,12 +15,12 @@ ACCESS(seq)
 LOCATE_TABLE(table)
 
 // High word first; of 32 bits and less, the low word is 0.
-uvec2 src_key(uint i, uint t)
+uvec2 src_key(const uint i, const uint t)
 {
     if (t == U64 || t == I64 || t == C64) return uvec2(key_of_pair(src64[i], t, true), key_of_pair(src64[i], t, false));
     return uvec2(key_of(load_src(i, t), t, true), 0u);
 }
-uvec2 seq_key(uint i, uint t)
+uvec2 seq_key(const uint i, const uint t)
 {
     if (t == U64 || t == I64 || t == C64) return uvec2(key_of_pair(seq64[i], t, true), key_of_pair(seq64[i], t, false));
     return uvec2(key_of(load_seq(i, t), t, true), 0u);

@@ -17,7 +17,7 @@ VECTORS(x, 2u, FROM)
 VECTORS(y, 3u, FROM)
 PUT(dst, TO)
 
-void write(uint to, uint c, uint i, uint j)
+void write(const uint to, const uint c, const uint i, const uint j)
 {
     bool first = load_condition(c, BOOL) != 0u;
     if (FROM == U64 || FROM == I64 || FROM == C64) {

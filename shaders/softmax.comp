@@ -31,7 +31,7 @@ EIGHTS(src)
 const float LOWEST = -3.402823466e+38;
 // What exponentials are multiplied by: NaN in a row of nothing but -infinity, or with NaN or infinity in it, whatever a device
 // says that 1 / 0 and exp(NaN) are. Other sums are from 1 to n.
-float share_of(float sum) { return sum > 0.0 && sum < INFINITY ? 1.0 / sum : NOT_A_NUMBER; }
+float share_of(const float sum) { return sum > 0.0 && sum < INFINITY ? 1.0 / sum : NOT_A_NUMBER; }
 const uint THREADS = gl_WorkGroupSize.x;
 const uint EACH = WIDTH <= 4u ? HOLD : HOLD / 4u;      // lanes of a thread: of one quad in short rows, or of four
 const uint LANES = WIDTH * EACH;                       // of a row, or of one round of it: a power of two
@@ -39,13 +39,13 @@ const uint TOPS = LANES <= 16u ? 1u : LANES / 16u, PIECES = TOPS <= 16u ? 1u : T
 shared float board[THREADS * EACH + THREADS * EACH / 16u + 1u];
 shared vec4 tops[THREADS * EACH / 64u];                // what sixteen on the board give, read by all threads of a row
 
-uint padded(uint i) { return i + i / 16u; }
+uint padded(const uint i) { return i + i / 16u; }
 
-float most(vec4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
-float quad(vec4 x) { return (x.x + x.y) + (x.z + x.w); }
+float most(const vec4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
+float quad(const vec4 x) { return (x.x + x.y) + (x.z + x.w); }
 
 // The maximum over the WIDTH threads of a row; every one gets it. Behind it the board may be written, tops after a barrier.
-float largest_of(float v, uint me, uint slot)
+float largest_of(float v, const uint me, const uint slot)
 {
     const uint runs = WIDTH / 16u;
     uint first = slot * WIDTH, top = slot * runs;
@@ -75,14 +75,14 @@ float sixteen(uint from, uint count)                   // count is 16, or fewer 
     [[unroll]] for (uint i = 0u; i < count; i++) v += board[at + i];
     return v;
 }
-void fold(uint me, uint slot)
+void fold(const uint me, const uint slot)
 {
     barrier();
     if (LANES <= 16u) return;
     for (uint i = me, at = slot * TOPS + me; i < TOPS; i += WIDTH, at += WIDTH) tops[at / 4u][at % 4u] = sixteen(16u * at, 16u);
     barrier();
 }
-float piece_sum(uint slot, uint piece)
+float piece_sum(const uint slot, const uint piece)
 {
     float v = 0.0;
     uint at = slot * TOPS;
@@ -108,12 +108,12 @@ uint locate(uint row)
 }
 
 // Quad k of this thread, in its lane: the lane's number, and where the quad begins.
-uint lane_of(uint k, uint me)
+uint lane_of(const uint k, const uint me)
 {
     if (WIDTH <= 4u) return STEP == 8u ? 2u * (me + k / 2u * WIDTH) + k % 2u : me + k * WIDTH;
     return STEP == 8u ? 2u * (me + k / 8u * WIDTH) + k % 2u : me + k / 4u * WIDTH;
 }
-uint spot_of(uint k, uint me)
+uint spot_of(const uint k, const uint me)
 {
     uint lane = lane_of(k, me);
     if (WIDTH <= 4u) return 4u * lane;
@@ -121,14 +121,14 @@ uint spot_of(uint k, uint me)
 }
 
 // Four elements; beyond the row: -infinity.
-vec4 load(uint base, uint at)
+vec4 load(const uint base, const uint at)
 {
     if (STEP >= 4u) return at < n ? loadf4_src((base + at) / 4u, T) : vec4(-INFINITY);
     vec4 r;
     [[unroll]] for (uint k = 0u; k < 4u; k++) r[k] = at + k < n ? loadf_src(base + at + k, T) : -INFINITY;
     return r;
 }
-void store(uint base, uint at, vec4 x)
+void store(const uint base, const uint at, const vec4 x)
 {
     if (STEP >= 4u) {
         if (at < n) storef4_dst((base + at) / 4u, T, x);
@@ -139,7 +139,7 @@ void store(uint base, uint at, vec4 x)
 }
 
 // All quads of this thread: what is beyond the row is read again from its end, so that no load waits for a branch.
-void load_all(uint base, uint me, out vec4 x[HOLD])
+void load_all(const uint base, const uint me, out vec4 x[HOLD])
 {
     if (STEP == 1u) {
         [[unroll]] for (uint k = 0u; k < HOLD; k++) x[k] = load(base, spot_of(k, me));
@@ -158,7 +158,7 @@ void load_all(uint base, uint me, out vec4 x[HOLD])
         if (spot_of(k, me) >= n) x[k] = vec4(-INFINITY);
 }
 
-void held(uint row, uint me, uint slot)
+void held(const uint row, const uint me, const uint slot)
 {
     bool there = row < outer;
     uint base = locate(there ? row : 0u), at = to + row * n;
@@ -202,7 +202,7 @@ void push(float v, uint piece)
     }
 }
 
-void looped(uint row, uint me, uint slot)
+void looped(const uint row, const uint me, const uint slot)
 {
     const uint round = 16u * LANES;
     bool there = row < outer;
@@ -231,7 +231,7 @@ void looped(uint row, uint me, uint slot)
         }
 }
 
-vec2 given(uint i)
+vec2 given(const uint i)
 {
     return vec2(max(uintBitsToFloat(largest32[most_at + i]), LOWEST), share_of(uintBitsToFloat(total32[sums_at + i])));
 }

@@ -25,7 +25,7 @@ const uint SLOTS = gl_WorkGroupSize.x * EACH + gl_WorkGroupSize.x * EACH / 32;
 shared uint keys[SLOTS];
 shared uint places[INDEXED ? SLOTS : 1];
 
-uint slot(uint i) { return i + i / 32u; }              // no bank conflicts when each thread reads its own run
+uint slot(const uint i) { return i + i / 32u; }              // no bank conflicts when each thread reads its own run
 
 // The workgroup's part: elements first to first + count of the array, rows of `length` in it; the first one starts at
 // element `skipped` of its row.

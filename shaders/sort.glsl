@@ -10,10 +10,10 @@ const uint KEYS_OUT = 8, VALUES_OUT = 16;              // keys are written as th
 const uint GATHER = 32;                                // the source is in its first order: read where the positions say
 const uint HIGH = 64;                                  // the high word of 64 bits
 
-uint key_width(uint t) { return is_small(t) ? 8u : is_half(t) ? 16u : 32u; }
+uint key_width(const uint t) { return is_small(t) ? 8u : is_half(t) ? 16u : 32u; }
 
 // zeros_equal: -0 and 0 keep their order; else -0 comes first, and comes back from its key.
-uint key_of(uint raw, uint t, bool zeros_equal)
+uint key_of(const uint raw, const uint t, const bool zeros_equal)
 {
     uint width = key_width(t), top = 1u << (width - 1u), mask = top | (top - 1u);
     if (is_float(t)) {
@@ -24,13 +24,13 @@ uint key_of(uint raw, uint t, bool zeros_equal)
     }
     return is_signed(t) ? (raw ^ top) & mask : raw;
 }
-uint raw_of(uint key, uint t)
+uint raw_of(const uint key, const uint t)
 {
     uint width = key_width(t), top = 1u << (width - 1u), mask = top | (top - 1u);
     if (is_float(t)) return (key & top) != 0u ? key ^ top : ~key & mask;
     return is_signed(t) ? (key ^ top) & mask : key;
 }
-uint key_of_pair(uvec2 raw, uint t, bool high)
+uint key_of_pair(const uvec2 raw, const uint t, const bool high)
 {
     if (t == C64) {                                    // real part first; NaN in any part
         uint re = key_of(raw.x, F32, true), im = key_of(raw.y, F32, true);

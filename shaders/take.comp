@@ -24,7 +24,7 @@ const uint STARTS = 2;                                // offsets, to be shifted 
 const uint MASKED = 3;                                // how many were taken so far, of at most `room`
 
 // What index i adds to the source's offset, counted from the part's start (put: to the result's).
-uint position(uint i)
+uint position(const uint i)
 {
     if (OP == STARTS) return shift < 0 ? index32[i] >> -shift : index32[i] << shift;
     if (OP == MASKED) {

@@ -13,7 +13,7 @@ const uint AT = 0, STEP_BETWEEN = 1, PUSHED = 2, FIRST = 3, SECOND = 4;
 #define EVEN_ROUNDS ROUND(13) ROUND(15) ROUND(26) ROUND(6)
 #define ODD_ROUNDS ROUND(17) ROUND(29) ROUND(16) ROUND(24)
 #define INJECT(first, second) x.x += first; x.y = SUM(x.y, second);
-uvec2 threefry(uvec2 key, uvec2 x)
+uvec2 threefry(const uvec2 key, uvec2 x)
 {
     uint third = key.x ^ key.y ^ 0x1bd11bdau;
     INJECT(key.x, key.y)
@@ -26,19 +26,19 @@ uvec2 threefry(uvec2 key, uvec2 x)
 }
 
 // Words pair `i` of a stream of `words`: word i and word i + ceil(words / 2); of an odd number the middle one stands alone.
-uvec2 random_pair(uvec2 key, uint i, uint words)
+uvec2 random_pair(const uvec2 key, const uint i, const uint words)
 {
     uint half_up = words / 2u + (words & 1u);
     return threefry(key, uvec2(i, i < words / 2u ? i + half_up : 0u));
 }
-uint random_word(uvec2 key, uint w, uint words)
+uint random_word(const uvec2 key, const uint w, const uint words)
 {
     uint half_up = words / 2u + (words & 1u);
     return w < half_up ? random_pair(key, w, words).x : random_pair(key, w - half_up, words).y;
 }
 
 // [0, 1): not rounded up to 1 in the dtype it goes into
-float unit_float(uint bits, uint t)
+float unit_float(const uint bits, const uint t)
 {
     return min(float(bits) * 2.3283064365386963e-10, t == F16 ? 0.99951171875 : t == BF16 ? 0.99609375 : 0.999999940395355224609375);
 }

@@ -21,7 +21,7 @@ const uint CHUNKS = TILE / V, UNITS = CHUNKS * TILE / PER / gl_WorkGroupSize.x, 
 shared uvec4 board[TILE * CHUNKS];
 
 // Word m of PER neighbours: V words of rows one after the other, each with the elements of all neighbours.
-void spread(uvec4 w[PER], out uint word[V])
+void spread(const uvec4 w[PER], out uint word[V])
 {
     [[unroll]] for (uint m = 0u; m < 4u; m++) {
         if (SIZE == 2u) {

@@ -28,7 +28,7 @@ const uint ABS = 0, NEGATIVE = 1, SIGN = 2, SQUARE = 3, LOGICAL_NOT = 4, BITWISE
     ISFINITE = 37, ISPOSINF = 38, ISNEGINF = 39, DEGREES = 40, RADIANS = 41, ROUND = 42;
 
 #if defined(COMPLEX)
-bool test(vec2 z)
+bool test(const vec2 z)
 {
     if (OP == ISNAN) return is_nan(z);
     if (OP == ISINF) return is_inf(z.x) || is_inf(z.y);
@@ -61,7 +61,7 @@ vec2 value(vec2 z)
     if (OP == RSQRT || OP == RECIPROCAL) r = complex_divide(vec2(1.0, 0.0), r);
     return r;
 }
-uvec2 apply(uvec2 raw)
+uvec2 apply(const uvec2 raw)
 {
     uvec2 r = raw;
     vec2 z = vec2(uintBitsToFloat(raw.x), uintBitsToFloat(raw.y));
@@ -76,7 +76,7 @@ uvec2 apply(uvec2 raw)
     }
     return r;
 }
-void write(uint to, uint from)
+void write(const uint to, const uint from)
 {
     uvec2 v = apply(src64[from]);
     if (TO == C64) dst64[to] = v;
@@ -84,7 +84,7 @@ void write(uint to, uint from)
 }
 
 #elif defined(WIDE)
-uvec2 apply(uvec2 x)
+uvec2 apply(const uvec2 x)
 {
     bool negative = FROM == I64 && int(x.y) < 0;
     uvec2 r = x;
@@ -94,10 +94,10 @@ uvec2 apply(uvec2 x)
     if (OP == BITWISE_INVERT) r = ~x;
     return r;
 }
-void write(uint to, uint from) { dst64[to] = apply(src64[from]); }
+void write(const uint to, const uint from) { dst64[to] = apply(src64[from]); }
 
 #else
-uint integer(uint x)
+uint integer(const uint x)
 {
     bool negative = is_signed(FROM) && int(x) < 0;
     uint r = x;
@@ -108,14 +108,14 @@ uint integer(uint x)
     if (OP == BITWISE_INVERT) r = ~x;
     return r;
 }
-bool test(float x)
+bool test(const float x)
 {
     if (OP == ISNAN) return is_nan(x);
     if (OP == ISINF) return is_inf(x);
     if (OP == ISFINITE) return is_finite(x);
     return floatBitsToUint(x) == (OP == ISPOSINF ? 0x7f800000u : 0xff800000u);
 }
-float value(float x)
+float value(const float x)
 {
     const uint type = TO;
     float r = x;
@@ -127,14 +127,14 @@ float value(float x)
 }
 bool has_value() { return is_float(FROM) && TO != BOOL && OP != ABS && OP != NEGATIVE; }
 // Eight angles with one test: two halves of a word below 6400 do not reach their highest bits.
-bool are_usual(uvec4 w)
+bool are_usual(const uvec4 w)
 {
     if (!EIGHTS || OP < SIN || OP > TAN) return false;
     uvec4 u = (w & 0x7fff7fffu) + (FROM == BF16 ? 0x3a383a38u : 0x11c011c0u);
     return ((u.x | u.y | u.z | u.w) & 0x80008000u) == 0u;
 }
-float usual_value(float x) { return OP == SIN ? sin_usual(x) : OP == COS ? cos_usual(x) : tan_usual(x); }
-uvec4 values(uvec4 w)
+float usual_value(const float x) { return OP == SIN ? sin_usual(x) : OP == COS ? cos_usual(x) : tan_usual(x); }
+uvec4 values(const uvec4 w)
 {
     float r[8];
     uvec4 v;

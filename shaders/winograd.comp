@@ -43,7 +43,7 @@ uvec3 tile_at(uint t)                                  // batch, row, column of 
     return uvec3(line / down, line % down * 4u, t % across * 4u);
 }
 
-void transform_kernel(uint n, uint c)
+void transform_kernel(const uint n, const uint c)
 {
     float rows[3][6], x[3];
     for (uint j = 0u; j < 3u; j++) {
@@ -56,7 +56,7 @@ void transform_kernel(uint n, uint c)
     }
 }
 
-void transform_input(uint t, uint c)
+void transform_input(const uint t, const uint c)
 {
     uvec3 o = tile_at(part + t);
     uvec2 from = o.yz + uvec2(base[1], base[2]);                    // wraps: what lies before the first is far behind the last
@@ -72,7 +72,7 @@ void transform_input(uint t, uint c)
     }
 }
 
-void transform_result(uint t, uint n)
+void transform_result(const uint t, const uint n)
 {
     uvec3 o = tile_at(part + t);
     uint to = offset_out + o.x * out_batch + o.y * out_step[1] + o.z * out_step[2] + n;
