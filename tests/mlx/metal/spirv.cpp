@@ -384,9 +384,9 @@ struct Writer {
 
   /* ---- barriers ---- */
 
+  /* mem_none, too, orders threadgroup memory: Apple's devices do, and kernels of mlx-lm count on it. */
   void barrier(const Inst& i) {
-    uint32_t semantics = 0x8 | (i.imm & 1 ? 0x100u : 0) | (i.imm & 2 ? 0x40u : 0);
-    if (!i.imm) semantics = 0;
+    uint32_t semantics = 0x108 | (i.imm & 2 ? 0x40u : 0);
     if (i.args[0] == 2) {
       out(OpMemoryBarrier, {u32(SCOPE_DEVICE), u32(0x8 | 0x140)});
       return;

@@ -1,7 +1,7 @@
 /* Threads of a threadgroup come to a barrier together or not at all: SPIR-V's, and so that of every simd function which
  * is made of shared memory. Where a kernel's threads part (an early return, a loop that some leave sooner) and some of
  * them come to one, all of them go all ways from here on, with a mask: a variable that says whether a thread really
- * does. What has no barrier in it is done where the mask holds; jumps clear masks.          SPDX-License-Identifier: MIT */
+ * does. What has no barrier in it is done where the mask holds; jumps clear masks.  SPDX-License-Identifier: MIT */
 #include <algorithm>
 #include <set>
 
