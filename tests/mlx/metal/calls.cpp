@@ -48,11 +48,15 @@ bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_ar
   }
   for (size_t i = 0; i < explicit_args.size() && i < d.templates.size(); i++) b[d.templates[i].name] = explicit_args[i];
   Scope* before = scope;
+  size_t open_blocks = blocks.size(), open_frames = frames.size();
+  uint32_t depth = nesting, inside = calls;
+  bool was_folding = folding;
+  std::vector<Jump> outside = jumps;
   try {                                                                // what cannot be is not meant
     Bindings found = b;
     for (size_t i = 0; i < args.size(); i++) {
       const Type* t = args[i].type();
-      if (!t) return false;
+      if (!t || t->kind == Type::none) return false;
       Bindings tried = found;
       if (d.is_template && !deduce_type(d.parameters[i].type, t, d.templates, f.scope, tried)) {
         tried = found;                                                 // said explicitly, so that it converts
@@ -81,9 +85,15 @@ bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_ar
     }
     scope = before;
     return true;
-  } catch (const Error& e) {
+  } catch (const Error&) {
     scope = before;
-    if (steps > MAX_STEPS) throw;
+    blocks.resize(open_blocks);
+    frames.resize(open_frames);
+    nesting = depth;
+    calls = inside;
+    folding = was_folding;
+    jumps = outside;
+    if (steps > MAX_STEPS || code.size > MAX_CODE) throw;
     return false;
   }
 }
@@ -155,7 +165,7 @@ void Lower::store_argument(Scope* in, const Parameter& p, Operand o, Place at) {
 }
 
 void Lower::bind_parameter(Scope* in, const Parameter& p, const Operand& o, Place at) {
-  if (!o.type()) fail(at, "an argument without a value");
+  if (!o.type() || o.type()->kind == Type::none) fail(at, "an argument without a value");
   TypeNode* n = p.type;
   if (n->kind != TypeNode::reference) {
     store_argument(in, p, o, at);
@@ -304,6 +314,7 @@ Operand Lower::call(const FunctionIn& f, const Bindings& b, std::vector<Operand>
   }
   scope = before;
   calls--;
+  if (!r.is_place && !r.value.type) r.value.type = t_void;
   return r;
 }
 

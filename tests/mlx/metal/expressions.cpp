@@ -57,7 +57,14 @@ Place_ Lower::place(Expr* e) {
   return o.place;
 }
 
+/* What has no value is of type void: every operand has a type. */
 Operand Lower::eval(Expr* e) {
+  Operand o = eval_kind(e);
+  if (!o.is_place && !o.value.type) o.value.type = t_void;
+  return o;
+}
+
+Operand Lower::eval_kind(Expr* e) {
   count_step(e->at);
   if (++nesting > 6 * MAX_NESTING) fail(e->at, "this nests too deeply");
   struct Leave { uint32_t& n; ~Leave() { n--; } } leave{nesting};

@@ -368,6 +368,7 @@ struct Lower {
 
   /* ---- expressions.cpp ---- */
   Operand eval(Expr* e);
+  Operand eval_kind(Expr* e);
   Value rvalue(Expr* e);
   Value value_as(Expr* e, const Type* t, bool explicit_ = false);
   Value constant_of(Expr* e, const Type* t, const char* what);

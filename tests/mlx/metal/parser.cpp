@@ -664,6 +664,7 @@ struct Parser {
     if (!type_starts()) return false;
     if (qualifiers.count(peek().text) && !is("typename")) return true;
     size_t begin = at;
+    bool before = no_greater;
     try {
       TypeNode* n = specifiers().type;
       bool pointer = is("*") || is("&") || is("&&");
@@ -673,6 +674,7 @@ struct Parser {
       at = begin;
       return yes;
     } catch (const Error&) {
+      no_greater = before;
       at = begin;                                                      // said again where it is parsed as an expression
       return false;
     }

@@ -346,7 +346,7 @@ void Lower::declare_variable(const Variable& v) {
   if (automatic && n->kind != TypeNode::array) {
     if (!v.init || v.init->kind == E::list) fail(v.at, "auto has no value to be deduced from");
     Operand o = eval(v.init);
-    if (!o.type()) fail(v.at, "auto has no value to be deduced from");
+    if (o.type()->kind == Type::none) fail(v.at, "auto has no value to be deduced from");
     if (o.type()->kind == Type::array) {
       o.value = decay(o, v.at);
       o.is_place = false;
