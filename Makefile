@@ -23,7 +23,7 @@
 #   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
 #   make bench-mlx           mlx_lm on random weights of Qwen3-0.6B's shape, and where the time goes
 #   make test-metal          the compiler of Metal kernels: kernels against C++ on the device
-#   make fuzz-metal SECONDS=600    damaged sources under sanitizers (SEED=n)
+#   make fuzz-metal SECONDS=600    damaged sources under sanitizers; random programs against the host's C++ compiler
 #   make mlx-table           the table of primitives in README.md, from what the bridge says
 #   make shaders             compile shaders/ into gen/ what changed (needs glslangValidator, xxd; GLSLANG=path)
 #   make check-gen           is gen/ what shaders/ says? (no compiler needed)
@@ -314,10 +314,16 @@ $(BUILD)/libmetal.a: $(call metal_objects,$(metal_library))
 	@echo "  AR      $@"
 	@rm -f $@ && $(AR) rcs $@ $^
 
-link_cxx = @mkdir -p $(@D) && echo "  LINK    $@" && $(CXX) $(sanitize) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS) -o $@
+link_cxx = @mkdir -p $(@D) && echo "  LINK    $@" && \
+           $(CXX) $(sanitize) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS) -o $@
 $(BUILD)/metal/test_metal: $(call metal_objects,$(wildcard tests/mlx/metal/test_*.cpp)) $(BUILD)/libmetal.a $(lib)
 	$(link_cxx)
 $(BUILD)/metal/fuzz_sources: $(call metal_objects,tests/mlx/metal/fuzz_sources.cpp) $(BUILD)/libmetal.a
+	$(link_cxx)
+
+# Its support without the tests' own main.
+$(BUILD)/metal/fuzz_run: $(call metal_objects,tests/mlx/metal/fuzz_run.cpp tests/mlx/metal/test_support.cpp) \
+                         $(BUILD)/libmetal.a $(lib)
 	$(link_cxx)
 
 test-metal:
@@ -326,7 +332,9 @@ test-metal:
 
 fuzz-metal:
 	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/metal/fuzz_sources
+	@$(build) $(BUILD)/metal/fuzz_run
 	@$(fuzz_build)/metal/fuzz_sources $(SECONDS) $(SEED)
+	@$(PYTHON) tests/mlx/metal/fuzz_programs.py --runner $(BUILD)/metal/fuzz_run --seconds $(SECONDS) --seed $(SEED)
 
 # ---- generated files -------------------------------------------------------------------------------------------------
 shaders:
