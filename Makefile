@@ -30,6 +30,8 @@
 #   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
 #   make test-mlx-own DIR=mlx/python/tests    MLX's own tests, from a copy of its repository
 #   make bench-mlx           mlx_lm on random weights of Qwen3-0.6B's shape, and where the time goes
+#   make test-metal          the compiler of Metal kernels: kernels against C++ on the device
+#   make fuzz-metal SECONDS=600    damaged sources under sanitizers; random programs against the host's C++ compiler
 #   make mlx-table           the table of primitives in README.md, from what the bridge says
 #   make shaders             compile shaders/ into gen/ what changed (needs glslangValidator, xxd; GLSLANG=path)
 #   make check-gen           is gen/ what shaders/ says? (no compiler needed)
@@ -105,6 +107,7 @@ test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 .PHONY: shaders engine engine-check
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx test-mlx-own fuzz-mlx bench-mlx mlx-table
+.PHONY: test-metal fuzz-metal
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
 all: $(lib) $(all_programs)
@@ -399,6 +402,44 @@ mlx-table: mlx-ready
 	@$(mlx_python) tests/mlx/table.py README.md
 
 -include $(shell find $(mlx)/obj build/pic -name '*.d' 2>/dev/null)
+
+# ---- Metal kernels -------------------------------------------------------------------------------------------------
+# The compiler is C++ of tests/mlx/metal; the bridge has it, and these programs.
+metal_sources := $(wildcard tests/mlx/metal/*.cpp)
+metal_library := $(filter-out tests/mlx/metal/test_% tests/mlx/metal/fuzz_%,$(metal_sources))
+metal_objects = $(patsubst %.cpp,$(BUILD)/obj/%.o,$(1))
+cxx_flags = -std=c++17 $(CFLAGS) $(WARNINGS) $(sanitize) -I. -Itests $(CPPFLAGS)
+
+$(BUILD)/obj/tests/mlx/metal/%.o: tests/mlx/metal/%.cpp $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  CXX     $<"
+	@$(CXX) $(cxx_flags) $(WERROR) -MMD -MP -c $< -o $@
+
+$(BUILD)/libmetal.a: $(call metal_objects,$(metal_library))
+	@echo "  AR      $@"
+	@rm -f $@ && $(AR) rcs $@ $^
+
+link_cxx = @mkdir -p $(@D) && echo "  LINK    $@" && \
+           $(CXX) $(sanitize) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS) -o $@
+$(BUILD)/metal/test_metal: $(call metal_objects,$(wildcard tests/mlx/metal/test_*.cpp)) $(BUILD)/libmetal.a $(lib)
+	$(link_cxx)
+$(BUILD)/metal/fuzz_sources: $(call metal_objects,tests/mlx/metal/fuzz_sources.cpp) $(BUILD)/libmetal.a
+	$(link_cxx)
+
+# Its support without the tests' own main.
+$(BUILD)/metal/fuzz_run: $(call metal_objects,tests/mlx/metal/fuzz_run.cpp tests/mlx/metal/test_support.cpp) \
+                         $(BUILD)/libmetal.a $(lib)
+	$(link_cxx)
+
+test-metal:
+	@$(build) $(BUILD)/metal/test_metal
+	@$(BUILD)/metal/test_metal
+
+fuzz-metal:
+	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/metal/fuzz_sources
+	@$(build) $(BUILD)/metal/fuzz_run
+	@$(fuzz_build)/metal/fuzz_sources $(SECONDS) $(SEED)
+	@$(PYTHON) tests/mlx/metal/fuzz_programs.py --runner $(BUILD)/metal/fuzz_run --seconds $(SECONDS) --seed $(SEED)
 
 # ---- generated files -------------------------------------------------------------------------------------------------
 shaders:
