@@ -24,10 +24,14 @@
 #   make bench-cliffs        fails where work takes over 1.5 times what nearly the same work takes (FAMILY=product)
 #   make profile             a decode step and a prompt as timelines, build/profile/*.svg (MODEL=dir, RANDOM=0.6b,
 #                            PROFILE="--bench 2048,1 --depth 4096")
-#   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer)
+#   make mlx                 stock MLX from PyPI in build/mlx, with mlxvk as its GPU (needs Python 3.10 or newer);
+#                            make mlx MLX=0.30.3 another version, in build/mlx-0.30.3, and so with what follows
 #   make validate            that step by step: from a Python expression to a Vulkan dispatch and back
 #   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
+#   make test-mlx-own DIR=mlx/python/tests    MLX's own tests, from a copy of its repository
 #   make bench-mlx           mlx_lm on random weights of Qwen3-0.6B's shape, and where the time goes
+#   make test-metal          the compiler of Metal kernels: kernels against C++ on the device
+#   make fuzz-metal SECONDS=600    damaged sources under sanitizers; random programs against the host's C++ compiler
 #   make mlx-table           the table of primitives in README.md, from what the bridge says
 #   make shaders             compile shaders/ into gen/ what changed (needs glslangValidator, xxd; GLSLANG=path)
 #   make check-gen           is gen/ what shaders/ says? (no compiler needed)
@@ -102,7 +106,8 @@ test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 .PHONY: test-threads test-cross test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
 .PHONY: shaders engine engine-check
 .PHONY: check-gen check dist clean
-.PHONY: mlx mlx-ready validate test-mlx fuzz-mlx bench-mlx mlx-table
+.PHONY: mlx mlx-ready validate test-mlx test-mlx-own fuzz-mlx bench-mlx mlx-table
+.PHONY: test-metal fuzz-metal
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
 all: $(lib) $(all_programs)
@@ -307,7 +312,9 @@ profile:
 # Everything in one folder of its own: a virtual environment, and in it the bridge (tests/mlx/*.cpp and mlxvk.c in one
 # library). Nothing else but make profile needs Python.
 # Without a net: PIP_NO_INDEX=1 PIP_FIND_LINKS=folder-of-wheels make mlx
-mlx := build/mlx
+MLX ?= 0.32.4
+mlx := build/mlx$(addprefix -,$(filter-out 0.32.4,$(MLX)))
+mlx_wanted := $(firstword $(wildcard tests/mlx/requirements-$(MLX).txt) tests/mlx/requirements.txt)
 mlx_python := $(mlx)/bin/python
 mlx_library := $(mlx)/libmlxvk_mlx.so
 mlx_site = $$(echo $(mlx)/lib/python3*/site-packages)
@@ -315,7 +322,8 @@ PYTHON ?= python3
 MLX_SOURCES ?= $(wildcard tests/mlx/*.cpp)
 MLX_CXXFLAGS ?= -O2 -g
 MLX_MODEL ?= $(mlx)/qwen3-0.6b-random
-mlx_objects := $(patsubst %.cpp,$(mlx)/obj/%.o,$(MLX_SOURCES)) $(mlx)/obj/mlxvk.o
+mlx_parts := $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter-out %/hooks.cpp,$(MLX_SOURCES)))
+mlx_objects := $(mlx_parts) $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter %/hooks.cpp,$(MLX_SOURCES))) build/pic/mlxvk.o
 
 # Ready to use, quickly when nothing changed.
 mlx-ready:
@@ -330,7 +338,7 @@ mlx: mlx-ready
 	@echo '  $(mlx_python) -m mlxvk_mlx script.py ARGUMENTS          (--help says the rest)'
 	@echo '  LD_PRELOAD=$(abspath $(mlx_library)) program'
 
-$(mlx)/installed: tests/mlx/requirements.txt
+$(mlx)/installed: $(mlx_wanted)
 	@echo "  PIP     $(mlx)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "MLX needs Python 3.10 or newer; try make PYTHON=...")'
 	@$(mlx_python) -m pip --version >/dev/null 2>&1 || { rm -rf $(mlx) && $(PYTHON) -m venv $(mlx); }
@@ -344,24 +352,32 @@ $(mlx)/obj/%.o: %.cpp $(mlx)/installed $(mlx)/flags
 	@echo "  CXX     $<"
 	@$(CXX) -std=c++20 $(MLX_CXXFLAGS) $(mlx_flags) -isystem $(mlx_site)/mlx/include $(WERROR) -MMD -MP -c $< -o $@
 
-$(mlx)/obj/mlxvk.o: mlxvk.c $(mlx)/flags
+# What the bridge defines and what it calls in MLX's namespace, by the names that the installed headers give it.
+$(mlx)/obj/hooks.inc: $(mlx_parts) $(mlx)/sources
+	@$(NM) $(mlx_parts) | awk '$$NF !~ /^_ZNK?3mlx4core/ { next } $$(NF - 1) == "T" { ours[$$NF] } $$(NF - 1) == "U" { called[$$NF] } \
+	    END { for (name in ours) print "HOOK(" name ")"; for (name in called) if (!(name in ours)) print "CALL(" name ")" }' | sort >$@
+$(mlx)/obj/tests/mlx/hooks.o: $(mlx)/obj/hooks.inc
+$(mlx)/obj/tests/mlx/hooks.o: mlx_flags += -I$(mlx)/obj
+
+build/pic/mlxvk.o: mlxvk.c build/pic/flags
 	@mkdir -p $(@D)
 	@echo "  CC      $<"
 	@$(CC) -std=c11 -O2 $(mlx_flags) $(WERROR) -MMD -MP -c $< -o $@
 
 # Compiled anew when the flags change, linked anew when a file goes.
 mlx_said = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
-$(mlx)/flags: FORCE
+$(mlx)/flags build/pic/flags: FORCE
 	$(call mlx_said,$(CC) $(CXX) $(MLX_CXXFLAGS) $(mlx_flags))
 $(mlx)/sources: FORCE
 	$(call mlx_said,$(MLX_SOURCES))
 
-# It finds libmlx.so where it is built, and beside MLX when it is in a folder of its own there; LD_LIBRARY_PATH wins.
-$(mlx_library): $(mlx_objects) $(mlx)/sources
+# It is not linked to MLX, but looks for libmlx.so where it is built, and beside MLX when it is in a folder of its own there;
+# LD_LIBRARY_PATH wins.
+$(mlx_library): $(mlx_objects) $(mlx)/sources tests/mlx/exports.map
 	@echo "  LINK    $@"
-	@site=$(mlx_site); $(CXX) -shared -Wl,--no-undefined -Wl,--enable-new-dtags \
+	@site=$(mlx_site); $(CXX) -shared -Wl,--no-undefined -Wl,--enable-new-dtags -Wl,--version-script=tests/mlx/exports.map \
 	    "-Wl,-rpath,\$$ORIGIN/$${site#$(mlx)/}/mlx/lib:\$$ORIGIN/../mlx/lib" \
-	    $(filter %.o,$^) -L$$site/mlx/lib -lmlx $(LDLIBS) -o $@.new && mv $@.new $@
+	    $(filter %.o,$^) $(LDLIBS) -o $@.new && mv $@.new $@
 
 validate: mlx-ready
 	@$(mlx_python) tests/mlx/validate.py
@@ -370,6 +386,11 @@ validate: mlx-ready
 test-mlx: mlx-ready
 	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(TEST_TIMEOUT) -l $(mlx)/logs \
 	    $(foreach t,$(or $(TESTS),$(sort $(wildcard tests/mlx/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
+
+# MLX's own tests, from a copy of its repository: DIR=mlx/python/tests.
+test-mlx-own: mlx-ready
+	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(or $(OWN_TIMEOUT),1800) -l $(mlx)/own_logs \
+	    $(foreach t,$(or $(TESTS),$(sort $(wildcard $(DIR)/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
 
 fuzz-mlx: mlx-ready
 	@$(mlx_python) tests/mlx/fuzz.py --seconds $(SECONDS) --seed $(SEED) $(PROGRAMS)
@@ -380,7 +401,45 @@ bench-mlx: mlx-ready
 mlx-table: mlx-ready
 	@$(mlx_python) tests/mlx/table.py README.md
 
--include $(shell find $(mlx)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(mlx)/obj build/pic -name '*.d' 2>/dev/null)
+
+# ---- Metal kernels -------------------------------------------------------------------------------------------------
+# The compiler is C++ of tests/mlx/metal; the bridge has it, and these programs.
+metal_sources := $(wildcard tests/mlx/metal/*.cpp)
+metal_library := $(filter-out tests/mlx/metal/test_% tests/mlx/metal/fuzz_%,$(metal_sources))
+metal_objects = $(patsubst %.cpp,$(BUILD)/obj/%.o,$(1))
+cxx_flags = -std=c++17 $(CFLAGS) $(WARNINGS) $(sanitize) -I. -Itests $(CPPFLAGS)
+
+$(BUILD)/obj/tests/mlx/metal/%.o: tests/mlx/metal/%.cpp $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  CXX     $<"
+	@$(CXX) $(cxx_flags) $(WERROR) -MMD -MP -c $< -o $@
+
+$(BUILD)/libmetal.a: $(call metal_objects,$(metal_library))
+	@echo "  AR      $@"
+	@rm -f $@ && $(AR) rcs $@ $^
+
+link_cxx = @mkdir -p $(@D) && echo "  LINK    $@" && \
+           $(CXX) $(sanitize) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS) -o $@
+$(BUILD)/metal/test_metal: $(call metal_objects,$(wildcard tests/mlx/metal/test_*.cpp)) $(BUILD)/libmetal.a $(lib)
+	$(link_cxx)
+$(BUILD)/metal/fuzz_sources: $(call metal_objects,tests/mlx/metal/fuzz_sources.cpp) $(BUILD)/libmetal.a
+	$(link_cxx)
+
+# Its support without the tests' own main.
+$(BUILD)/metal/fuzz_run: $(call metal_objects,tests/mlx/metal/fuzz_run.cpp tests/mlx/metal/test_support.cpp) \
+                         $(BUILD)/libmetal.a $(lib)
+	$(link_cxx)
+
+test-metal:
+	@$(build) $(BUILD)/metal/test_metal
+	@$(BUILD)/metal/test_metal
+
+fuzz-metal:
+	@$(build) SAN=1 BUILD=$(fuzz_build) $(fuzz_build)/metal/fuzz_sources
+	@$(build) $(BUILD)/metal/fuzz_run
+	@$(fuzz_build)/metal/fuzz_sources $(SECONDS) $(SEED)
+	@$(PYTHON) tests/mlx/metal/fuzz_programs.py --runner $(BUILD)/metal/fuzz_run --seconds $(SECONDS) --seed $(SEED)
 
 # ---- generated files -------------------------------------------------------------------------------------------------
 shaders:

@@ -17234,7 +17234,8 @@ static int check_delta_vjp(struct call *c, struct array *const in[8])
     const struct array *q = in[0], *v = in[2];
     int t;
     if (!check_delta(c, q, in[1], v, in[3], in[4], in[5]) || !in[6]) return -1;
-    if (!same_shape(in[6], v)) return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for values %s", TEXT(in[6]), TEXT(v)), -1;
+    if (!same_shape(in[6], v))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for values %s", TEXT(in[6]), TEXT(v)), -1;
     const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
     if (in[7] && (in[7]->ndim != 4 || memcmp(in[7]->shape, state, sizeof state)))
         return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s is not of the state's shape", TEXT(in[7])), -1;
@@ -17290,7 +17291,8 @@ int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queri
 
 /* ==== >>attention_vjp: attention's gradient, in tiles ============================================================= */
 
-enum { AVJP_DQ, AVJP_DK, AVJP_DV, AVJP_SUMS, AVJP_Q, AVJP_K, AVJP_V, AVJP_G, AVJP_O, AVJP_MASK, AVJP_SINKS, AVJP_ARRAYS };
+enum { AVJP_DQ, AVJP_DK, AVJP_DV, AVJP_SUMS, AVJP_Q, AVJP_K, AVJP_V, AVJP_G, AVJP_O, AVJP_MASK, AVJP_SINKS,
+       AVJP_ARRAYS };
 enum { AVJP_SLICE = 32 };                            /* features of a row in shared memory */
 
 /* sums: logsumexp of each query's scores, given or asked for: NULL or without gradients the only result. */

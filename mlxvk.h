@@ -1095,16 +1095,17 @@ MLXVK_API int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_ar
                                                       mlxvk_array values, float scale, const char *mask_mode,
                                                       mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s);
 
-/* Not in mlx-c: its gradients for the cotangent of its result `output`, both (B, H, Lq, Dv), in tiles: the scores are not
- * kept. logsumexp: float32 (B, H, Lq, 1), as the function after this has it, or { NULL }: computed. Features up to 256. res:
- * { dqueries, dkeys, dvalues }, each of its operand's dtype; mask and sinks have none, as in MLX. Deterministic. */
+/* Not in mlx-c: its gradients for the cotangent of its result `output`, both (B, H, Lq, Dv), in tiles: the scores are
+ * not kept. logsumexp: float32 (B, H, Lq, 1), as the function after this has it, or { NULL }: computed. Features up to
+ * 256. res: { dqueries, dkeys, dvalues }, each of its operand's dtype; mask and sinks have none, as in MLX.
+ * Deterministic. */
 MLXVK_API int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_array queries,
                                                           mlxvk_array keys, mlxvk_array values, float scale,
                                                           const char *mask_mode, mlxvk_array mask_arr,
                                                           mlxvk_array sinks, mlxvk_array output, mlxvk_array logsumexp,
                                                           mlxvk_array cotangent, mlxvk_stream s);
-/* log(sum of exp(scale * q k^T + mask)) with the sink, for each query: float32 (B, H, Lq, 1), -inf where it sees no key.
- * MLX's primitive has it as a second result when a gradient is wanted. */
+/* log(sum of exp(scale * q k^T + mask)) with the sink, for each query: float32 (B, H, Lq, 1), -inf where it sees no
+ * key. MLX's primitive has it as a second result when a gradient is wanted. */
 MLXVK_API int mlxvk_fast_scaled_dot_product_attention_logsumexp(mlxvk_array *res, mlxvk_array queries,
                                                                 mlxvk_array keys, float scale, const char *mask_mode,
                                                                 mlxvk_array mask_arr, mlxvk_array sinks,
@@ -1117,8 +1118,8 @@ MLXVK_API int mlxvk_fast_cross_entropy(mlxvk_array *res, mlxvk_array logits, mlx
  * take over the logits' memory. */
 MLXVK_API int mlxvk_fast_cross_entropy_vjp(mlxvk_array *res, mlxvk_array logits, mlxvk_array targets, mlxvk_array loss,
                                            mlxvk_array cotangent, mlxvk_stream s);
-/* Not in mlx-c: MLX's fast::gated_delta_update, the recurrence of a gated delta net. For each batch, each head of values
- * and token after token, from the initial state S (B, Hv, Dv, Dk) ({ NULL }: zeros):
+/* Not in mlx-c: MLX's fast::gated_delta_update, the recurrence of a gated delta net. For each batch, each head of
+ * values and token after token, from the initial state S (B, Hv, Dv, Dk) ({ NULL }: zeros):
  *     S = gate S;   S = S + beta (v - S k) k^T;   y = S q
  * queries, keys (B, T, Hk, Dk), Dk up to 512; values (B, T, Hv, Dv), Hv a multiple of Hk; gates (B, T, Hv), or
  * (B, T, Hv, Dk) for one of each column of S; beta (B, T, Hv). mask (B, T) or { NULL }: where it is false the token's
@@ -1128,9 +1129,9 @@ MLXVK_API int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array
                                             mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
                                             mlxvk_array initial_state, mlxvk_array mask, mlxvk_stream s);
 
-/* Its gradients, without a mask, for the cotangents of y and of the last state ({ NULL }: zeros). res: { dqueries, dkeys,
- * dvalues, dgates, dbeta, dstate }, each of its operand's dtype (dstate float32 where there is no state). Deterministic;
- * keeps states of about every sqrt(T)th token. */
+/* Its gradients, without a mask, for the cotangents of y and of the last state ({ NULL }: zeros). res: { dqueries,
+ * dkeys, dvalues, dgates, dbeta, dstate }, each of its operand's dtype (dstate float32 where there is no state).
+ * Deterministic; keeps states of about every sqrt(T)th token. */
 MLXVK_API int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
                                                 mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
                                                 mlxvk_array initial_state, mlxvk_array cotangent,

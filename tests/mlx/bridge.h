@@ -1,8 +1,10 @@
 /* The stock MLX wheel on mlxvk: what its source files share.                                 SPDX-License-Identifier: MIT
  *
- * The wheel's libmlx.so (0.30.1 to 0.30.3) exports all its symbols and binds them late. This library defines those of its
- * "no GPU" backend anew, and is loaded first. It uses nothing of mlxvk but mlxvk.h.
+ * This library defines functions of the wheel's "no GPU" backend anew, and puts them in the place of those in its
+ * libmlx.so. It uses nothing of mlxvk but mlxvk.h, and of MLX only functions: no vtable and no type information, which
+ * the wheel may hide. What differs between versions of MLX says so by MLX_VERSION_NUMERIC.
  *
+ *     hooks.cpp        how it gets into MLX, and MLX's functions into it
  *     memory.cpp       MLX's allocator: a buffer of MLX is one handle on mlxvk memory; operands and results
  *     stream.cpp       streams, events, fences, evaluation on a stream, the way out of the process
  *     primitives.cpp   the table from primitive to mlxvk call
@@ -26,6 +28,7 @@
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "mlx/scheduler.h"
+#include "mlx/version.h"
 
 #include "mlxvk.h"
 
@@ -36,9 +39,14 @@ using mlx::core::Primitive;
 using mlx::core::Stream;
 using Arrays = std::vector<array>;
 
+/* ---- hooks.cpp ---- */
+
+/* Is the bridge in MLX? If not it must call nothing of MLX. */
+bool hooked();
+
 /* ---- stream.cpp ---- */
 
-/* The device, made at first use. Without one (or with a MLX of another version) everything stays on the CPU. */
+/* The device, made at first use. Without one everything stays on the CPU. */
 mlxvk_device device();
 bool has_device();
 /* True where the host does not read device memory as fast as its own: what it computes with has a copy there. */
@@ -83,6 +91,9 @@ struct Loading {
 enum class State { native, layout, host, unreached, fallback, refused };
 struct Row;
 const Row* find_row(const Primitive& p);
+bool is_load(const Primitive& p);
+/* Its graph, which MLX calls its fallback; null for one that has none. */
+mlx::core::fast::Custom* with_graph(Primitive& p);
 /* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */
 void run(Primitive& p, const Arrays& inputs, Arrays& outputs);
 /* Calls `each` with every row of the table; ran: as that state says, at least once in this process. */

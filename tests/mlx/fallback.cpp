@@ -71,8 +71,13 @@ static bool count_fallback(const char* name, const std::string& text) {
 
 /* ---- on the CPU ---- */
 
+/* Its own: what users queue on theirs may wait for us. */
 static Stream cpu_stream() {
-  static const Stream s = new_stream(Device::cpu);         // its own: what users queue on theirs may wait for us
+#if MLX_VERSION_NUMERIC >= 32000
+  static const Stream s = new_thread_unsafe_stream(Device::cpu);
+#else
+  static const Stream s = new_stream(Device::cpu);
+#endif
   return s;
 }
 
@@ -95,7 +100,7 @@ static void on_cpu(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   for (auto& in : inputs) wait_for(in, true);
   std::lock_guard<std::mutex> lock(mutex);
   OnCpuStream moved(p);
-  Loading loading(typeid(p) == typeid(Load));
+  Loading loading(is_load(p));
   p.eval_cpu(inputs, outputs);
   synchronize(p.stream());
   cpu::get_command_encoder(p.stream()).temporaries().clear();
@@ -144,7 +149,7 @@ static void by_graph(fast::Custom& p, const Arrays& inputs, Arrays& outputs) {
 }
 
 void fall_back(Primitive& p, const Arrays& inputs, Arrays& outputs, const std::string& reason) {
-  auto* custom = dynamic_cast<fast::Custom*>(&p);
+  fast::Custom* custom = with_graph(p);
   const std::string text = signature(inputs) + (reason.empty() ? "" : " (" + reason + ")");
   if (policy() == Policy::error && !custom) throw std::runtime_error(std::string("[") + p.name() + "] mlxvk has it not for " + text + "; MLX_VK_FALLBACK=error");
   if (count_fallback(p.name(), text) && policy() == Policy::warn)
@@ -246,6 +251,7 @@ extern "C" int mlxvk_mlx_kernels(char* text, size_t size) {
   return mlxvk_mlx::copy_text((all.empty() ? "[" : all) + "]", text, size);
 }
 
+#if MLX_VERSION_NUMERIC < 32000
 namespace mlx::core::cpu {
 
 /* An operation of a GPU stream that runs on the CPU does so in the bridge's own CPU stream. */
@@ -258,3 +264,4 @@ CommandEncoder& get_command_encoder(Stream s) {
 }
 
 }  // namespace mlx::core::cpu
+#endif

@@ -10,6 +10,18 @@
 #include "mlx/allocator.h"
 #include "mlx/memory.h"
 
+#if MLX_VERSION_NUMERIC >= 32003
+/* Data that MLX's allocator owns, which may be overwritten in place, is made by its friends alone: malloc(), which has no
+ * memory to give here, and this one, which is only declared where there is no CUDA. */
+namespace mlx::core::cu {
+class CommandEncoder {
+ public:
+  void* memory;
+};
+inline allocator::Data malloc_async(size_t, CommandEncoder& from) { return allocator::Data(allocator::Buffer(from.memory)); }
+}  // namespace mlx::core::cu
+#endif
+
 namespace mlxvk_mlx {
 
 namespace allocator = mlx::core::allocator;
@@ -244,6 +256,15 @@ static void adopt_shared(array& out, mlxvk_array result, const array& in) {
   mlxvk_array_free(result);
 }
 
+static void set_block(array& out, Block* b) {
+#if MLX_VERSION_NUMERIC >= 32003
+  mlx::core::cu::CommandEncoder from{b};
+  out.set_data(mlx::core::cu::malloc_async(0, from));
+#else
+  out.set_data(allocator::Buffer(b));
+#endif
+}
+
 void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s) {
   if (!out.size()) {
     mlxvk_array_free(result);
@@ -264,12 +285,12 @@ void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s) {
   auto* b = new Block;
   b->array = result;
   b->size = mlxvk_array_memory_size(result);
-  if (mlxvk_array_is_row_contiguous(result) && !mlxvk_array_offset(result)) { out.set_data(allocator::Buffer(b)); return; }
+  if (mlxvk_array_is_row_contiguous(result) && !mlxvk_array_offset(result)) { set_block(out, b); return; }
   array::Flags flags{};
   size_t data_size = 0;
   auto strides = layout_of(result, out, flags, data_size);
   array whole(out.shape(), out.dtype(), nullptr, {});      // only copy_shared_buffer() sets an offset
-  whole.set_data(allocator::Buffer(b));
+  set_block(whole, b);
   out.copy_shared_buffer(whole, strides, flags, data_size, int64_t(mlxvk_array_offset(result) / out.itemsize()));
 }
 
@@ -331,6 +352,10 @@ Allocator& allocator() {
   static auto* the = new mlxvk_mlx::VulkanAllocator;       // never destroyed: arrays may outlive everything
   return *the;
 }
+
+#if MLX_VERSION_NUMERIC >= 32000
+bool can_reuse_alien_buffer(void*) { return false; }
+#endif
 
 void* Buffer::raw_ptr() { return ptr_ ? mlxvk_mlx::host_pointer(*static_cast<mlxvk_mlx::Block*>(ptr_)) : nullptr; }
 

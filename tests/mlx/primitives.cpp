@@ -1,7 +1,8 @@
 /* The table from MLX's primitives to mlxvk's calls: see bridge.h.                            SPDX-License-Identifier: MIT */
 #include <algorithm>
 #include <cstdlib>
-#include <typeindex>
+#include <type_traits>
+#include <typeinfo>
 #include <unordered_map>
 
 #include "bridge.h"
@@ -31,8 +32,8 @@ using Native = int (*)(Job&);
 using Layout = void (*)(Primitive&, const Arrays&, Arrays&);
 
 struct Row {
-  std::type_index type;
-  const char* name;
+  const char* name;                                        // the type's, in mlx::core
+  bool graph;                                              // it is one of fast::Custom's
   State state;
   Native native;                                           // 0 or mlxvk's error code
   Layout layout;                                           // MLX's arrays only: no data moves, or rarely
@@ -113,6 +114,13 @@ static int divide_native(Job& j) {
   return (integers ? mlxvk_divide_truncate : mlxvk_divide)(j.out, j.in[0], j.in[1], j.s);
 }
 
+#if MLX_VERSION_NUMERIC >= 32000
+static int divmod_native(Job& j) {
+  Vector all;
+  int code = mlxvk_divmod(&all.v, j.in[0], j.in[1], j.s);
+  return code ? code : spread(j, all);
+}
+#else
 /* As the wheel's CPU has it: the quotient towards 0, the remainder with the dividend's sign. Ours has the divisor's: where
  * they differ, one divisor less. */
 static int divmod_native(Job& j) {
@@ -135,6 +143,7 @@ static int divmod_native(Job& j) {
   if (!code) code = mlxvk_floor(&down, quotient, j.s);
   return code ? code : mlxvk_where(&j.out[0], negative, up, down, j.s);
 }
+#endif
 
 static int broadcast_native(Job& j) { return mlxvk_array_set(j.out, j.in[0]); }
 
@@ -196,17 +205,34 @@ static int concatenate_native(Job& j) {
   return mlxvk_concatenate_axis(j.out, all.v, j.as<Concatenate>().state(), j.s);
 }
 
+/* What a slice update does with what is there; `set` (and MLX before 0.31) replaces it. */
+static int reduced_update(mlxvk_array* res, Job& j, Binary reduce, const std::vector<int>& start, const std::vector<int>& stop,
+                          const std::vector<int>& step) {
+  Handle there;
+  int code = mlxvk_slice(&there, j.in[0], start.data(), start.size(), stop.data(), stop.size(), step.data(), step.size(), j.s);
+  return code ? code : reduce(res, there, j.in[1], j.s);
+}
+
 /* From its start and strides and the update's shape, as MLX has it: the end that it keeps may be stale. */
 static int slice_update_native(Job& j) {
-  auto [start, unused, strides] = j.as<SliceUpdate>().state();
+  Binary reduce = nullptr;
+#if MLX_VERSION_NUMERIC >= 31000
+  static const Binary calls[] = {mlxvk_maximum, mlxvk_minimum, mlxvk_add, mlxvk_multiply, nullptr};
+  auto [type, first, unused, strides] = j.as<SliceUpdate>().state();
+  reduce = calls[type];
+#else
+  auto [first, unused, strides] = j.as<SliceUpdate>().state();
+#endif
   if (!mlxvk_array_size(j.in[1])) return mlxvk_copy(j.out, j.in[0], j.s);
-  std::vector<int> stop(start.size());
+  std::vector<int> start(first.begin(), first.end()), step(strides.begin(), strides.end()), stop(start.size());
   for (size_t i = 0; i < start.size(); i++) {
-    const int last = start[i] + (mlxvk_array_dim(j.in[1], int(i)) - 1) * strides[i], size = mlxvk_array_dim(j.in[0], int(i));
-    stop[i] = strides[i] > 0 ? last + 1 : last > 0 ? last - 1 : -size - 1;
+    const int last = start[i] + (mlxvk_array_dim(j.in[1], int(i)) - 1) * step[i], size = mlxvk_array_dim(j.in[0], int(i));
+    stop[i] = step[i] > 0 ? last + 1 : last > 0 ? last - 1 : -size - 1;
   }
-  return mlxvk_slice_update(j.out, j.in[0], j.in[1], start.data(), start.size(), stop.data(), stop.size(), strides.data(),
-                            strides.size(), j.s);
+  Handle reduced;
+  int code = reduce ? reduced_update(&reduced, j, reduce, start, stop, step) : 0;
+  return code ? code : mlxvk_slice_update(j.out, j.in[0], reduce ? reduced.a : j.in[1], start.data(), start.size(), stop.data(),
+                                          stop.size(), step.data(), step.size(), j.s);
 }
 
 static int pad_native(Job& j) {
@@ -250,6 +276,12 @@ static int arg_reduce_native(Job& j) {
   auto [type, axis] = j.as<ArgReduce>().state();
   return (type == ArgReduce::ArgMin ? mlxvk_argmin_axis : mlxvk_argmax_axis)(j.out, j.in[0], axis, true, j.s);
 }
+
+#if MLX_VERSION_NUMERIC >= 32003
+static int searchsorted_native(Job& j) {
+  return mlxvk_searchsorted(j.out, j.in[0], j.in[1], j.as<SearchSorted>().state() ? "right" : "left", j.s);
+}
+#endif
 
 static int softmax_native(Job& j) { return mlxvk_softmax_axis(j.out, j.in[0], -1, j.as<Softmax>().state(), j.s); }
 static int logsumexp_native(Job& j) { return mlxvk_logsumexp_axis(j.out, j.in[0], -1, true, j.s); }
@@ -329,17 +361,59 @@ static int block_masked_mm_native(Job& j) {
                                masks ? j.in[j.inputs - 2] : none, masks ? j.in[j.inputs - 1] : none, j.s);
 }
 
+/* Inputs: x, w, its scales where it is quantized, the two global scales where there are any. */
 static int qqmm_native(Job& j) {
   auto [group, bits, mode] = j.as<QQMatmul>().state();
-  return mlxvk_qqmm(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true},
-                    quantization_mode_to_string(mode).c_str(), none, none, j.s);
+  const size_t own = mlxvk_array_dtype(j.in[1]) == MLXVK_UINT32 ? 3 : 2;
+  const bool global = j.inputs > own;
+  return mlxvk_qqmm(j.out, j.in[0], j.in[1], own > 2 ? j.in[2] : none, {group, true}, {bits, true},
+                    quantization_mode_to_string(mode).c_str(), global ? j.in[own] : none, global ? j.in[own + 1] : none, j.s);
 }
+
+#if MLX_VERSION_NUMERIC >= 32003
+/* An operand through the mode: its codes and scales, and what they stand for. */
+struct Coded {
+  Vector parts;
+  Handle codes, scales, back;
+
+  int open(mlxvk_array a, mlxvk_array global, const Job& j, int group, int bits, const char* mode) {
+    int code = mlxvk_quantize(&parts.v, a, {group, true}, {bits, true}, mode, global, j.s);
+    if (!code) code = mlxvk_vector_array_get(&codes, parts.v, 0);
+    if (!code) code = mlxvk_vector_array_get(&scales, parts.v, 1);
+    return code ? code : mlxvk_dequantize(&back, codes, scales, none, {group, true}, {bits, true}, mode, global,
+                                          {mlxvk_array_dtype(a), true}, j.s);
+  }
+};
+
+/* Inputs: x, w, the two indices, then as QQMatmul. x is rounded as its codes would be, w is codes or rounded likewise. */
+static int gather_qqmm_native(Job& j) {
+  auto [group, bits, mode, left, right] = j.as<GatherQQMM>().state();
+  const std::string name = quantization_mode_to_string(mode);
+  const bool coded = mlxvk_array_dtype(j.in[1]) == MLXVK_UINT32, sorted = left || right;
+  const size_t own = coded ? 5 : 4;
+  const bool global = j.inputs > own;
+  Coded x, w;
+  Handle wide, turned;
+  int code = x.open(j.in[0], global ? j.in[own] : none, j, group, bits, name.c_str());
+  if (!code && coded && !global)
+    return mlxvk_gather_qmm(j.out, x.back, j.in[1], j.in[4], none, j.in[2], j.in[3], true, {group, true}, {bits, true}, name.c_str(),
+                            sorted, j.s);
+  if (!code && coded)
+    code = mlxvk_dequantize(&wide, j.in[1], j.in[4], none, {group, true}, {bits, true}, name.c_str(), j.in[own + 1],
+                            {mlxvk_array_dtype(j.in[0]), true}, j.s);
+  if (!code && !coded) code = w.open(j.in[1], global ? j.in[own + 1] : none, j, group, bits, name.c_str());
+  if (!code) code = mlxvk_swapaxes(&turned, coded ? wide.a : w.back.a, -1, -2, j.s);
+  return code ? code : mlxvk_gather_mm(j.out, x.back, turned, j.in[2], j.in[3], sorted, j.s);
+}
+#endif
 
 /* The lengths are the result's where it is real, else the operand's. */
 static int fft_native(Job& j) {
   using Transform = int (*)(mlxvk_array*, mlxvk_array, const int*, size_t, const int*, size_t, mlxvk_fft_norm, mlxvk_stream);
   static const Transform calls[] = {mlxvk_fft_fftn, mlxvk_fft_ifftn, mlxvk_fft_rfftn, mlxvk_fft_irfftn};
-  auto [wide_axes, inverse, real] = j.as<FFT>().state();
+  const auto state = j.as<FFT>().state();                  // newer versions have more in it
+  const auto& wide_axes = std::get<0>(state);
+  const bool inverse = std::get<1>(state), real = std::get<2>(state);
   std::vector<int> axes(wide_axes.begin(), wide_axes.end()), n;
   for (int axis : axes) n.push_back(inverse && real ? j.shape()[axis] : mlxvk_array_dim(j.in[0], axis));
   return calls[2 * real + inverse](j.out, j.in[0], n.data(), n.size(), axes.data(), axes.size(), MLXVK_FFT_NORM_BACKWARD, j.s);
@@ -352,11 +426,13 @@ static int hadamard_native(Job& j) {
 static int quantize_native(Job& j) {
   auto [unused, group, bits, mode, dequantize] = j.as<fast::Quantize>().state();
   const std::string name = quantization_mode_to_string(mode);
+  const bool affine = mode == QuantizationMode::Affine;    // what others have behind their operands is a global scale
+  const mlxvk_array last = j.inputs > (dequantize ? 2 : 1) ? j.in[j.inputs - 1] : none;
   if (dequantize)
-    return mlxvk_dequantize(j.out, j.in[0], j.in[1], j.inputs > 2 ? j.in[2] : none, {group, true}, {bits, true}, name.c_str(),
-                            none, {dtype_of(*j.like), true}, j.s);
+    return mlxvk_dequantize(j.out, j.in[0], j.in[1], affine ? last : none, {group, true}, {bits, true}, name.c_str(),
+                            affine ? none : last, {dtype_of(*j.like), true}, j.s);
   Vector all;
-  int code = mlxvk_quantize(&all.v, j.in[0], {group, true}, {bits, true}, name.c_str(), none, j.s);
+  int code = mlxvk_quantize(&all.v, j.in[0], {group, true}, {bits, true}, name.c_str(), last, j.s);
   return code ? code : spread(j, all);
 }
 
@@ -412,7 +488,9 @@ static int rope_native(Job& j) {
 }
 
 static int attention_native(Job& j) {
-  auto [unused, scale, causal, sinks, logsumexp] = j.as<fast::ScaledDotProductAttention>().state();
+  const auto state = j.as<fast::ScaledDotProductAttention>().state();   // newer versions have more in it
+  const float scale = std::get<1>(state);
+  const bool causal = std::get<2>(state), sinks = std::get<3>(state), logsumexp = std::get<4>(state);
   const bool mask = j.inputs > 3u + sinks;
   if (logsumexp) return MLXVK_ERROR_UNSUPPORTED;
   return mlxvk_fast_scaled_dot_product_attention(j.out, j.in[0], j.in[1], j.in[2], scale, causal ? "causal" : mask ? "array" : "",
@@ -453,14 +531,18 @@ static void reshape_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) 
   shared_buffer_reshape(whole, out.strides(), out);
 }
 
+/* A private member, which template arguments may name. */
+bool allow_col_major(const Contiguous& c);
+template <bool Contiguous::*member> struct Opened {
+  friend bool allow_col_major(const Contiguous& c) { return c.*member; }
+};
+template struct Opened<&Contiguous::allow_col_major_>;
+
 static void contiguous_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   const auto& in = inputs[0];
   /* MLX's rule of 16 KiB: what shares a much larger buffer is copied, so that the buffer can go. */
   const bool fits = in.buffer_size() <= in.nbytes() + 16384;
-  const bool allow_col = [&] {
-    Contiguous col(p.stream(), true);
-    return p.is_equivalent(col);
-  }();
+  const bool allow_col = allow_col_major(static_cast<const Contiguous&>(p));
   if (!in.size() || (fits && (in.flags().row_contiguous || (allow_col && in.flags().col_contiguous)))) outputs[0].copy_shared_buffer(in);
   else outputs[0].copy_shared_buffer(contiguous_copy(in, p.stream()));
 }
@@ -480,14 +562,16 @@ static void strided_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) 
 
 /* ---- the table: one row a primitive ---- */
 
-#define NATIVE(type, call)   {typeid(type), #type, State::native, call, nullptr, false, false, ""}
-#define WHOLE(type, call)    {typeid(type), #type, State::native, call, nullptr, false, true, ""}
-#define IN_PLACE(type, call, whole) {typeid(type), #type, State::native, call, nullptr, true, whole, ""}
-#define UNREACHED(type, call, note) {typeid(type), #type, State::unreached, call, nullptr, false, false, note}
-#define LAYOUT(type, call)   {typeid(type), #type, State::layout, nullptr, call, false, false, ""}
-#define ON_HOST(type, note)  {typeid(type), #type, State::host, nullptr, view_layout, false, false, note}
-#define ON_CPU(type, note)   {typeid(type), #type, State::fallback, nullptr, nullptr, false, false, note}
-#define REFUSED(type, note)  {typeid(type), #type, State::refused, nullptr, nullptr, false, false, note}
+/* The wheel may hide what typeid(type) refers to. */
+#define ROW(type) #type, std::is_base_of_v<fast::Custom, type>
+#define NATIVE(type, call)   {ROW(type), State::native, call, nullptr, false, false, ""}
+#define WHOLE(type, call)    {ROW(type), State::native, call, nullptr, false, true, ""}
+#define IN_PLACE(type, call, whole) {ROW(type), State::native, call, nullptr, true, whole, ""}
+#define UNREACHED(type, call, note) {ROW(type), State::unreached, call, nullptr, false, false, note}
+#define LAYOUT(type, call)   {ROW(type), State::layout, nullptr, call, false, false, ""}
+#define ON_HOST(type, note)  {ROW(type), State::host, nullptr, view_layout, false, false, note}
+#define ON_CPU(type, note)   {ROW(type), State::fallback, nullptr, nullptr, false, false, note}
+#define REFUSED(type, note)  {ROW(type), State::refused, nullptr, nullptr, false, false, note}
 
 static const Row table[] = {
     NATIVE(Abs, abs_native), NATIVE(ArcCos, unary<mlxvk_arccos>), NATIVE(ArcCosh, unary<mlxvk_arccosh>),
@@ -519,7 +603,11 @@ static const Row table[] = {
     WHOLE(DynamicSlice, slice_dynamic_native), IN_PLACE(DynamicSliceUpdate, slice_update_dynamic_native, true),
     NATIVE(GatherMM, gather_mm_native), NATIVE(GatherQMM, gather_qmm_native), NATIVE(Hadamard, hadamard_native), WHOLE(FFT, fft_native),
     NATIVE(BlockMaskedMM, block_masked_mm_native), NATIVE(SegmentedMM, ternary<mlxvk_segmented_mm>),
+#if MLX_VERSION_NUMERIC >= 31000
+    NATIVE(QQMatmul, qqmm_native),
+#else
     UNREACHED(QQMatmul, qqmm_native, "MLX has it for CUDA"),
+#endif
     NATIVE(Reduce, reduce_native), NATIVE(ArgReduce, arg_reduce_native), NATIVE(Softmax, softmax_native),
     NATIVE(LogSumExp, logsumexp_native), WHOLE(Scan, scan_native), WHOLE(Sort, sort_native), WHOLE(ArgSort, argsort_native),
     WHOLE(Partition, (partition_native<Partition, mlxvk_partition_axis>)),
@@ -541,15 +629,30 @@ static const Row table[] = {
     ON_CPU(Load, "reads files"),
     ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
+#if MLX_VERSION_NUMERIC >= 32003
+    NATIVE(SearchSorted, searchsorted_native),
+    NATIVE(FloorDivide, binary<mlxvk_floor_divide>), NATIVE(GatherQQMM, gather_qqmm_native),
+    ON_CPU(fast::CrossEntropy, "by its graph, on the GPU"), ON_CPU(fast::CrossEntropyVJP, "by its graph, on the GPU"),
+    ON_CPU(fast::GatedDeltaUpdate, "by its graph, on the GPU"), ON_CPU(fast::GatedDeltaUpdateVJP, "by its graph, on the GPU"),
+#endif
     REFUSED(fast::CustomKernel, "Metal source"),
 };
+
+static bool is(const Row& row, const char* name) { return !std::strcmp(row.name, name); }
+
+/* As the compiler names "fast::RoPE" of mlx::core: N3mlx4core4fast4RoPEE. */
+static std::string type_name(const std::string& name) {
+  const size_t colon = name.find("::");
+  const std::string last = colon == name.npos ? name : name.substr(colon + 2);
+  return "N3mlx4core" + (colon == name.npos ? "" : std::to_string(colon) + name.substr(0, colon)) + std::to_string(last.size()) + last + "E";
+}
 
 static const char* short_name(const char* name) { const char* colon = std::strrchr(name, ':'); return colon ? colon + 1 : name; }
 
 const Row* find_row(const Primitive& p) {
   static const auto* index = [] {
-    auto* map = new std::unordered_map<std::type_index, const Row*>;
-    for (auto& row : table) map->emplace(row.type, &row);
+    auto* map = new std::unordered_map<std::string, const Row*>;
+    for (auto& row : table) map->emplace(type_name(row.name), &row);
     return map;
   }();
   /* A type's virtual table stands for it: hashing its name is a tenth of what the bridge does for an operation. */
@@ -557,10 +660,20 @@ const Row* find_row(const Primitive& p) {
   const void* table = *reinterpret_cast<const void* const*>(&p);
   auto& last = seen[reinterpret_cast<uintptr_t>(table) / 16 % std::size(seen)];
   if (last.table != table) {
-    auto it = index->find(typeid(p));
+    auto it = index->find(typeid(p).name());
     last = {table, it == index->end() ? nullptr : it->second};
   }
   return last.row;
+}
+
+bool is_load(const Primitive& p) {
+  const Row* row = find_row(p);
+  return row && is(*row, "Load");
+}
+
+fast::Custom* with_graph(Primitive& p) {
+  const Row* row = find_row(p);
+  return row && row->graph ? static_cast<fast::Custom*>(&p) : nullptr;
 }
 
 static std::atomic<bool> ran[std::size(table)];            // by row
@@ -634,7 +747,7 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   const Stream s = p.stream();
   Operands o(inputs);
   if (row.whole && !(fits(inputs) && fits(outputs))) { reason = "over the storage-buffer range"; return false; }
-  int code = o.open(s, row.in_place, row.type == typeid(fast::RoPE) ? 1 : SIZE_MAX);
+  int code = o.open(s, row.in_place, is(row, "fast::RoPE") ? 1 : SIZE_MAX);
   if (!code) {
     Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s), o.number};
     code = row.native(j);
@@ -663,7 +776,7 @@ static bool excluded(const Row& row) {
 
 /* Those of Compiled and View are made up for each. */
 static const char* lasting_name(const Row& row, const Primitive& p) {
-  return row.type == typeid(Compiled) || row.type == typeid(View) ? short_name(row.name) : p.name();
+  return is(row, "Compiled") || is(row, "View") ? short_name(row.name) : p.name();
 }
 
 void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
@@ -682,7 +795,7 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
     return;
   }
   if (row && excluded(*row)) { fall_back(p, inputs, outputs, "MLX_VK_FALLBACK_FOR"); return; }
-  if (row && row->type == typeid(Compiled)) { p.eval_gpu(inputs, outputs); return; }
+  if (row && is(*row, "Compiled")) { p.eval_gpu(inputs, outputs); return; }
   if (row && row->native && run_native(*row, p, inputs, outputs, reason)) {
     note_run(*row);
     count_native(lasting_name(*row, p));
@@ -717,7 +830,7 @@ static int run_tape(const Arrays& tape, Values& values, const std::unordered_map
     const Row* row = find_row(t.primitive());
     std::vector<mlxvk_array> in;
     mlxvk_array out{};
-    if (!row || (!row->native && row->type != typeid(Broadcast))) return MLXVK_ERROR_UNSUPPORTED;
+    if (!row || (!row->native && !is(*row, "Broadcast"))) return MLXVK_ERROR_UNSUPPORTED;
     for (auto& i : t.inputs()) {
       mlxvk_array* a = values.get(i.id());
       if (!a) return MLXVK_ERROR_UNSUPPORTED;
@@ -788,15 +901,33 @@ namespace fast {
 bool RMSNorm::use_fallback(Stream s) { return s.device == Device::cpu; }
 bool LayerNorm::use_fallback(Stream s) { return s.device == Device::cpu; }
 bool RoPE::use_fallback(Stream s) { return s.device == Device::cpu; }
+static bool attention_by_graph(const array& q, bool is_training, bool output_logsumexp, Stream s) {
+  return s.device == Device::cpu || is_training || output_logsumexp || !issubdtype(q.dtype(), floating);
+}
+#if MLX_VERSION_NUMERIC >= 32000
+bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array&, bool, bool, bool, bool, bool is_training,
+                                             bool output_logsumexp, bool force_fused, Stream s) {
+  const bool graph = attention_by_graph(q, is_training, output_logsumexp, s);
+  if (graph && force_fused)
+    throw std::invalid_argument("[scaled_dot_product_attention] force_fused=True but there is no fused kernel for this.");
+  return graph;
+}
+#else
 /* With more queries than keys, what a causal mask hides depends on MLX's version, and its graph says it: query i sees the keys
  * up to i in 0.30.3, and in 0.32.4, as in mlxvk, those up to i less the surplus. */
 bool ScaledDotProductAttention::use_fallback(const array& q, const array& k, const array&, bool, bool, bool causal,
                                              bool is_training, bool output_logsumexp, Stream s) {
-  return s.device == Device::cpu || is_training || output_logsumexp || !issubdtype(q.dtype(), floating) ||
-         (causal && q.shape(2) > k.shape(2));
+  return attention_by_graph(q, is_training, output_logsumexp, s) || (causal && q.shape(2) > k.shape(2));
 }
+#endif
 bool ScaledDotProductAttention::supports_bool_mask() { return true; }
 bool ScaledDotProductAttentionVJP::use_fallback(const array&, Stream) { return true; }
+#if MLX_VERSION_NUMERIC >= 32003
+/* Rows of the table that are on the CPU so far; true sends MLX to its graph. */
+bool CrossEntropy::use_fallback(Stream) { return true; }
+bool GatedDeltaUpdate::use_fallback(int, int, int, int, bool, Stream) { return true; }
+bool GatedDeltaUpdateVJP::use_fallback(int, int, int, int, Stream) { return true; }
+#endif
 
 }  // namespace fast
 

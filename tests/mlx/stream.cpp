@@ -2,14 +2,20 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <unordered_map>
+#include <unordered_set>
 #include <variant>
 
 #include "bridge.h"
 #include "mlx/backend/cpu/eval.h"
+#if MLX_VERSION_NUMERIC >= 31000
+#include "mlx/backend/gpu/device_info.h"
+#else
 #include "mlx/backend/gpu/available.h"
+#endif
 #include "mlx/backend/gpu/eval.h"
 #include "mlx/backend/metal/metal.h"
 #include "mlx/event.h"
@@ -19,13 +25,17 @@ namespace mlxvk_mlx {
 
 namespace scheduler = mlx::core::scheduler;
 using mlx::core::Device;
+using mlx::core::Event;
 
 /* ---- the device and its streams; never destroyed, since arrays may outlive everything ---- */
 
 struct Streams {
   std::mutex mutex;
   std::unordered_map<int, mlxvk_stream> by_index;
+  std::vector<mlxvk_stream> idle;                          // of threads that are gone
+  std::unordered_set<int> of_all;                          // by index: made for every thread
   std::unordered_map<int, std::string> failed;             // errors of deferred work that nobody was told yet
+  std::unordered_map<int, std::vector<Event>> waited;      // by GPU stream, events of CPU streams, which may fail
 };
 static Streams& streams() { static auto* the = new Streams; return *the; }
 
@@ -56,15 +66,19 @@ static void drain_with_python() {
 }
 
 static mlxvk_device make_device() {
-  setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);        // this release of MLX rounds them so
+#if MLX_VERSION_NUMERIC < 32000
+  setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);              // these releases of MLX round them so
+#endif
   mlxvk_device d = mlxvk_device_new();
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
-  else if (std::getenv("MLX_VK_STATS")) std::fprintf(stderr, "mlxvk: no Vulkan device, MLX stays on the CPU\n");
+  else
+    std::fprintf(stderr, "mlxvk: MLX goes on with the CPU: there is no Vulkan device that mlxvk can use. (vulkaninfo --summary lists "
+                         "the devices, MLX_VK_DEVICE=index|name chooses one; mesa-vulkan-drivers has a driver for the CPU.)\n");
   return d;
 }
 
 mlxvk_device device() { static mlxvk_device d = make_device(); return d; }
-bool has_device() { return device().ctx; }
+bool has_device() { return hooked() && device().ctx; }
 
 bool staged() {
   static const bool value = [] {
@@ -74,17 +88,62 @@ bool staged() {
   return value;
 }
 
+static thread_local int last_index = -1;                    // nearly always the same one
+static thread_local mlxvk_stream last_stream{};
+
+#if MLX_VERSION_NUMERIC >= 31000
+/* The GPU streams that a thread has made: MLX has them go with it. */
+struct Owned {
+  std::vector<int> indices;
+
+  void release() {
+    for (int index : indices) {
+      mlxvk_stream stream{};
+      {
+        std::lock_guard<std::mutex> lock(streams().mutex);
+        auto it = streams().by_index.find(index);
+        if (it == streams().by_index.end()) continue;
+        stream = it->second;
+      }
+      mlxvk_synchronize(stream);
+      std::lock_guard<std::mutex> lock(streams().mutex);
+      streams().by_index.erase(index);
+      streams().waited.erase(index);
+      streams().idle.push_back(stream);
+    }
+    indices.clear();
+    last_index = -1;
+  }
+  ~Owned() { release(); }
+};
+static thread_local Owned owned;
+#endif
+
+/* Since 0.32 a stream is for the thread that made it alone, unless it was made for all. The lock is held. */
+static void check_thread(Stream s) {
+#if MLX_VERSION_NUMERIC >= 32000
+  auto& own = owned.indices;
+  if (std::find(own.begin(), own.end(), s.index) == own.end() && !streams().of_all.count(s.index))
+    throw std::runtime_error("There is no Stream(gpu, " + std::to_string(s.index) + ") in current thread.");
+#else
+  (void)s;
+#endif
+}
+
 mlxvk_stream stream_of(Stream s) {
-  static thread_local int last_index = -1;                 // nearly always the same one
-  static thread_local mlxvk_stream last{};
-  if (s.index == last_index) return last;
+  if (s.index == last_index) return last_stream;
   auto& all = streams();
   std::lock_guard<std::mutex> lock(all.mutex);
+  check_thread(s);
   auto& stream = all.by_index[s.index];
+  if (!stream.ctx && !all.idle.empty()) {
+    stream = all.idle.back();
+    all.idle.pop_back();
+  }
   if (!stream.ctx) stream = mlxvk_stream_new_device(device());
   if (!stream.ctx) throw std::runtime_error("[mlxvk] no stream could be made");
   last_index = s.index;
-  return last = stream;
+  return last_stream = stream;
 }
 
 size_t stream_count() {
@@ -163,7 +222,7 @@ class Counter {
   }
 
   void signal(uint64_t value) {
-    if (line_.event.ctx) { note(value); check(mlxvk_event_signal_host(line_.event, line_.base + value), "signal"); return; }
+    if (line_.event.ctx) { if (note(value)) check(mlxvk_event_signal_host(line_.event, line_.base + value), "signal"); return; }
     { std::lock_guard<std::mutex> lock(mutex_); value_ = value; }
     changed_.notify_all();
   }
@@ -175,7 +234,7 @@ class Counter {
   }
 
   void signal(uint64_t value, Stream s) {
-    note(value);
+    if (!note(value)) return;
     if (int code = mlxvk_event_signal(line_.event, line_.base + value, stream_of(s))) raise(code, stream_of(s), "Event::signal");
   }
 
@@ -194,17 +253,40 @@ class Counter {
 
   Stream of() const { return of_; }
   bool issued() const { return last_ > line_.base; }
-  uint64_t next() { return ++issued_; }
-  uint64_t current() const { return issued_; }
+
+#if MLX_VERSION_NUMERIC >= 32000
+  /* What failed in the CPU streams that the GPU stream waited for before it signals this. */
+  void set_sources(std::vector<Event> sources) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sources_ = std::move(sources);
+  }
+  std::vector<Event> sources() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return sources_;
+  }
+  /* An error is passed on once: who is told of it may go on. */
+  std::atomic<mlx::core::Error*>& error() {
+    for (auto& e : sources()) {
+      mlx::core::Error* theirs = e.load_error();
+      if (!own_error_.store_if_valid(theirs)) continue;
+      theirs->set_message({});
+      error_ = &own_error_;
+    }
+    return error_;
+  }
+#endif
 
  private:
   struct Line { mlxvk_event event{}; uint64_t base = 0; };
   struct Pool { std::mutex mutex; std::deque<Line> idle; };
   static Pool& pool() { static auto* the = new Pool; return *the; }
 
-  void note(uint64_t value) {
+  /* False where somebody signals it already: after an evaluation that failed MLX does so once more. */
+  bool note(uint64_t value) {
     uint64_t now = last_;
-    while (now < line_.base + value && !last_.compare_exchange_weak(now, line_.base + value)) {}
+    while (now < line_.base + value)
+      if (last_.compare_exchange_weak(now, line_.base + value)) return true;
+    return false;
   }
   static void check(int code, const char* what) {
     if (code) throw std::runtime_error(std::string("[Event::") + what + "] " + mlxvk_result_text(code));
@@ -213,28 +295,17 @@ class Counter {
   Stream of_;
   Line line_;
   std::atomic<uint64_t> last_{0};                          // largest value that somebody will signal
-  std::atomic<uint64_t> issued_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t value_ = 0;
+#if MLX_VERSION_NUMERIC >= 32000
+  std::vector<Event> sources_;
+  mlx::core::Error own_error_;
+  std::atomic<mlx::core::Error*> error_{nullptr};
+#endif
 };
 
-static std::shared_ptr<void> new_counter(Stream of) { return std::make_shared<Counter>(of); }
-
-/* A CPU stream calls in its own thread, in order; a GPU stream takes it into its timeline. */
-static void wait_in(Stream s, std::shared_ptr<void> counter, uint64_t value) {
-  stop_if_exiting();
-  auto c = std::static_pointer_cast<Counter>(counter);
-  if (s.device == Device::gpu) c->wait(value, s);
-  else scheduler::enqueue(s, [c, value] { c->wait(value); });
-}
-
-static void signal_in(Stream s, std::shared_ptr<void> counter, uint64_t value) {
-  stop_if_exiting();
-  auto c = std::static_pointer_cast<Counter>(counter);
-  if (s.device == Device::gpu) c->signal(value, s);
-  else scheduler::enqueue(s, [c, value] { c->signal(value); });
-}
+static std::shared_ptr<Counter> counter(const std::shared_ptr<void>& p) { return std::static_pointer_cast<Counter>(p); }
 
 /* A CPU stream's worker still writes what a GPU operation is about to take in: MLX would let go of it when that operation is
  * recorded. The stream itself holds it until then, which also keeps it from being overwritten in place. */
@@ -242,19 +313,59 @@ static void hold_in(Stream producer, const array& a) {
   if (producer.device == Device::cpu && a.data_shared_ptr()) scheduler::enqueue(producer, [data = a.data_shared_ptr()] {});
 }
 
+#if MLX_VERSION_NUMERIC >= 32000
+/* Does a GPU stream wait for what may fail elsewhere? Then it is asked when this stream is waited for. */
+static void note_sources(Stream s, const Event& event, Counter& c) {
+  auto sources = c.of().device == Device::cpu ? std::vector<Event>{event} : c.sources();
+  if (sources.empty()) return;
+  std::lock_guard<std::mutex> lock(streams().mutex);
+  auto& all = streams().waited[s.index];
+  std::erase_if(all, [](const Event& e) { return e.is_signaled() && !(e.load_error() && e.load_error()->valid()); });
+  all.insert(all.end(), sources.begin(), sources.end());
+}
+
+static std::vector<Event> sources_of(Stream s, bool forget) {
+  std::lock_guard<std::mutex> lock(streams().mutex);
+  auto it = streams().waited.find(s.index);
+  if (it == streams().waited.end()) return {};
+  auto result = it->second;
+  if (forget) streams().waited.erase(it);
+  return result;
+}
+static void promise(Stream, const std::shared_ptr<void>&) {}
+static void keep_promises() {}                             // MLX does it
+#else
 /* Events that an evaluation in this thread made and has not signalled yet. When it ends with an exception nobody will: what
  * it had computed until then would be waited for without end. */
 static thread_local std::vector<std::pair<Stream, std::weak_ptr<Counter>>> promised;
 
-static void promise(Stream s, const std::shared_ptr<void>& counter) {
+static void promise(Stream s, const std::shared_ptr<void>& made) {
   if (promised.size() >= 64) promised.erase(promised.begin(), promised.begin() + 32);
-  promised.emplace_back(s, std::static_pointer_cast<Counter>(counter));
+  promised.emplace_back(s, counter(made));
 }
 
 static void keep_promises() {
-  for (auto& [s, weak] : promised)
-    if (auto c = weak.lock(); c && !c->issued()) signal_in(s, c, 1);
+  for (auto& [s, weak] : promised) {
+    auto c = weak.lock();
+    if (!c || c->issued()) continue;
+    if (s.device == Device::gpu) c->signal(1, s);
+    else scheduler::enqueue(s, [c] { c->signal(1); });
+  }
   promised.clear();
+}
+#endif
+
+static std::unordered_map<std::string, std::variant<std::string, size_t>> make_info() {
+  std::unordered_map<std::string, std::variant<std::string, size_t>> map;
+  for (const char* key : {"device_name", "architecture", "driver"}) {
+    const char* value = nullptr;
+    if (!mlxvk_device_info_get_string(&value, device(), key)) map[key] = std::string(value);
+  }
+  for (const char* key : {"max_buffer_length", "max_recommended_working_set_size", "memory_size"}) {
+    size_t value = 0;
+    if (!mlxvk_device_info_get_size(&value, device(), key)) map[key] = value;
+  }
+  return map;
 }
 
 }  // namespace mlxvk_mlx
@@ -262,30 +373,136 @@ static void keep_promises() {
 namespace mlx::core {
 
 using mlxvk_mlx::Counter;
-static Counter* counter(const std::shared_ptr<void>& p) { return static_cast<Counter*>(p.get()); }
+using mlxvk_mlx::counter;
+
+/* A CPU stream calls in its own thread, in order; a GPU stream takes it into its timeline. */
 
 Event::Event(Stream s) : stream_(s) {
-  event_ = mlxvk_mlx::new_counter(s);
+  event_ = std::make_shared<Counter>(s);
   mlxvk_mlx::promise(s, event_);
 }
-void Event::wait() { mlxvk_mlx::stop_if_exiting(); counter(event_)->wait(value_); }
-void Event::wait(Stream s) { mlxvk_mlx::wait_in(s, event_, value_); }
-void Event::signal(Stream s) { mlxvk_mlx::signal_in(s, event_, value_); }
+
 bool Event::is_signaled() const { return counter(event_)->reached(value_); }
 
-Fence::Fence(Stream s) { fence_ = mlxvk_mlx::new_counter(s); }
-void Fence::wait(Stream s, const array& a) {
-  auto* c = counter(fence_);
-  if (s.device == Device::gpu && c->of().device == Device::cpu && c->soon(c->current())) return;
-  mlxvk_mlx::wait_in(s, fence_, c->current());
-  if (s.device == Device::gpu) mlxvk_mlx::hold_in(c->of(), a);
+#if MLX_VERSION_NUMERIC >= 32000
+void Event::wait() {
+  mlxvk_mlx::stop_if_exiting();
+  check_error();
+  counter(event_)->wait(value_);
+  check_error();
 }
-void Fence::update(Stream s, const array&, bool) { mlxvk_mlx::signal_in(s, fence_, counter(fence_)->next()); }
+
+void Event::wait(Stream s) {
+  mlxvk_mlx::stop_if_exiting();
+  if (s.device == Device::cpu) {
+    scheduler::wait_event(s, *this, [](Event& e) { counter(e.event_)->wait(e.value_); });
+    return;
+  }
+  auto c = counter(event_);
+  c->wait(value_, s);
+  mlxvk_mlx::note_sources(s, *this, *c);
+}
+
+void Event::signal(Stream s) {
+  mlxvk_mlx::stop_if_exiting();
+  if (s.device == Device::cpu) {
+    scheduler::signal_event(s, *this, [](Event& e) { counter(e.event_)->signal(e.value_); });
+    return;
+  }
+  auto c = counter(event_);
+  c->set_sources(mlxvk_mlx::sources_of(s, false));
+  c->signal(value_, s);
+}
+
+std::atomic<Error*>& Event::error() { return counter(event_)->error(); }
+#else
+void Event::wait() { mlxvk_mlx::stop_if_exiting(); counter(event_)->wait(value_); }
+
+void Event::wait(Stream s) {
+  mlxvk_mlx::stop_if_exiting();
+  auto c = counter(event_);
+  if (s.device == Device::gpu) c->wait(value_, s);
+  else scheduler::enqueue(s, [c, value = value_] { c->wait(value); });
+}
+
+void Event::signal(Stream s) {
+  mlxvk_mlx::stop_if_exiting();
+  auto c = counter(event_);
+  if (s.device == Device::gpu) c->signal(value_, s);
+  else scheduler::enqueue(s, [c, value = value_] { c->signal(value); });
+}
+#endif
+
+/* A private member, which template arguments may name. */
+const std::shared_ptr<void>& counter_of(const Event& e);
+template <std::shared_ptr<void> Event::*member> struct Opened {
+  friend const std::shared_ptr<void>& counter_of(const Event& e) { return e.*member; }
+};
+template struct Opened<&Event::event_>;
+
+/* An event that is signalled again and again, by one stream. */
+struct Updates {
+  Event event;
+  std::atomic<uint32_t> issued{0};
+
+  explicit Updates(Stream s) : event(s) {}
+
+  uint32_t signal(Stream s) {
+    Event next = event;
+    next.set_value(++issued);
+    next.signal(s);
+    return uint32_t(next.value());
+  }
+
+  void wait(Stream s, const array& a, uint32_t value) {
+    Event e = event;
+    e.set_value(value);
+    const bool from_cpu = s.device == Device::gpu && e.stream().device == Device::cpu;
+    auto c = counter(counter_of(e));
+    if (!from_cpu || !c->soon(value)) e.wait(s);
+#if MLX_VERSION_NUMERIC >= 32000
+    else mlxvk_mlx::note_sources(s, e, *c);
+#endif
+    if (from_cpu && !c->reached(value)) mlxvk_mlx::hold_in(e.stream(), a);
+  }
+};
+static Updates& updates(const std::shared_ptr<void>& fence) { return *static_cast<Updates*>(fence.get()); }
+
+Fence::Fence(Stream s) { fence_ = std::make_shared<Updates>(s); }
+#if MLX_VERSION_NUMERIC >= 32003
+uint32_t Fence::update(Stream s, const array&, bool) { return updates(fence_).signal(s); }
+void Fence::wait(Stream s, const array& a, uint32_t value) { updates(fence_).wait(s, a, value); }
+#else
+void Fence::update(Stream s, const array&, bool) { updates(fence_).signal(s); }
+void Fence::wait(Stream s, const array& a) { updates(fence_).wait(s, a, updates(fence_).issued); }
+#endif
+
+using Info = std::unordered_map<std::string, std::variant<std::string, size_t>>;
 
 namespace gpu {
 
-bool is_available() { return mlxvk_mlx::has_device(); }
+bool is_available() {
+  mlxvk_mlx::guard_python();                               // MLX's module asks while it is imported, or soon after
+  return mlxvk_mlx::has_device();
+}
+#if MLX_VERSION_NUMERIC >= 31000
+int device_count() { return mlxvk_mlx::has_device(); }
+const Info& device_info(int index) {
+  static const Info* the = new Info(mlxvk_mlx::has_device() ? mlxvk_mlx::make_info() : Info());
+  static const Info* empty = new Info;
+  return index ? *empty : *the;
+}
+void new_stream(Stream s) { mlxvk_mlx::owned.indices.push_back(s.index); }   // mlxvk's is made at first use
+void clear_streams() { mlxvk_mlx::owned.release(); }
+#else
 void new_stream(Stream) {}                                 // called while MLX is being set up: made at first use
+#endif
+#if MLX_VERSION_NUMERIC >= 32000
+void new_thread_unsafe_stream(Stream s) {
+  std::lock_guard<std::mutex> lock(mlxvk_mlx::streams().mutex);
+  mlxvk_mlx::streams().of_all.insert(s.index);
+}
+#endif
 
 void eval(array& a) {
   mlxvk_mlx::stop_if_exiting();
@@ -315,6 +532,9 @@ void synchronize(Stream s) {
   mlxvk_mlx::submit_all();
   if (int code = mlxvk_synchronize(stream)) mlxvk_mlx::raise(code, stream, "synchronize");
   mlxvk_mlx::raise_deferred(s);
+#if MLX_VERSION_NUMERIC >= 32000
+  for (auto& e : mlxvk_mlx::sources_of(s, true)) e.check_error();
+#endif
 }
 
 }  // namespace gpu
@@ -352,7 +572,7 @@ void eval(array& a) {
   if (a.is_tracer()) held = a.inputs();
   try {
     wait_for_donors(a.inputs());
-    mlxvk_mlx::Loading loading(typeid(a.primitive()) == typeid(Load));
+    mlxvk_mlx::Loading loading(mlxvk_mlx::is_load(a.primitive()));
     a.primitive().eval_cpu(a.inputs(), outputs);
     keep_behind(queue, a);
   } catch (...) {
@@ -363,25 +583,16 @@ void eval(array& a) {
 
 }  // namespace cpu
 
+#if MLX_VERSION_NUMERIC < 31000
 namespace metal {
 
-const std::unordered_map<std::string, std::variant<std::string, size_t>>& device_info() {
-  static auto* info = [] {
-    auto* map = new std::unordered_map<std::string, std::variant<std::string, size_t>>;
-    if (!mlxvk_mlx::has_device()) throw std::runtime_error("[metal::device_info] Cannot get device info without a GPU");
-    for (const char* key : {"device_name", "architecture", "driver"}) {
-      const char* value = nullptr;
-      if (!mlxvk_device_info_get_string(&value, mlxvk_mlx::device(), key)) (*map)[key] = std::string(value);
-    }
-    for (const char* key : {"max_buffer_length", "max_recommended_working_set_size", "memory_size"}) {
-      size_t value = 0;
-      if (!mlxvk_device_info_get_size(&value, mlxvk_mlx::device(), key)) (*map)[key] = value;
-    }
-    return map;
-  }();
-  return *info;
+const Info& device_info() {
+  if (!mlxvk_mlx::has_device()) throw std::runtime_error("[metal::device_info] Cannot get device info without a GPU");
+  static const Info* the = new Info(mlxvk_mlx::make_info());
+  return *the;
 }
 
 }  // namespace metal
+#endif
 
 }  // namespace mlx::core

@@ -22,6 +22,8 @@ INTS = SIGNED + UNSIGNED
 REAL = (mx.bool_,) + INTS + FLOATS
 ALL = REAL + (mx.complex64,)
 
+MLX = tuple(int(part) for part in mx.__version__.split(".")[:3])
+
 # How far a float result may be off: this much of its size, and this much absolutely (times the case's own scale).
 TOLERANCE = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2, mx.complex64: 3e-5}
 

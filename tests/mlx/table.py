@@ -46,7 +46,7 @@ def table(primitives):
 def unseen(primitives):
     """Primitives that the table calls native and that no test saw run so; raises where tests did not run."""
     here = pathlib.Path(__file__).resolve().parent
-    seen = here.parent.parent / "build" / "mlx" / "seen"
+    seen = pathlib.Path(mlxvk_mlx.library()).parent / "seen"
     ran = set()
     for test in sorted(here.glob("test_*.py")):
         path = seen / (test.stem + ".json")

@@ -158,7 +158,8 @@ def test_batch(loaded):
     generator = BatchGenerator(model, stop_tokens=tokenizer.eos_token_ids)
     uids = generator.insert(prompts, counts)
     tokens = {uid: [] for uid in uids}
-    while responses := generator.next():
+    following = getattr(generator, "next_generated", generator.next)   # since 0.31 the other one tells of prompts, too
+    while responses := following():
         for response in responses:
             tokens[response.uid].append(response.token)
     generator.close()

@@ -353,7 +353,8 @@ def test_buffers_of_each_dtype():
 def test_arrays_of_numpy():
     for dtype in (np.bool_, np.int8, np.uint16, np.int32, np.int64, np.uint64, np.float16, np.float32, np.complex64):
         a = np.arange(30).reshape(5, 6).astype(dtype)
-        for view in (a, a.T, a[::2, ::-1], np.asfortranarray(a), a[:0], a[2, 3]):
+        backwards = a[::2, ::-1] if MLX < (0, 32) else a[1::2, ::3]   # which MLX refuses since
+        for view in (a, a.T, backwards, np.asfortranarray(a), a[:0], a[2, 3]):
             x = mx.array(view)
             assert np.array_equal(np.array(x), view) and np.array_equal(np.array(x + mx.zeros_like(x)), view)
     a = np.arange(5.0, dtype=np.float32)

@@ -250,6 +250,7 @@ def test_cpu_error_reaches_python_or_later_work_runs():
 
 BUSY = """
 import mlx.core as mx, threading, sys, os, atexit, gc
+for_all = getattr(mx, "new_thread_unsafe_stream", mx.new_stream)
 def work(stream=None, steps=100):  # threads must not share the graph of the random state
     x = mx.random.uniform(shape=(128, 128), key=mx.random.key(7), stream=stream)
     for _ in range(steps):
@@ -268,7 +269,7 @@ EXITS = {
     "gpu waits for the cpu": "x = mx.exp(work(mx.cpu, 50), stream=mx.gpu); mx.async_eval(x)",
     "a stream for each thread": "ts = [threading.Thread(target=lambda: mx.eval(work(mx.new_stream(mx.gpu), 50))) for _ in range(3)]\n"
                                 "[t.start() for t in ts]",
-    "threads that leave work": "ts = [threading.Thread(target=work, args=(mx.new_stream(mx.gpu), 100)) for _ in range(3)]\n"
+    "threads that leave work": "ts = [threading.Thread(target=work, args=(for_all(mx.gpu), 100)) for _ in range(3)]\n"
                                "[t.start() for t in ts]; [t.join() for t in ts]",
     # (Python ends a daemon thread that is inside of MLX by unwinding it, and the process aborts, on every device.)
     "idle daemon threads": "e, r = threading.Event(), [threading.Event() for _ in range(3)]\n"
@@ -343,7 +344,7 @@ def test_operands_read_by_other_threads_meanwhile():
     w = mx.random.normal((64, 64), key=mx.random.key(4))
     mx.eval(w)
     want = np.array(w)
-    gpu = [mx.new_stream(mx.gpu) for _ in range(2)]
+    gpu = [getattr(mx, "new_thread_unsafe_stream", mx.new_stream)(mx.gpu) for _ in range(2)]
 
     def work(i):
         for _ in range(40):
@@ -353,3 +354,64 @@ def test_operands_read_by_other_threads_meanwhile():
             else:
                 assert np.array_equal(np.array(w), want)
     in_threads(4, work)
+
+
+@pytest.mark.skipif(MLX < (0, 32), reason="streams were for all threads")
+def test_streams_belong_to_threads():
+    mine, shared = mx.new_stream(mx.gpu), mx.new_thread_unsafe_stream(mx.gpu)
+
+    def work(i):
+        with pytest.raises(RuntimeError, match="no Stream"):
+            mx.eval(mx.add(mx.ones(3), i, stream=mine))
+        assert mx.add(mx.ones(3), i, stream=shared).tolist() == [i + 1] * 3
+        assert mx.add(mx.ones(3), i).tolist() == [i + 1] * 3
+        mx.clear_streams()
+    in_threads(4, work)
+    assert mx.add(mx.ones(3), 1, stream=mine).tolist() == [2] * 3
+
+
+@pytest.mark.skipif(MLX < (0, 32), reason="there was nothing to clear")
+def test_threads_that_come_and_go_leave_no_streams():
+    def count(_):
+        mx.eval(mx.exp(mx.ones(9)) + mx.linalg.inv(mx.eye(2), stream=mx.cpu).sum())
+        counts.append(stats()["streams"])
+    counts = []
+    for _ in range(20):
+        in_threads(1, count)
+    assert max(counts) <= min(counts) + 2, counts          # a thread ends a moment after Python says so
+
+
+@pytest.mark.skipif(MLX < (0, 32), reason="clear_streams is new")
+def test_clear_streams():
+    """In a program of its own: the main thread's default streams are gone then."""
+    got = run("""
+import mlx.core as mx, threading
+x = mx.exp(mx.ones(3)); mx.eval(x)
+def work():
+    mx.clear_streams()
+    print("cleared")
+t = threading.Thread(target=work); t.start(); t.join()
+print((x * 0 + mx.linalg.inv(mx.eye(3), stream=mx.cpu).sum()).tolist())
+mx.clear_streams()
+try: mx.eval(mx.exp(x))
+except RuntimeError as error: print("no Stream" in str(error))
+with mx.stream(mx.new_stream(mx.gpu)): print((mx.ones(2) + 1).tolist(), mx.linalg.qr(mx.eye(2), stream=mx.new_stream(mx.cpu))[1].shape)
+""")
+    assert got.returncode == 0 and got.stdout == "cleared\n[3.0, 3.0, 3.0]\nTrue\n[2.0, 2.0] (2, 2)\n", got.stdout + got.stderr
+
+
+@pytest.mark.skipif(MLX < (0, 32), reason="such an error ended the process")
+@pytest.mark.parametrize("way", ("eval", "async_eval", "other stream"))
+def test_errors_of_the_cpu_arrive(way):
+    """A task fails in the CPU stream's thread, a GPU stream goes on with its result: who waits for that is told."""
+    stream = mx.new_stream(mx.gpu) if way == "other stream" else mx.default_stream(mx.gpu)
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="LU factorization"):
+            bad = mx.linalg.inv(mx.array([[1.0, 2.0], [2.0, 4.0]]), stream=mx.cpu)
+            y = mx.exp(bad, stream=stream) + 1
+            if way == "eval":
+                mx.eval(y)
+            else:
+                mx.async_eval(y)
+                y.tolist()
+        assert mx.exp(mx.zeros(3), stream=stream).tolist() == [1, 1, 1]

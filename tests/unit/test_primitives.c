@@ -51,9 +51,10 @@ static void operand_free(struct operand *o)
     free(o->x);
 }
 
+/* scale: the size of numbers that a sum is made of; 0: exact. */
 static void expect(mlxvk_array got, mlxvk_dtype dtype, const double *want, size_t count, double scale, const char *what)
 {
-    double tolerance = dtype == MLXVK_FLOAT32 ? 2e-5 : dtype == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
+    double tolerance = scale <= 0 ? 0 : dtype == MLXVK_FLOAT32 ? 2e-5 : dtype == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
     unsigned char *data = malloc(count * bytes_of(dtype) + 1);
     assert_non_null(data);
     assert_int_equal(mlxvk_array_dtype(got), dtype);
@@ -479,11 +480,67 @@ static void attentions(void)
 }
 static void attention_gradients(void **state) { (void)state; everywhere(attentions, "MLX_VK_MAX_BINDING_RANGE=32768"); }
 
+/* ---- floor_divide: as MLX, the floor of a quotient that was rounded to its dtype ---- */
+
+static void floors_of_quotients(void **state)
+{
+    enum { N = 4096 };
+    static const mlxvk_dtype halves[] = { MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    struct rng r = { 3 };
+    (void)state;
+    for (size_t k = 0; k < COUNT(halves); k++) {
+        struct operand a = operand(&r, halves[k], (int[]){ N }, 1, -20, 20, DENSE), b = operand(&r, halves[k], (int[]){ N }, 1, -2, 2, DENSE);
+        double *want = malloc(N * sizeof *want);
+        unsigned char one[16];
+        mlxvk_array res = { NULL };
+        for (size_t i = 0; i < N; i++) {
+            store_number(halves[k], one, 0, (double)((float)a.x[i] / (float)b.x[i]));
+            want[i] = floor(load_number(halves[k], one, 0).re);
+        }
+        OK(mlxvk_floor_divide(&res, a.a, b.a, stream), stream);
+        expect(res, halves[k], want, N, 0, "floor_divide");
+        mlxvk_array_free(res);
+        operand_free(&a);
+        operand_free(&b);
+        free(want);
+    }
+}
+
+/* ---- no tokens, no keys; what is refused ---- */
+
+static void empty_and_refused(void **state)
+{
+    mlxvk_array none = { NULL }, q = floats(device, NULL, (int[]){ 1, 0, 1, 2 }, 4), g = floats(device, NULL, (int[]){ 1, 0, 1 }, 3);
+    mlxvk_array s = floats(device, (float[]){ 1, 2, 3, 4 }, (int[]){ 1, 1, 2, 2 }, 4), x = floats(device, (float[]){ 5, 6 }, (int[]){ 1, 1, 1, 2 }, 4);
+    mlxvk_array nothing = floats(device, NULL, (int[]){ 1, 1, 0, 2 }, 4), one = floats(device, (float[]){ 1 }, (int[]){ 1, 1, 1 }, 3), out = { NULL };
+    mlxvk_vector_array res = { NULL };
+    (void)state;
+    OK(mlxvk_fast_gated_delta_update(&res, q, q, q, g, g, s, none, stream), stream);
+    OK(mlxvk_vector_array_get(&out, res, 1), stream);
+    expect_floats(out, (float[]){ 1, 2, 3, 4 }, 4, 0, 0, stream);
+    OK(mlxvk_fast_gated_delta_update_vjp(&res, q, q, q, g, g, none, q, s, stream), stream);
+    OK(mlxvk_vector_array_get(&out, res, 5), stream);
+    expect_floats(out, (float[]){ 1, 2, 3, 4 }, 4, 0, 0, stream);
+    OK(mlxvk_fast_scaled_dot_product_attention_vjp(&res, x, nothing, nothing, 1, "", none, none, x, none, x, stream), stream);
+    OK(mlxvk_vector_array_get(&out, res, 0), stream);
+    expect_floats(out, (float[]){ 0, 0 }, 2, 0, 0, stream);
+    REFUSED(mlxvk_fast_gated_delta_update(&res, x, q, x, one, one, none, none, stream), MLXVK_ERROR_SHAPE, stream, "queries");
+    REFUSED(mlxvk_fast_gated_delta_update(&res, x, x, x, g, one, none, none, stream), MLXVK_ERROR_SHAPE, stream, "gates");
+    REFUSED(mlxvk_fast_gated_delta_update(&res, x, x, x, one, one, x, none, stream), MLXVK_ERROR_SHAPE, stream, "state");
+    REFUSED(mlxvk_fast_gated_delta_update(&res, x, x, x, one, one, s, one, stream), MLXVK_ERROR_SHAPE, stream, "mask");
+    REFUSED(mlxvk_fast_gated_delta_update_vjp(&res, x, x, x, one, one, s, s, none, stream), MLXVK_ERROR_SHAPE, stream, "cotangent");
+    REFUSED(mlxvk_fast_scaled_dot_product_attention_vjp(&res, x, x, x, 1, "", none, none, s, none, s, stream), MLXVK_ERROR_SHAPE, stream, "output");
+    REFUSED(mlxvk_fast_scaled_dot_product_attention_vjp(&res, x, x, x, 1, "no", none, none, x, none, x, stream), MLXVK_ERROR_ARGUMENT, stream, "no");
+    for (size_t i = 0; i < 7; i++) mlxvk_array_free(((mlxvk_array[]){ q, g, s, x, nothing, one, out })[i]);
+    mlxvk_vector_array_free(res);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy), cmocka_unit_test(gated_deltas),
         cmocka_unit_test(gated_delta_gradients), cmocka_unit_test(attention_gradients),
+        cmocka_unit_test(floors_of_quotients), cmocka_unit_test(empty_and_refused),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("primitives", tests, set_up_poisoned, tear_down);

@@ -6,8 +6,8 @@
 
 or leave the program as it is and run it with "python -m mlxvk_mlx" (see --help there).
 
-The bridge is one shared library that defines MLX's GPU backend. It must be in the process's global scope before
-libmlx.so is; that is all that this package does. MLXVK_MLX_LIBRARY names another library file.
+The bridge is one shared library that puts mlxvk in the place of MLX's GPU backend, when it is loaded and before MLX does
+its first work; that is all that this package does. MLXVK_MLX_LIBRARY names another library file.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ import pathlib
 import re
 import sys
 
-__all__ = ["device", "is_available", "kernels", "library", "mlx_version", "primitives", "reset_stats", "stats"]
+__all__ = ["device", "is_available", "kernels", "library", "mlx_version", "primitives", "problem", "reset_stats", "stats"]
 
 NAME = "libmlxvk_mlx.so"
-OLDEST, NEWEST, TESTED = (0, 30, 1), (0, 30, 3), (0, 30, 3)
+TESTED = "0.32.4"
 
 _bridge = None
 
@@ -52,11 +52,7 @@ def _mlx_folder():
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (pathlib.Path(folder) / "lib" / "libmlx.so").is_file():
             return pathlib.Path(folder)
-    raise Error("mlxvk_mlx: no MLX for Linux in this environment (pip install 'mlx[cpu]==%s')" % _text(TESTED))
-
-
-def _text(version):
-    return ".".join(map(str, version))
+    raise Error("mlxvk_mlx: no MLX for Linux in this environment (pip install 'mlx[cpu]==%s')" % TESTED)
 
 
 def mlx_version():
@@ -83,50 +79,41 @@ def _load():
         return
     bridge = _preloaded()
     if bridge is None:
-        version = mlx_version()
-        if not OLDEST <= version <= NEWEST:
-            raise Error("mlxvk_mlx: MLX %s cannot be given a GPU from outside; its versions %s to %s can (%s is the one "
-                        "tested)" % (_text(version), _text(OLDEST), _text(NEWEST), _text(TESTED)))
         if "mlx.core" in sys.modules or _loaded_libmlx():
             raise Error("mlxvk_mlx: mlx.core is imported already, and keeps the device it has. Import mlxvk_mlx before it, "
                         "or run the program with python -m mlxvk_mlx, or with LD_PRELOAD=" + library())
         path = library()
         try:
+            ctypes.CDLL(str(_mlx_folder() / "lib" / "libmlx.so"))
             bridge = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOW)
         except OSError as error:
-            help = ""
-            if "libmlx.so" in str(error):
-                help = ". It belongs to another environment; set LD_LIBRARY_PATH=%s for this one" % (_mlx_folder() / "lib")
-            raise Error("mlxvk_mlx: %s cannot be loaded: %s%s" % (path, error, help)) from None
+            raise Error("mlxvk_mlx: %s cannot be loaded: %s" % (path, error)) from None
         if not hasattr(bridge, "mlxvk_mlx_stats"):
             raise Error("mlxvk_mlx: %s is not mlxvk's bridge" % path)
-    _check_match(bridge)
+    bridge.mlxvk_mlx_problem.restype = ctypes.c_char_p
+    if not bridge.mlxvk_mlx_problem():
+        _check_match()
     for name in ("mlxvk_mlx_stats", "mlxvk_mlx_primitives", "mlxvk_mlx_kernels"):
         if hasattr(bridge, name):
             getattr(bridge, name).argtypes = [ctypes.c_char_p, ctypes.c_size_t]
             getattr(bridge, name).restype = ctypes.c_int
     _bridge = bridge
-    if not is_available():
-        print("mlxvk_mlx: no Vulkan device that mlxvk can use: MLX goes on with the CPU. (vulkaninfo --summary lists the "
-              "devices, MLX_VK_DEVICE=index|name chooses one; mesa-vulkan-drivers has a driver for the CPU.)",
-              file=sys.stderr)
+    is_available()                                         # which says what is missing
 
 
-def _check_match(bridge):
-    """The bridge is compiled against one MLX, and must be in a process with just that one."""
+def _check_match():
+    """The bridge must be in a process with this environment's MLX and no other."""
     folder, loaded = _mlx_folder(), _loaded_libmlx()
     wheel = str((folder / "lib" / "libmlx.so").resolve())
     if loaded != {wheel}:
-        raise Error("mlxvk_mlx: the bridge is linked to %s, this environment's MLX is %s; set LD_LIBRARY_PATH=%s"
-                    % (", ".join(sorted(loaded)) or "nothing", wheel, folder / "lib"))
-    try:
-        built = ctypes.c_int.in_dll(bridge, "mlxvk_mlx_built_for").value
-    except ValueError:
-        return
-    built = (built // 100000, built // 1000 % 100, built % 1000)
-    if built != mlx_version():
-        raise Error('mlxvk_mlx: the bridge was built for MLX %s, this environment has %s; build it anew ("make mlx")'
-                    % (_text(built), _text(mlx_version())))
+        raise Error("mlxvk_mlx: the bridge is in %s, this environment's MLX is %s; set LD_LIBRARY_PATH=%s"
+                    % (", ".join(sorted(loaded)) or "no MLX", wheel, folder / "lib"))
+
+
+def problem():
+    """What keeps the bridge out of MLX, which goes on with the CPU then; an empty text when nothing does."""
+    _load()
+    return _bridge.mlxvk_mlx_problem().decode("utf-8", "replace")
 
 
 def _json(function):

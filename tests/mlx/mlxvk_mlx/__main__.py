@@ -102,6 +102,8 @@ def info():
     print("MLX       %s, %s" % (".".join(map(str, mlxvk_mlx.mlx_version())), mlxvk_mlx._mlx_folder()))
     print("bridge    %s" % mlxvk_mlx.library())
     print("device    %s" % (mlxvk_mlx.device() or "none: MLX uses the CPU"))
+    if mlxvk_mlx.problem():
+        print("problem   %s" % mlxvk_mlx.problem())
     if mlxvk_mlx.device() and stats.get("driver"):
         print("driver    %s" % stats["driver"])
     return 0 if mlxvk_mlx.device() else 1
