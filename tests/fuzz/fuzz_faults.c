@@ -27,7 +27,7 @@ struct shared {
     uint32_t allocations;                            /* of host memory, in a run without a fault */
     uint32_t used;
     uint8_t want[RESULT_BYTES];
-    char why[256];
+    char why[640];
 };
 
 /* ---- the program ---- */
