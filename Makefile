@@ -6,6 +6,7 @@
 # For working on it:
 #
 #   make          the library and every program, into build/
+#   make engine              a renderer that shares its GPU with mlxvk, in a window (SDL2; ENGINE="--frames 300 --check")
 #   make golden DIR=path     compare with MLX's own results in that folder
 #   make test-profiles       tests as on devices that lack something (PROFILES=--sample, PROFILES="--only int64,subgroup")
 #   make test-drivers        the golden data on other CPU drivers (DRIVERS="name=icd.json name=command",
@@ -63,7 +64,9 @@ qwen3_libs := -lcjson -lpcre2-8 -lutf8proc
 
 # ---- what there is: every folder of tests/ may be empty ----------------------------------------------------------
 objects = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
-programs_of = $(patsubst tests/$(1)/%.c,$(BUILD)/$(1)/%,$(filter-out tests/$(1)/support%.c,$(wildcard tests/$(1)/*.c)))
+programs_of = $(patsubst tests/$(1)/%.c,$(BUILD)/$(1)/%,$(filter-out $(engine).c tests/$(1)/support%.c,\
+                $(wildcard tests/$(1)/*.c)))
+engine := tests/examples/engine# wants SDL2: built by make engine alone
 
 lib := $(if $(wildcard mlxvk.c),$(BUILD)/libmlxvk.a)
 qwen3_objects := $(call objects,$(filter-out %/main.c,$(wildcard tests/qwen3/*.c)))
@@ -82,7 +85,7 @@ with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/d
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
-.PHONY: shaders
+.PHONY: shaders engine engine-check
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx test-mlx-own fuzz-mlx bench-mlx mlx-table
 .SECONDARY:
@@ -176,6 +179,24 @@ run-tests:
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") \
 	    "random-programs: $(BUILD)/fuzz/fuzz_programs --seconds $(PROGRAMS_SECONDS) --seed $(PROGRAMS_SEED)" \
 	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units) $(examples)
+
+# A program in a window; engine-check has one without a screen, and looks at what it shows.
+engine_program := $(BUILD)/examples/engine
+$(engine_program): $(BUILD)/obj/$(engine).o $(qwen3_lib) $(lib) $(keep_loaded)
+	$(link)
+$(engine_program): libs += $(qwen3_libs) -lSDL2 -lpng
+
+engine:
+	@tests/tools/setup build engine
+	@$(build) $(engine_program)
+	@$(engine_program) --model "$$MODEL" --prompt "$$PROMPT" $(ENGINE)
+
+engine-check:
+	@tests/tools/setup build engine
+	@$(build) $(engine_program)
+	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/engine_logs $(RUNNER) \
+	    "engine: SDL_VIDEODRIVER=x11 xvfb-run -a $(engine_program) --frames 60 --fast --check --picture $(BUILD)/engine.png"
+	@cat $(BUILD)/engine_logs/engine.out
 
 test-profiles: $(golden) $(units)
 	@tests/tools/profiles --check README.md $(PROFILES) $(golden) "$$DIR" $(units)

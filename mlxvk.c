@@ -23,9 +23,13 @@
  *     >>composites   operations made of others: creation, padding, comparisons, statistics
  *     >>distributions  random numbers made of others
  *     >>linalg       norms, cross products, factorisations
+ *     >>images       arrays from images and back
+ *     >>cross_entropy >>gated_delta >>attention_vjp   of logits with classes; a state updated token by token; gradients
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>replay       windows of the tape that come again: kept plans, recorded segments
+ *     >>shared       memory of others, memory for others
+ *     >>engine       recordings into the caller's command buffers, its semaphores, work in slices of time
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
  *
  * One mutex a device serialises everything but blocking waits, so reference counts and tables are plain integers.
@@ -46,6 +50,7 @@
 
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
+#define VK_USE_PLATFORM_WIN32_KHR
 #include <windows.h>
 #else
 #include <pthread.h>
@@ -480,7 +485,9 @@ struct capabilities {
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     uint8_t coopmat_size[2];
-    bool push_descriptor, mapped, subgroup_forced, memory_budget, float_controls;
+    bool push_descriptor, mapped, subgroup_forced, memory_budget, memory_priority, float_controls;
+    bool extensions[MLXVK_MEMORY_KINDS];             /* that take part in memory of this kind */
+    size_t host_align;                               /* of the host's memory, to be imported */
     bool cached;                                     /* the host reads mapped memory as fast as its own */
     uint8_t types[MEMORY_USES][VK_MAX_MEMORY_TYPES]; /* that memory may be of, the best first */
     uint32_t type_count[MEMORY_USES];
@@ -612,6 +619,13 @@ struct device {
 
     VkInstance instance;
     PFN_vkDestroyInstance destroy_instance;
+    PFN_vkGetPhysicalDeviceMemoryProperties2 memory_properties;
+    PFN_vkGetPhysicalDeviceExternalBufferProperties external_properties;
+    mlxvk_device_memory memory;                      /* the caller's; allocate NULL: Vulkan's */
+    float priority;                                  /* of memory; 0: Vulkan's default */
+    bool low_priority;                               /* of queues */
+    void (*on_log)(const char *line, void *user);
+    uint32_t *families, family_count;                /* that share memory; none: one does */
     VkPhysicalDevice physical;
     VkDevice handle;
     struct VolkDeviceTable vk;
@@ -625,10 +639,12 @@ struct device {
     VkShaderModule modules[KERNEL_COUNT];
     VkPipelineCache pipeline_cache;
     struct table pipelines;
+    struct pipeline image_copy;                      /* stands for a copy of an image: see >>images */
     struct chain_entry **chains;                     /* kernels made for chains, in buckets by key */
     uint32_t chain_count;
 
     struct block *blocks;
+    struct buffer *ending;                           /* of shared memory that submissions still use */
     struct buffer *cache_newest, *cache_oldest;      /* by age */
     struct buffer *bins[SIZE_BINS], *bins_last[SIZE_BINS];   /* by size, see size_bin */
     size_t active, peak, cached, memory_limit, cache_limit, wired_limit, reserved;
@@ -656,6 +672,8 @@ struct device {
         polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
     struct kernel_count kernel_counts[KERNEL_COUNTS];
+    float factors[KERNEL_COUNT + 2];                 /* of estimates, as measured; 0: not yet; the last: of all */
+    bool timestamps;                                 /* the queue has them */
     struct list trace;                               /* dispatches whose times are known, where a gate asks for them */
     uint32_t noted;                                  /* bits of families whose notes are taken */
     struct table notes;
@@ -811,13 +829,17 @@ struct features {
     VkPhysicalDeviceCooperativeMatrixFeaturesKHR coopmat;
     VkPhysicalDeviceCooperativeMatrix2FeaturesNV coopmat2;
     VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
+    VkPhysicalDeviceMemoryPriorityFeaturesEXT priority;
 };
 
 enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
+                 EXT_PRIORITY, EXT_HOST_MEMORY, EXT_MEMORY_FD, EXT_DMA_BUF, EXT_MEMORY_WIN32, EXT_GLOBAL_PRIORITY,
                  EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
     "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
+    "VK_EXT_memory_priority", "VK_EXT_external_memory_host", "VK_KHR_external_memory_fd",
+    "VK_EXT_external_memory_dma_buf", "VK_KHR_external_memory_win32", "VK_KHR_global_priority",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -835,6 +857,7 @@ static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32
     if (has[EXT_COOPMAT]) CHAIN(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
     if (has[EXT_COOPMAT2]) CHAIN(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV);
     if (has[EXT_BFLOAT16]) CHAIN(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
+    if (has[EXT_PRIORITY]) CHAIN(priority, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PRIORITY_FEATURES_EXT);
 #undef CHAIN
 }
 
@@ -895,6 +918,7 @@ static void adopt_features(struct features *f, const void *chain)
         TAKE(coopmat, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR)
         TAKE(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV)
         TAKE(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR)
+        TAKE(priority, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PRIORITY_FEATURES_EXT)
 #undef TAKE
     }
 }
@@ -1046,6 +1070,15 @@ static void choose_subgroup(struct device *d, const struct features *f,
     if (control) c->max_threads = min_u32(c->max_threads, wanted * p->maxComputeWorkgroupSubgroups);
 }
 
+static size_t host_alignment(const struct device *d)
+{
+    VkPhysicalDeviceExternalMemoryHostPropertiesEXT host = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT };
+    VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2, .pNext = &host };
+    vkGetPhysicalDeviceProperties2(d->physical, &p);
+    return (size_t)host.minImportedHostPointerAlignment;
+}
+
 /* Fills d->caps: the only place that asks. */
 static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
 {
@@ -1075,6 +1108,12 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] &&
                          pushed.maxPushDescriptors >= c->max_bindings;
     c->memory_budget = has[EXT_BUDGET];
+    c->memory_priority = f->priority.memoryPriority;
+    c->extensions[MLXVK_MEMORY_HOST] = has[EXT_HOST_MEMORY];
+    c->extensions[MLXVK_MEMORY_FD] = has[EXT_MEMORY_FD];
+    c->extensions[MLXVK_MEMORY_DMA_BUF] = has[EXT_MEMORY_FD] && has[EXT_DMA_BUF];
+    c->extensions[MLXVK_MEMORY_WIN32] = has[EXT_MEMORY_WIN32];
+    if (has[EXT_HOST_MEMORY]) c->host_align = host_alignment(d);
     c->bits = capability_bits(d, f, &sg, &fc);
     c->quirks = quirks_of(driver.driverID);
     c->most_ahead = timeline.maxTimelineSemaphoreValueDifference;
@@ -1231,10 +1270,18 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
                                 .queueCreateInfoCount = 1,
                                 .pQueueCreateInfos = &queue, .ppEnabledExtensionNames = names };
     for (int e = 0; e < EXT_COUNT; e++) if (has[e]) names[count++] = extension_names[e];
+    const VkDeviceQueueGlobalPriorityCreateInfoKHR low = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_GLOBAL_PRIORITY_CREATE_INFO_KHR,
+        .globalPriority = VK_QUEUE_GLOBAL_PRIORITY_LOW_KHR };
+    if (d->low_priority && has[EXT_GLOBAL_PRIORITY]) queue.pNext = &low;
     info.enabledExtensionCount = count;
     d->queue_family = queue.queueFamilyIndex = (uint32_t)compute_family(d->physical, &available);
     d->queue_count = queue.queueCount = min_u32(available, MAX_QUEUES);
     r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
+    if (r < 0 && queue.pNext) {                      /* the priority is a wish */
+        queue.pNext = NULL;
+        r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
+    }
     if (r == VK_SUCCESS) return 0;
     set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "vkCreateDevice failed on %s (VkResult %d)",
               d->caps.name, r);
@@ -1275,15 +1322,33 @@ static int open_device(struct device *d, mlxvk_error *error)
     return 0;
 }
 
+/* All families that share memory, the queue's among them. */
+static int share_families(struct device *d, const mlxvk_adopt *a)
+{
+    bool own = false;
+    if (!a->family_count) return 0;
+    if (!(d->families = host_alloc(d, (a->family_count + 1) * sizeof *d->families))) return MLXVK_ERROR_HOST_MEMORY;
+    for (uint32_t i = 0; i < a->family_count; i++) {
+        bool twice = false;
+        for (uint32_t k = 0; k < d->family_count; k++) twice = twice || d->families[k] == a->families[i];
+        if (!twice) d->families[d->family_count++] = a->families[i];
+        own = own || a->families[i] == a->queue_family;
+    }
+    if (!own) d->families[d->family_count++] = a->queue_family;
+    if (d->family_count < 2) d->family_count = 0;    /* nobody to share with */
+    return 0;
+}
+
 static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *error)
 {
     struct features f;
     bool has[EXT_COUNT] = { false };
     PFN_vkGetInstanceProcAddr get;
     int code;
-    if (!a->instance || !a->physical_device || !a->device || !a->queue || (a->extension_count && !a->extensions)) {
-        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device",
-                  "adopt wants an instance, a physical device, a device, a queue, and extensions if it counts some");
+    if (!a->instance || !a->physical_device || !a->device || !a->queue || (a->extension_count && !a->extensions) ||
+        (a->family_count && !a->families)) {
+        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "adopt wants an instance, a physical device, a "
+                  "device, a queue, and extensions and families if it counts some");
         return MLXVK_ERROR_ARGUMENT;
     }
     memcpy(&get, &a->get_instance_proc_addr, sizeof get);
@@ -1296,6 +1361,8 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     d->handle = (VkDevice)a->device;
     volkLoadInstanceOnly(d->instance);
     volkLoadDeviceTable(&d->vk, d->handle);
+    code = share_families(d, a);
+    if (code) return code;
     d->queue_family = a->queue_family;
     d->queue_count = 1;
     d->queues[0] = (VkQueue)a->queue;
@@ -1354,12 +1421,14 @@ static uint32_t noted_families(const int *gate)
     return bits;
 }
 
-static void print_note(const struct note *n, bool count)
+static void print_note(const struct device *d, const struct note *n, bool count)
 {
-    fprintf(stderr, "[mlxvk] %s: %s%s%s: %s", family_table[n->family].name, n->kernel, n->reason ? " not taken, " : "",
-            n->reason ? n->reason : "", n->signature);
-    if (count) fprintf(stderr, ": %llu", (unsigned long long)n->count);
-    fputc('\n', stderr);
+    char line[2 * NOTE_TEXT], number[32] = "";
+    if (count) snprintf(number, sizeof number, ": %llu", (unsigned long long)n->count);
+    snprintf(line, sizeof line, "[mlxvk] %s: %s%s%s: %s%s", family_table[n->family].name, n->kernel,
+             n->reason ? " not taken, " : "", n->reason ? n->reason : "", n->signature, number);
+    if (d->on_log) d->on_log(line, d->user);
+    else fprintf(stderr, "%s\n", line);
 }
 
 static void free_notes(struct device *d)
@@ -1393,7 +1462,7 @@ static void note(struct device *d, enum family family, const char *kernel, const
     *kept = n;
     t->items[at] = kept;
     t->used++;
-    if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(kept, false);
+    if (gate_on(d->gate, row->debug) && (reason || row->all)) print_note(d, kept, false);
 }
 
 /* Arguments are looked at only where the family is noted. */
@@ -1437,7 +1506,7 @@ static void print_notes(struct device *d)
     for (int i = 0; i < FAMILIES; i++) any = any || gate_on(d->gate, family_table[i].stats);
     if (!any || !(list = list_notes(d, &n))) return;
     for (uint32_t i = 0; i < n; i++)
-        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(&list[i], true);
+        if (gate_on(d->gate, family_table[list[i].family].stats)) print_note(d, &list[i], true);
     host_free(d, list);
 }
 
@@ -1462,14 +1531,23 @@ struct block {
     VkBuffer handle;
     size_t size, used;
     char *map;
+    uint64_t begin;                                  /* in memory that the caller allocated, */
+    void *token;                                     /* and what it is called there */
     bool mapped, cached;                             /* by the host; and it reads it as fast as its own */
+    bool shared;                                     /* with others, see >>shared: of one buffer, and not kept */
+    mlxvk_memory_kind kind;                          /* as what */
     struct range *free;                              /* by offset, never adjacent */
     struct block *next;
 };
 
-/* A stream's counter of submissions; outlives the stream, so that uses can be asked about. */
+/* Who signals a timeline: submissions; a call, when the caller's submission is done; the caller, through an event. */
+enum line_kind { LINE_STREAM, LINE_CALL, LINE_EVENT };
+
+/* A stream's counter of submissions; outlives the stream, so that uses can be asked about. Those of recordings count
+ * submissions of the caller's, and nothing here waits for them: see >>engine. */
 struct timeline {
-    VkSemaphore semaphore;
+    VkSemaphore semaphore;                           /* of an event's: NULL once it is gone, and all of it done */
+    enum line_kind kind;
     struct stream *stream;                           /* NULL once the stream is gone */
     uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
     uint64_t polled;                                 /* d->polls when it was last asked */
@@ -1494,12 +1572,39 @@ struct buffer {
     struct buffer *bin_next, *bin_previous, *newer, *older;
 };
 
-static VkBufferCreateInfo buffer_info(size_t size)
+static VkBufferCreateInfo buffer_info(const struct device *d, size_t size)
 {
     VkBufferCreateInfo info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = size,
         .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
-                 VK_BUFFER_USAGE_TRANSFER_DST_BIT };
+                 VK_BUFFER_USAGE_TRANSFER_DST_BIT,
+        .sharingMode = d->family_count ? VK_SHARING_MODE_CONCURRENT : VK_SHARING_MODE_EXCLUSIVE,
+        .queueFamilyIndexCount = d->family_count, .pQueueFamilyIndices = d->families };
     return info;
+}
+
+/* Memory of one type: from Vulkan, or from the caller's allocator. */
+static VkResult memory_of_type(struct device *d, const VkMemoryAllocateInfo *info, const VkMemoryRequirements *need,
+                               struct block *out)
+{
+    mlxvk_memory_request wanted = { .size = need->size, .alignment = need->alignment, .type = info->memoryTypeIndex,
+                                    .priority = d->priority > 0 ? d->priority : 0.5f };
+    mlxvk_memory_piece piece = { 0 };
+    if (!d->memory.allocate) return d->vk.vkAllocateMemory(d->handle, info, NULL, &out->memory);
+    memcpy(&wanted.vk_buffer, &out->handle, sizeof out->handle);
+    if (d->memory.allocate(&piece, &wanted, d->memory.user)) return VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    memcpy(&out->memory, &piece.vk_memory, sizeof out->memory);
+    out->begin = piece.offset;
+    out->map = piece.mapped;
+    out->token = piece.token;
+    return VK_SUCCESS;
+}
+
+static void memory_free(struct device *d, const struct block *b)
+{
+    mlxvk_memory_piece piece = { .offset = b->begin, .mapped = b->map, .token = b->token };
+    memcpy(&piece.vk_memory, &b->memory, sizeof b->memory);
+    if (!d->memory.allocate || b->shared || !b->memory) d->vk.vkFreeMemory(d->handle, b->memory, NULL);
+    else d->memory.free(&piece, d->memory.user);
 }
 
 /* Memory of the best type that the buffer may have and that has so much left. */
@@ -1507,12 +1612,15 @@ static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *ne
                                 struct block *out)
 {
     const struct capabilities *c = &d->caps;
-    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need->size };
+    const VkMemoryPriorityAllocateInfoEXT priority = {
+        .sType = VK_STRUCTURE_TYPE_MEMORY_PRIORITY_ALLOCATE_INFO_EXT, .priority = d->priority };
+    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = need->size,
+                                  .pNext = c->memory_priority && d->priority > 0 ? &priority : NULL };
     VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
     for (uint32_t i = 0; i < c->type_count[use] && r == VK_ERROR_OUT_OF_DEVICE_MEMORY; i++) {
         info.memoryTypeIndex = c->types[use][i];
         if (need->memoryTypeBits >> info.memoryTypeIndex & 1)
-            r = d->vk.vkAllocateMemory(d->handle, &info, NULL, &out->memory);
+            r = memory_of_type(d, &info, need, out);
     }
     out->cached = c->cached_types >> info.memoryTypeIndex & 1;
     out->mapped = (c->host_types >> info.memoryTypeIndex & 1) && (use != MEMORY_DEVICE || !d->gate[GATE_STAGING]);
@@ -1522,20 +1630,25 @@ static VkResult allocate_memory(struct device *d, const VkMemoryRequirements *ne
 /* Memory with a buffer over it, mapped where the host can. */
 static int raw_allocate(struct device *d, size_t size, enum memory_use use, struct block *out)
 {
-    VkBufferCreateInfo info = buffer_info(size);
+    VkBufferCreateInfo info = buffer_info(d, size);
     VkMemoryRequirements need;
     VkResult r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &out->handle);
     void *map = NULL;
     if (r < 0) return vk_code(d, r);
     d->vk.vkGetBufferMemoryRequirements(d->handle, out->handle, &need);
     r = allocate_memory(d, &need, use, out);
-    if (r >= 0) r = d->vk.vkBindBufferMemory(d->handle, out->handle, out->memory, 0);
-    if (r >= 0 && out->mapped) r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &map);
-    out->map = map;
+    if (r >= 0) r = d->vk.vkBindBufferMemory(d->handle, out->handle, out->memory, out->begin);
+    if (r >= 0 && out->mapped && !d->memory.allocate) {
+        r = d->vk.vkMapMemory(d->handle, out->memory, 0, VK_WHOLE_SIZE, 0, &map);
+        out->map = map;
+    }
+    out->mapped = out->mapped && out->map;
+    if (!out->mapped) out->map = NULL;
     out->size = size;
-    if (r >= 0) return 0;
+    if (r >= 0 && (use == MEMORY_DEVICE || out->map)) return 0;
+    if (r >= 0) r = VK_ERROR_MEMORY_MAP_FAILED;      /* the caller's, of a mapped type, and not mapped */
     d->vk.vkDestroyBuffer(d->handle, out->handle, NULL);
-    d->vk.vkFreeMemory(d->handle, out->memory, NULL);
+    memory_free(d, out);
     memset(out, 0, sizeof *out);
     return vk_code(d, r);
 }
@@ -1547,13 +1660,32 @@ static void block_destroy(struct device *d, struct block *b)
     if (*link) *link = b->next;
     for (struct range *r = b->free, *next; r; r = next) { next = r->next; host_free(d, r); }
     d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
-    d->vk.vkFreeMemory(d->handle, b->memory, NULL);
+    memory_free(d, b);
     d->reserved -= b->size;
     host_free(d, b);
 }
 
+/* What the process may use of the device's heap, and what it uses; false where the driver does not say. */
+static bool memory_budget(const struct device *d, size_t *budget, size_t *used)
+{
+    VkPhysicalDeviceMemoryBudgetPropertiesEXT now = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT };
+    VkPhysicalDeviceMemoryProperties2 m = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2,
+                                            .pNext = &now };
+    if (!d->caps.memory_budget || !d->caps.type_count[MEMORY_DEVICE]) return false;
+    d->memory_properties(d->physical, &m);
+    uint32_t heap = m.memoryProperties.memoryTypes[d->caps.types[MEMORY_DEVICE][0]].heapIndex;
+    *budget = (size_t)now.heapBudget[heap];
+    *used = (size_t)now.heapUsage[heap];
+    return *budget > 0;
+}
+
+static void cache_trim(struct device *d, size_t bytes, bool wait);
+
 static int block_create(struct device *d, size_t size, struct block **out)
 {
+    size_t budget, used;
+    if (memory_budget(d, &budget, &used) && used + size > budget) cache_trim(d, used + size - budget, false);
     struct block *b = host_zalloc(d, sizeof *b);
     struct range *all = host_alloc(d, sizeof *all);
     int code = b && all ? raw_allocate(d, size, MEMORY_DEVICE, b) : MLXVK_ERROR_HOST_MEMORY;
@@ -1711,7 +1843,7 @@ static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t v
                                  .pSemaphores = &t->semaphore, .pValues = &value };
     while (t->completed < value) {
         uint64_t now = 0;
-        VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, 2000000000u);
+        VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, t->kind == LINE_STREAM ? 2000000000u : 0);
         if (r == VK_SUCCESS) now = value;
         else if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
         if (r < 0) return vk_code(d, r);
@@ -1857,6 +1989,32 @@ static struct buffer *buffer_again(struct device *d, const struct known_buffer *
     return b;
 }
 
+static void shared_destroy(struct device *d, struct buffer *b)
+{
+    d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
+    memory_free(d, b->block);
+    host_free(d, b->block);
+    buffer_end(d, b);
+}
+
+/* Destroys buffers of shared memory that submissions do not use any more. */
+static void reap_shared(struct device *d, bool all)
+{
+    d->polls++;
+    for (struct buffer **link = &d->ending, *b; (b = *link) != NULL;) {
+        if (!all && !buffer_idle(d, b, NULL)) { link = &b->bin_next; continue; }
+        *link = b->bin_next;
+        shared_destroy(d, b);
+    }
+}
+
+static void shared_end(struct device *d, struct buffer *b)
+{
+    b->bin_next = d->ending;
+    d->ending = b;
+    reap_shared(d, false);
+}
+
 static void buffer_release(struct device *d, struct buffer *b)
 {
     if (!b || --b->refs > 0) return;
@@ -1866,6 +2024,7 @@ static void buffer_release(struct device *d, struct buffer *b)
         return;
     }
     d->active -= b->size;
+    if (b->block->shared) { shared_end(d, b); return; }
     if (d->gate[GATE_POISON] && buffer_idle(d, b, NULL)) poison(d, b);
     if (d->cached + b->size > d->cache_limit) d->polls++;
     if (d->cached + b->size <= d->cache_limit || !buffer_idle(d, b, NULL)) cache_insert(d, b);
@@ -1875,15 +2034,10 @@ static void buffer_release(struct device *d, struct buffer *b)
 
 /* ==== >>timeline ================================================================================================== */
 
-/* The timeline of a stream that is gone goes on with the next one. */
-static struct timeline *timeline_create(struct device *d)
+/* One more, of a semaphore that is there. */
+static struct timeline *timeline_add(struct device *d, VkSemaphore semaphore, enum line_kind kind)
 {
-    VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
-                                       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
-    VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct timeline *t;
-    for (uint32_t i = 0; i < d->timeline_count; i++)
-        if (!d->timelines[i]->stream) return d->timelines[i];
     if (d->timeline_count == d->timeline_slots) {
         uint32_t slots = d->timeline_slots ? 2 * d->timeline_slots : 16;
         struct timeline **grown = host_alloc(d, slots * sizeof *grown);
@@ -1894,13 +2048,27 @@ static struct timeline *timeline_create(struct device *d)
         d->timeline_slots = slots;
     }
     t = host_zalloc(d, sizeof *t);
-    if (!t || vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &t->semaphore))) {
-        host_free(d, t);
-        return NULL;
-    }
+    if (!t) return NULL;
+    t->semaphore = semaphore;
+    t->kind = kind;
     t->open = 1;
     t->index = d->timeline_count;
     d->timelines[d->timeline_count++] = t;
+    return t;
+}
+
+/* The timeline of a stream that is gone goes on with the next one. */
+static struct timeline *timeline_create(struct device *d)
+{
+    VkSemaphoreTypeCreateInfo type = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
+    VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
+    VkSemaphore semaphore;
+    for (uint32_t i = 0; i < d->timeline_count; i++)
+        if (!d->timelines[i]->stream && d->timelines[i]->kind == LINE_STREAM) return d->timelines[i];
+    if (vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &semaphore))) return NULL;
+    struct timeline *t = timeline_add(d, semaphore, LINE_STREAM);
+    if (!t) d->vk.vkDestroySemaphore(d->handle, semaphore, NULL);
     return t;
 }
 
@@ -1912,6 +2080,7 @@ static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
                                  .pSemaphores = &t->semaphore, .pValues = &value };
     VkResult r;
     if (t->completed >= value) return 0;
+    if (t->kind != LINE_STREAM) return timeline_wait_locked(d, t, value);
     mutex_unlock(&d->lock);
     r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
     mutex_lock(&d->lock);
@@ -1958,7 +2127,7 @@ static void staging_destroy(struct device *d, struct buffer *b)
 {
     d->staged -= b->size;
     d->vk.vkDestroyBuffer(d->handle, b->handle, NULL);
-    d->vk.vkFreeMemory(d->handle, b->block->memory, NULL);
+    memory_free(d, b->block);
     host_free(d, b->block);
     buffer_end(d, b);
 }
@@ -2032,14 +2201,20 @@ static void staging_give(struct device *d, enum memory_use use, struct buffer *b
 struct event {
     struct device *device;
     VkSemaphore semaphore;
+    bool adopted;                                    /* the semaphore is the caller's, who signals it, too */
     uint64_t top;
     struct event *next;                              /* once it is freed */
     struct list uses;
+    struct timeline *line;                           /* of recordings that it says are done; NULL: there are none */
 };
 
 static void event_destroy(struct device *d, struct event *ev)
 {
-    d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
+    if (ev->line) {
+        ev->line->semaphore = VK_NULL_HANDLE;
+        ev->line->completed = ev->line->submitted = UINT64_MAX;
+    }
+    if (!ev->adopted) d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev->uses.items);
     host_free(d, ev);
 }
@@ -2052,7 +2227,7 @@ static bool event_idle(struct device *d, const struct event *ev)
         const struct use *u = ITEM(ev->uses, struct use, i);
         if (timeline_completed(d, u->line) <= u->value) return false;
     }
-    return true;
+    return !ev->line || timeline_completed(d, ev->line) >= ev->line->submitted;
 }
 
 /* Destroys freed events that no submission names any more. */
@@ -2502,9 +2677,14 @@ struct slot {
     VkQueryPool queries;                             /* with profiling on, */
     uint32_t query_count;
     struct timed *timed;                             /* and the dispatch of every two of them */
+    struct timeline *line;                           /* of a recording: what its value is of */
+    struct clock *clock;                             /* of a stream that advances, see >>engine */
 };
 
 struct timed { mlxvk_dispatch what; uint32_t counted_as; };
+
+/* Of a command buffer: when it began and ended, and what kernels were estimated to take of it, in microseconds. */
+struct clock { VkQueryPool queries; bool running, stopped; float corrected, estimates[KERNEL_COUNT + 1]; };
 
 struct encoder {
     struct stream *stream;
@@ -2529,11 +2709,19 @@ struct encoder {
     bool held_behind;                                /* a barrier */
     /* the row of the table of fusions that is being applied, from 1; 0: none */
     uint32_t fusion;
+    double slice;                                    /* microseconds from which on dispatches are cut; 0: GATE_CUT_US */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
 };
 
 struct wait { struct timeline *line; VkSemaphore semaphore; uint64_t value; };
+
+/* The nodes of a fusion, ascending; the first is where lowering stands. */
+enum { MEMBERS_MOST = 16 };
+struct members { uint32_t node[MEMBERS_MOST]; int count; };
+
+/* How far a plan is encoded: the next step; the next donation; steps before skip_to have nothing to do. */
+struct progress { uint32_t step, donation, skip_to; };
 
 struct stream {
     int refs;
@@ -2563,6 +2751,15 @@ struct stream {
     VkCommandPool segment_pool;
     struct list dropped_segments;
     uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
+    /* held: nothing is lowered before the caller says so. recorder: the stream that lowers into command buffers of the
+     * caller's, which has a line of its own; recording: it does just now. token: what images' copies write, so that
+     * they stay in order. clocked: submissions are timed. See >>engine, >>images. */
+    bool held, records, recording, clocked;
+    struct members paused;                           /* nodes whose plan is encoded as far as a slice went; count 0: */
+    struct progress paused_at;                       /* there are none */
+    struct stream *recorder;
+    struct timeline *own_line;
+    struct array *token;
     bool undecided;                                  /* the next such window may be planned otherwise */
     struct node *nodes;                              /* the tape */
     uint32_t node_count, node_slots, lower_at;       /* lower_at: so many nodes are lowered */
@@ -2766,6 +2963,56 @@ static struct slot *next_slot(struct stream *s)
     return &s->slots[next];
 }
 
+/* ---- clocks: what command buffers take, beside what they were estimated to ---- */
+
+static void clock_start(struct stream *s, struct slot *slot)
+{
+    struct device *d = s->device;
+    const VkQueryPoolCreateInfo info = { .sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO,
+                                         .queryType = VK_QUERY_TYPE_TIMESTAMP, .queryCount = 2 };
+    struct clock *c = slot->clock;
+    if (!c && (c = host_zalloc(d, sizeof *c)) != NULL && d->timestamps)
+        d->vk.vkCreateQueryPool(d->handle, &info, NULL, &c->queries);  /* without: estimates stay as they are */
+    slot->clock = c;
+    if (!c) return;
+    memset(c->estimates, 0, sizeof c->estimates);
+    c->corrected = 0;
+    c->stopped = false;
+    c->running = c->queries != VK_NULL_HANDLE;
+    if (!c->running) return;
+    d->vk.vkCmdResetQueryPool(slot->commands, c->queries, 0, 2);
+    d->vk.vkCmdWriteTimestamp(slot->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, c->queries, 0);
+}
+
+static void clock_stop(struct stream *s)
+{
+    struct slot *slot = &s->slots[s->slot];
+    if (!s->encoder.commands || !slot->clock || !slot->clock->running) return;
+    s->device->vk.vkCmdWriteTimestamp(slot->commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, slot->clock->queries, 1);
+    slot->clock->running = false;
+    slot->clock->stopped = true;
+}
+
+static uint32_t clocked_kernel(const struct step *t)
+{
+    return min_u32(t->pipeline ? t->pipeline->kernel : t->kernel, KERNEL_COUNT);
+}
+
+/* An estimate of the step's microseconds, corrected by what was measured. */
+static float corrected_time(const struct device *d, const struct step *t)
+{
+    const float *f = d->factors, own = f[clocked_kernel(t)], all = f[KERNEL_COUNT + 1];
+    return t->time * (own > 0 ? own : all > 0 ? all : 1);
+}
+
+static void clock_step(struct stream *s, const struct step *t)
+{
+    struct clock *c = s->slots[s->slot].clock;
+    if (!c) return;
+    c->estimates[clocked_kernel(t)] += t->time;
+    c->corrected += corrected_time(s->device, t);
+}
+
 /* Opens a command buffer in the next slot, waiting for its submission where that is still in flight. */
 static int open_commands(struct stream *s)
 {
@@ -2784,6 +3031,7 @@ static int open_commands(struct stream *s)
         return encoder_fail(e, code ? code : vk_code(d, r), r, __LINE__, "stream", "no command buffer (VkResult %d)",
                             r);
     if (slot->queries) d->vk.vkCmdResetQueryPool(slot->commands, slot->queries, 0, QUERIES);
+    if (s->clocked) clock_start(s, slot);
     slot->value = s->line->open;
     e->commands = slot->commands;
     e->in_use = NULL;
@@ -2865,7 +3113,10 @@ static int stream_submit(struct stream *s)
     uint64_t start = now_ns();
     VkResult r = VK_SUCCESS;
     if (e->give_out) e->give_out(e);
+    if (s->recording)
+        return encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "stream", "it takes more than one submission");
     if (!e->commands && !s->signal_count && !s->wait_count) return e->code;
+    if (s->clocked) clock_stop(s);
     if (e->commands) {
         full_barrier(e, STAGES, VK_PIPELINE_STAGE_HOST_BIT | STAGES, WRITES, VK_ACCESS_HOST_READ_BIT);
         e->barriers++;
@@ -2938,7 +3189,10 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
         s->seen = grown;
         s->seen_count = n;
     }
-    if (s->seen[line->index] >= value) return 0;
+    if (s->seen[line->index] >= value || !line->semaphore) return 0;
+    if (line->kind == LINE_CALL && value > timeline_completed(d, line))
+        return encoder_fail(&s->encoder, MLXVK_ERROR_NOT_READY, 0, __LINE__, "stream",
+                            "an operand is in use by a recording whose submission is not known to be done");
     if (value > line->submitted && line->stream) {
         int code = stream_submit(line->stream);
         if (code)
@@ -2983,6 +3237,8 @@ static void slot_destroy(struct device *d, struct slot *slot)
     for (uint32_t i = 0; i < slot->set_pools; i++) d->vk.vkDestroyDescriptorPool(d->handle, slot->sets[i], NULL);
     host_free(d, slot->sets);
     host_free(d, slot->timed);
+    if (slot->clock) d->vk.vkDestroyQueryPool(d->handle, slot->clock->queries, NULL);
+    host_free(d, slot->clock);
     d->vk.vkDestroyQueryPool(d->handle, slot->queries, NULL);
     d->vk.vkDestroyCommandPool(d->handle, slot->pool, NULL);
 }
@@ -3373,7 +3629,8 @@ static void set_work(struct encoder *e, double multiplications) { e->step.work =
 /* Would a step of so many multiplications take too long for one dispatch? Drivers with a watchdog lose the device. */
 static bool too_long(const struct encoder *e, double multiplications)
 {
-    int limit = e->device->gate[GATE_CUT_US];
+    double limit = e->device->gate[GATE_CUT_US];
+    if (e->slice > 0 && (limit <= 0 || e->slice < limit)) limit = e->slice;
     return limit > 0 && multiplications > limit * e->device->tuning->rate;
 }
 
@@ -3853,7 +4110,7 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
     VkShaderModule module = VK_NULL_HANDLE;
     VkResult r;
     if (!p) return find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
-    if (p->handle) return p;
+    if (p->handle || p == &d->image_copy) return p;
     r = build_module(d, p->words.items, p->words.count * sizeof(uint32_t), &module);
     if (r >= 0) r = build_pipeline(d, module, p->bindings, p->spec, p->spec_count, &p->handle);
     d->vk.vkDestroyShaderModule(d->handle, module, NULL);
@@ -3866,11 +4123,62 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
     return p;
 }
 
+/* ---- a copy between an image and memory: a step, whose push constants are this ---- */
+
+enum { IMAGE_TEXELS, IMAGE_TOKEN };                  /* ranges; see >>images */
+struct image_copy {
+    uint64_t image;
+    uint32_t width, height, x, y, mip, layer, layout, final_layout, stages, access, owned, family, write, offset;
+};
+
+static void image_barrier(struct encoder *e, const struct image_copy *c, VkImageLayout from, VkImageLayout to,
+                          bool behind, bool transfer)
+{
+    const VkAccessFlags other = c->access ? c->access : VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT,
+        own = c->write ? VK_ACCESS_TRANSFER_WRITE_BIT : VK_ACCESS_TRANSFER_READ_BIT;
+    const VkPipelineStageFlags stages = (c->stages ? c->stages : VK_PIPELINE_STAGE_ALL_COMMANDS_BIT) | STAGES;
+    uint32_t ours = transfer ? e->device->queue_family : VK_QUEUE_FAMILY_IGNORED;
+    uint32_t theirs = transfer ? c->family : VK_QUEUE_FAMILY_IGNORED;
+    VkImageMemoryBarrier barrier = { .sType = VK_STRUCTURE_TYPE_IMAGE_MEMORY_BARRIER, .oldLayout = from,
+        .newLayout = to, .srcAccessMask = behind ? own : other | WRITES, .dstAccessMask = behind ? other : own,
+        .srcQueueFamilyIndex = behind ? ours : theirs, .dstQueueFamilyIndex = behind ? theirs : ours,
+        .subresourceRange = { VK_IMAGE_ASPECT_COLOR_BIT, c->mip, 1, c->layer, 1 } };
+    memcpy(&barrier.image, &c->image, sizeof barrier.image);
+    e->device->vk.vkCmdPipelineBarrier(e->commands, behind ? VK_PIPELINE_STAGE_TRANSFER_BIT : stages,
+                                       behind ? stages : VK_PIPELINE_STAGE_TRANSFER_BIT, 0, 0, NULL, 0, NULL, 1,
+                                       &barrier);
+}
+
+/* In a command buffer of the caller's the image belongs to whom that belongs to. */
+static void record_image(struct encoder *e, const struct step *t, const VkDescriptorBufferInfo *texels)
+{
+    const struct VolkDeviceTable *vk = &e->device->vk;
+    VkImageLayout between = VK_IMAGE_LAYOUT_TRANSFER_SRC_OPTIMAL, layout, final;
+    struct image_copy c;
+    VkImage image;
+    memcpy(&c, t->push, sizeof c);
+    memcpy(&image, &c.image, sizeof image);
+    if (c.write) between = VK_IMAGE_LAYOUT_TRANSFER_DST_OPTIMAL;
+    layout = (VkImageLayout)c.layout;
+    final = (VkImageLayout)c.final_layout;
+    const VkBufferImageCopy copy = { .bufferOffset = texels->offset + c.offset,
+        .imageSubresource = { VK_IMAGE_ASPECT_COLOR_BIT, c.mip, c.layer, 1 },
+        .imageOffset = { (int32_t)c.x, (int32_t)c.y, 0 }, .imageExtent = { c.width, c.height, 1 } };
+    bool transfer = c.owned && c.family != e->device->queue_family && !e->stream->recording;
+    if (transfer) image_barrier(e, &c, layout, layout, false, true);
+    image_barrier(e, &c, layout, between, false, false);
+    if (c.write) vk->vkCmdCopyBufferToImage(e->commands, texels->buffer, image, between, 1, &copy);
+    else vk->vkCmdCopyImageToBuffer(e->commands, image, between, texels->buffer, 1, &copy);
+    image_barrier(e, &c, between, final, true, false);
+    if (transfer) image_barrier(e, &c, final, final, true, true);
+}
+
 /* Records a dispatch: pipeline, descriptors, push constants. */
 static void record_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p,
                             VkDescriptorBufferInfo *ranges)
 {
     struct device *d = e->device;
+    if (p == &d->image_copy) { record_image(e, t, &ranges[0]); return; }
     if (e->in_use != p) {
         d->vk.vkCmdBindPipeline(e->commands, VK_PIPELINE_BIND_POINT_COMPUTE, p->handle);
         e->in_use = p;
@@ -3888,6 +4196,7 @@ static void record_dispatch(struct encoder *e, const struct step *t, const struc
 static void count_dispatch(struct encoder *e, const struct step *t, const struct pipeline *p)
 {
     e->stream->time += t->time;
+    if (e->stream->clocked) clock_step(e->stream, t);
     e->device->stats.dispatches++;
     e->device->kernel_counts[counted_as(e, p)].count++;
     e->stream->ops++;
@@ -3934,7 +4243,7 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
     for (int i = 0; i < n->count && !to->buffer; i++) {
         struct storage *st = n->from[i];
         struct buffer *b = st->buffer;
-        if (!b || !b->block || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
+        if (!b || !b->block || b->block->shared || b->refs != 1 || st->owned || st->writers || b->size < to->nbytes ||
             b->size > to->nbytes + DONATE_EXTRA || n->reads[i] != st->readers ||
             (to->nbytes < DONATE_ANYWAY && read_since_barrier(e, b)))
             continue;
@@ -3951,36 +4260,44 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
 static void maybe_commit_time(struct stream *s)
 {
     int most = s->device->gate[GATE_MAX_US];
-    if (!s->encoder.give_out && most > 0 && s->time >= most) stream_submit(s);
+    if (!s->encoder.give_out && !s->recording && most > 0 && s->time >= most) stream_submit(s);
 }
 
 /* Submits what is recorded, if it is enough. */
 static void maybe_commit(struct stream *s)
 {
     const int *gate = s->device->gate;
-    if (s->encoder.give_out) return;                 /* a segment is about to end */
+    if (s->encoder.give_out || s->recording) return; /* a segment is about to end; the caller submits */
     if (s->ops >= (uint32_t)(gate[GATE_MAX_OPS] > 0 ? gate[GATE_MAX_OPS] : 1) ||
         (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1) ||
         (gate[GATE_MAX_US] > 0 && s->time >= gate[GATE_MAX_US])) stream_submit(s);
 }
 
-/* Encodes what was planned, and forgets it. After an error what is left is forgotten, too. */
-static void bind_plan(struct encoder *e)
+/* Encodes a step of the plan, and what comes in front of it. After an error it is only forgotten. */
+static void bind_step(struct encoder *e, struct progress *at)
+{
+    const struct plan *p = &e->plan;
+    const struct step *t = ITEM(p->steps, struct step, at->step);
+    const struct bound *bounds = ITEM(p->bounds, struct bound, t->first);
+    for (; at->donation < p->donations.count; at->donation++) {
+        const struct donation *donation = ITEM(p->donations, struct donation, at->donation);
+        if (donation->before > at->step) break;
+        if (!e->code && donate_memory(e, donation)) at->skip_to = donation->skip_to;
+    }
+    if (!e->code && at->step >= at->skip_to) { encode_step(e, t, bounds); maybe_commit_time(e->stream); }
+    for (uint32_t k = 0; k < t->bounds; k++) bound_forget(e->device, &bounds[k]);
+    at->step++;
+}
+
+static void bind_rest(struct encoder *e, struct progress at)
 {
     struct plan *p = &e->plan;
-    uint32_t skip_to = 0;
-    for (uint32_t i = 0, n = 0; i < p->steps.count; i++) {
-        const struct step *t = ITEM(p->steps, struct step, i);
-        const struct bound *bounds = ITEM(p->bounds, struct bound, t->first);
-        for (; n < p->donations.count && ITEM(p->donations, struct donation, n)->before <= i; n++) {
-            const struct donation *donation = ITEM(p->donations, struct donation, n);
-            if (!e->code && donate_memory(e, donation)) skip_to = donation->skip_to;
-        }
-        if (!e->code && i >= skip_to) { encode_step(e, t, bounds); maybe_commit_time(e->stream); }
-        for (uint32_t k = 0; k < t->bounds; k++) bound_forget(e->device, &bounds[k]);
-    }
+    while (at.step < p->steps.count) bind_step(e, &at);
     p->steps.count = p->bounds.count = p->donations.count = p->tables.count = 0;
 }
+
+/* Encodes what was planned, and forgets it. */
+static void bind_plan(struct encoder *e) { bind_rest(e, (struct progress){ 0 }); }
 
 /* ==== >>tape ====================================================================================================== */
 
@@ -4018,7 +4335,12 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER
     X(CATEGORICAL,      categorical,      random,      0)                                    \
     X(SORT,             sort,             sort,        0)                                    \
     X(SCATTER,          scatter,          scatter,     0)                                    \
-    X(SEARCH,           search,           search,      0)                                   
+    X(SEARCH,           search,           search,      0)                                    \
+    X(IMAGE,            image,            image,       0)                                    \
+    X(CROSS_ENTROPY,    cross_entropy,    cross_entropy, 0)                                  \
+    X(GATED_DELTA,      gated_delta,      gated_delta, 0)                                    \
+    X(GATED_DELTA_VJP,  gated_delta_vjp,  gated_delta_vjp, 0)                                \
+    X(ATTENTION_VJP,    attention_vjp,    attention,   0)
 
 enum operation {
 #define X(id, name, params, late) OP_##id,
@@ -4056,6 +4378,9 @@ struct attention_params { uint32_t flags; float scale; uint32_t keys; };
 struct random_params { uint32_t kind; float low, high; };
 struct sort_params { bool index; };
 struct search_params { bool right; };
+struct cross_entropy_params { uint32_t mode; };
+struct gated_delta_params { uint32_t mask; };
+struct gated_delta_vjp_params { uint32_t vector; };
 struct scatter_params { uint32_t op, scale, none; };
 #ifdef __GNUC__
 #pragma GCC diagnostic pop
@@ -4084,6 +4409,10 @@ union params {
     struct sort_params sort;
     struct scatter_params scatter;
     struct search_params search;
+    struct image_copy image;
+    struct cross_entropy_params cross_entropy;
+    struct gated_delta_params gated_delta;
+    struct gated_delta_vjp_params gated_delta_vjp;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -4098,10 +4427,6 @@ struct node {
 typedef void (*lower_function)(struct encoder *e, const struct node *n);
 struct op_row { const char *name; lower_function lower; size_t params, late; };
 static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion */
-
-/* The nodes of a fusion, ascending; the first is where lowering stands. */
-enum { MEMBERS_MOST = 16 };
-struct members { uint32_t node[MEMBERS_MOST]; int count; };
 
 /* What may take more than one node at once. */
 static const struct passes {
@@ -4187,8 +4512,8 @@ static void group_done(struct stream *s, const struct members *all)
     maybe_commit(s);
 }
 
-/* Plans the node, or the fusion that begins with it, and encodes the plan. */
-static void lower_node(struct stream *s, uint32_t at, uint32_t end)
+/* Plans the node, or the fusion that begins with it. */
+static struct members plan_group(struct stream *s, uint32_t at, uint32_t end)
 {
     struct encoder *e = &s->encoder;
     struct members all = { { at }, 1 };
@@ -4197,10 +4522,30 @@ static void lower_node(struct stream *s, uint32_t at, uint32_t end)
         all.count = 1;
         op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
     }
+    return all;
+}
+
+/* Encodes what was planned for them, from where it stands. */
+static void encode_nodes(struct stream *s, const struct members *all, struct progress at)
+{
+    bind_rest(&s->encoder, at);
+    for (int i = 1; i < all->count; i++) enter_group(&s->nodes[all->node[i]], s->device->group);
+    group_done(s, all);
+}
+
+static void lower_node(struct stream *s, uint32_t at, uint32_t end)
+{
+    struct members all = plan_group(s, at, end);
     if (s->keeping) passes.keep_group(s, &all);
-    bind_plan(e);
-    for (int i = 1; i < all.count; i++) enter_group(&s->nodes[all.node[i]], s->device->group);
-    group_done(s, &all);
+    encode_nodes(s, &all, (struct progress){ 0 });
+}
+
+/* Ends what a slice left in the middle: before anything else is planned. */
+static void end_paused(struct stream *s)
+{
+    struct members all = s->paused;
+    s->paused.count = 0;
+    if (all.count) encode_nodes(s, &all, s->paused_at);
 }
 
 /* ---- order: nodes that do not depend on each other run side by side, between the same two barriers ---- */
@@ -4254,11 +4599,22 @@ static uint32_t next_node(struct stream *s, uint32_t first)
     return first;
 }
 
+/* Forgets the nodes that are done from number `from` on: those before it all are. */
+static void close_ranks(struct stream *s, uint32_t from)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = from; i < s->node_count; i++)
+        if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
+    s->node_count = kept;
+    s->node_elements = 0;
+}
+
 /* Turns the tape's nodes but the last `keep` into dispatches. */
 static void stream_lower(struct stream *s, uint32_t keep)
 {
-    uint32_t count = s->node_count > keep ? s->node_count - keep : 0, kept = 0;
+    uint32_t count = s->node_count > keep ? s->node_count - keep : 0;
     uint64_t start = now_ns();
+    end_paused(s);
     if (!count) return;
     encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
     s->encoder.concurrent = false;
@@ -4268,10 +4624,7 @@ static void stream_lower(struct stream *s, uint32_t keep)
             while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
         passes.keep_window(s);
     }
-    for (uint32_t i = count; i < s->node_count; i++)
-        if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
-    s->node_count = kept;
-    s->node_elements = 0;
+    close_ranks(s, count);
     s->lower_at = keep ? min_u32(s->lower_at + LOWER_AT, LOWER_MOST / 2) * 2 : 0;
     s->device->stats.lowering_ns += now_ns() - start;
 }
@@ -4281,7 +4634,7 @@ static void stream_lower(struct stream *s, uint32_t keep)
 static void lower_enough(struct stream *s)
 {
     bool much = s->node_elements >= LOWER_ELEMENTS;
-    if (s->node_count < LOWER_AT || (!much && s->node_count < s->lower_at)) return;
+    if (s->held || s->node_count < LOWER_AT || (!much && s->node_count < s->lower_at)) return;
     stream_lower(s, LOWER_KEEP);
     if (s->ops >= LOWER_SUBMIT) stream_submit(s);
 }
@@ -4310,17 +4663,28 @@ static void wait_streams(struct device *d)
         timeline_wait(d, d->timelines[i], d->timelines[i]->submitted);
 }
 
+/* Is nothing of it in use any more? Of a recorder: by submissions of the caller's. */
+static bool stream_idle(const struct stream *s)
+{
+    bool idle = s->line->completed >= s->line->submitted;
+    for (uint32_t i = 0; i < s->slot_count && s->records && idle; i++)
+        idle = !s->slots[i].line || s->slots[i].value <= timeline_completed(s->device, s->slots[i].line);
+    return idle || s->device->lost;
+}
+
 /* A stream that is drained, or all of whose device goes. Where the wait failed, what its queue may be using stays. */
 static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
     struct stream **link = &d->streams;
-    bool idle = d->lost || s->line->completed >= s->line->submitted;
+    for (struct stream *owner = d->streams; owner; owner = owner->next)
+        if (owner->recorder == s) owner->recorder = NULL;
+    bool idle = stream_idle(s);
     passes.forget(s);
     plan_clear(&s->encoder);
     plan_free(d, &s->encoder.plan);
-    for (uint32_t i = 0; i < s->slot_count && idle; i++)
-        if (s->slots[i].pool) slot_destroy(d, &s->slots[i]);
+    for (uint32_t i = 0; i < s->slot_count && idle; i++) slot_destroy(d, &s->slots[i]);
+    if (s->token) { s->token->storage->owned--; array_release(s->token); }
     while (*link != s) link = &(*link)->next;
     *link = s->next;
     if (d->default_stream == s) d->default_stream = NULL;
@@ -4329,9 +4693,22 @@ static void stream_destroy(struct stream *s)
     if (idle) d->vk.vkDestroyCommandPool(d->handle, s->segment_pool, NULL);
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
+    if (idle) s->line->kind = LINE_STREAM;           /* a recorder's: for the next stream, too */
+    if (s->recorder) s->recorder->refs = 0;          /* goes when the caller's submissions are done */
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
+}
+
+/* Ends recorders whose streams are gone, and what they recorded done. */
+static void reap_recorders(struct device *d)
+{
+    for (struct stream *s = d->streams, *next; s; s = next) {
+        next = s->next;
+        if (!s->records || s->refs) continue;
+        d->polls++;
+        if (stream_idle(s)) stream_destroy(s);
+    }
 }
 
 /* Gives a reference back. The last one ends the stream, where it is not the device's default, when its work is done. */
@@ -4340,6 +4717,7 @@ static void stream_drop(struct stream *s)
     struct device *d = s->device;
     if (s->refs == 1 && s != d->default_stream) stream_drain(s);     /* others may take references meanwhile */
     if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
+    reap_recorders(d);
 }
 
 /* ==== >>life: devices made, held, ended =========================================================================== */
@@ -4398,6 +4776,7 @@ static void destroy_objects(struct device *d)
     while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
     settle(d);
     reap_events(d, true);
+    reap_shared(d, true);
     cache_trim(d, SIZE_MAX, true);
     for (int use = 0; use < MEMORY_USES; use++)
         for (struct buffer *b; (b = d->staging[use]) != NULL; staging_destroy(d, b)) d->staging[use] = b->bin_next;
@@ -4419,7 +4798,8 @@ static void destroy_objects(struct device *d)
     }
     d->vk.vkDestroyPipelineCache(d->handle, d->pipeline_cache, NULL);
     for (uint32_t i = 0; i < d->timeline_count; i++) {
-        d->vk.vkDestroySemaphore(d->handle, d->timelines[i]->semaphore, NULL);
+        if (d->timelines[i]->kind != LINE_EVENT)     /* those went with their events, or are the caller's */
+            d->vk.vkDestroySemaphore(d->handle, d->timelines[i]->semaphore, NULL);
         host_free(d, d->timelines[i]);
     }
     host_free(d, d->timelines);
@@ -4437,6 +4817,7 @@ static void device_destroy(struct device *d)
         if (!d->adopted) d->vk.vkDestroyDevice(d->handle, NULL);
     }
     if (d->instance && !d->adopted) d->destroy_instance(d->instance, NULL);
+    host_free(d, d->families);
     host_free(d, d);
 }
 
@@ -4472,6 +4853,14 @@ static int unlock_with(struct device *d, int code)
 /* What a call gives away, where somebody takes it: its code. */
 #define GIVE(res, value) ((res) ? (*(res) = (value), 0) : MLXVK_ERROR_ARGUMENT)
 
+static bool has_timestamps(const struct device *d)
+{
+    VkQueueFamilyProperties f[32];
+    uint32_t n = COUNT(f);
+    vkGetPhysicalDeviceQueueFamilyProperties(d->physical, &n, f);
+    return d->queue_family < n && f[d->queue_family].timestampValidBits && d->caps.timestamp_ns > 0;
+}
+
 /* What executing a secondary command buffer costs the GPU (an NVIDIA H200: 1.7 us where the queue family has no
  * graphics, 3.5 us where it has) must be less than what recording its steps costs the host. */
 static uint32_t least_segment(const struct device *d)
@@ -4504,9 +4893,15 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     if (desc) { d->on_error = d->own_on_error = desc->on_error; d->user = desc->user; }
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
+    if (desc && desc->memory) d->memory = *desc->memory;
+    if (desc) { d->priority = desc->memory_priority; d->low_priority = desc->low_priority; d->on_log = desc->on_log; }
+    d->image_copy = (struct pipeline){ .name = "image_copy", .kernel = KERNEL_COUNT };
     mutex_lock(&volk_lock);
     code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);
     if (!code) d->segment_least = least_segment(d);
+    d->memory_properties = vkGetPhysicalDeviceMemoryProperties2;
+    d->external_properties = vkGetPhysicalDeviceExternalBufferProperties;
+    if (!code) d->timestamps = has_timestamps(d);
     mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
@@ -13487,30 +13882,75 @@ static struct array *requantized(struct call *c, struct array *x, struct array *
     return out;
 }
 
+/* Both operands of a product through the format: x there and back, w's codes and scales in parts, quantized here where
+ * k is NULL. False with an error. */
+static bool qq_operands(struct call *c, struct array **x, struct array *w, struct array *k, struct array *scale_x,
+                        struct array *scale_w, struct quant_params p, struct array *parts[3])
+{
+    mlxvk_dtype to;
+    if (c->code || !*x || !w) return false;
+    to = (*x)->dtype;
+    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken"), false;
+    if (!scale_x != !scale_w)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all"), false;
+    if (!is_float(to)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(*x)), false;
+    if (!k && !is_float(w->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w)), false;
+    parts[0] = w;
+    parts[1] = k;
+    parts[2] = NULL;
+    if (k && !check_quantized(c, w, k, NULL, &p)) return false;
+    if (!k && !do_quantize(c, w, scale_w, p, parts)) return false;
+    if (!c->code && quant_width(parts[0], &p) != dim_of(*x, -1))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(*x), TEXT(w)), false;
+    if (to == MLXVK_FLOAT16 && scale_w) to = MLXVK_FLOAT32;            /* codes times their scales reach 2688 */
+    *x = requantized(c, *x, scale_x, scale_w, p, to);
+    return !c->code;
+}
+
 static struct array *do_qqmm(struct call *c, struct array *x, struct array *w, struct array *k, struct array *scale_x,
                              struct array *scale_w, struct quant_params p)
 {
-    struct array *parts[3] = { w, k, NULL };
-    mlxvk_dtype to, t;
+    struct array *parts[3];
+    mlxvk_dtype to;
     bool one;
     if (c->code || !x || !w) return NULL;
-    if (is_affine(&p)) return FAIL(c, MLXVK_ERROR_ARGUMENT, "mode affine is not taken");
-    if (!scale_x != !scale_w)
-        return FAIL(c, MLXVK_ERROR_ARGUMENT, "global_scale_x and global_scale_w come together or not at all");
-    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "x %s is not floating", TEXT(x));
     if (!x->ndim || w->ndim != 2) return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s: w is a matrix", TEXT(x), TEXT(w));
-    if (!k && !is_float(w->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "w %s without scales is not floating", TEXT(w));
-    if (k && !check_quantized(c, w, k, NULL, &p)) return NULL;
-    if (!k && !do_quantize(c, w, scale_w, p, parts)) return NULL;
-    if (!c->code && quant_width(parts[0], &p) != dim_of(x, -1))
-        return FAIL(c, MLXVK_ERROR_SHAPE, "the last dimension of x %s does not match w %s", TEXT(x), TEXT(w));
     to = x->dtype;
-    t = to == MLXVK_FLOAT16 && scale_w ? MLXVK_FLOAT32 : to;           /* codes times their scales reach 2688 */
     one = x->ndim == 1;
-    x = requantized(c, one ? do_expand(c, x, (int[]){ 0 }, 1) : x, scale_x, scale_w, p, t);
+    if (one) x = do_expand(c, x, (int[]){ 0 }, 1);
+    if (!qq_operands(c, &x, w, k, scale_x, scale_w, p, parts)) return NULL;
     x = do_quantized_matmul(c, x, parts[0], parts[1], NULL, p);
     if (one && x) x = do_reshape(c, x, 1, &x->shape[1]);
     return as_type(c, x, to);
+}
+
+static struct array *do_gather_qqmm(struct call *c, struct array *x, struct array *w, struct array *k,
+                                    struct array *lhs, struct array *rhs, struct array *scale_x, struct array *scale_w,
+                                    struct quant_params p)
+{
+    struct array *parts[3];
+    mlxvk_dtype to;
+    if (c->code || !x || !w) return NULL;
+    if (x->ndim < 2 || w->ndim < 2)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "x %s and w %s must have two dimensions at least", TEXT(x), TEXT(w));
+    to = x->dtype;
+    if (!qq_operands(c, &x, w, k, scale_x, scale_w, p, parts)) return NULL;
+    return as_type(c, do_gather_qmm(c, x, parts[0], parts[1], NULL, lhs, rhs, p), to);
+}
+
+int mlxvk_gather_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_array lhs_indices,
+                      mlxvk_array rhs_indices, mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
+                      mlxvk_array global_scale_x, mlxvk_array global_scale_w, bool sorted_indices, mlxvk_stream s)
+{
+    struct call c = begin("gather_qqmm", s);
+    struct array *a = input(&c, "x", x), *q = input(&c, "w", w), *k = optional_input(&c, "w_scales", w_scales),
+        *lhs = optional_input(&c, "lhs_indices", lhs_indices), *rhs = optional_input(&c, "rhs_indices", rhs_indices);
+    struct quant_params p = quant_format(&c, group_size, bits, mode, true);
+    struct array *scale_x = tensor_scale(&c, "global_scale_x", global_scale_x, &p);
+    struct array *scale_w = tensor_scale(&c, "global_scale_w", global_scale_w, &p);
+    (void)sorted_indices;
+    return finish(&c, do_gather_qqmm(&c, a, q, k, lhs, rhs, scale_x, scale_w, p), res);
 }
 
 int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales, mlxvk_optional_int group_size,
@@ -16159,6 +16599,877 @@ static struct array *both_signs(struct call *c, int n, double d)
 PUBLIC(mlxvk_fft_fftfreq, both_signs(&c, n, d), int n, double d)
 PUBLIC(mlxvk_fft_rfftfreq, frequencies(&c, n, d, 0, n / 2 + 1), int n, double d)
 
+/* ==== >>images: arrays from images and back ======================================================================= */
+
+/* A copy is a node and a step like others (see record_image): it is ordered by what it reads and writes, comes with the
+ * tape into a command buffer of the caller's, and is kept by replay. Texels lie in memory as the image has them; what
+ * makes numbers of them are plain operations. The images' copies of a stream all write its token, 16 bytes: so they
+ * stay in the order in which they were asked for. */
+
+/* Formats of VkFormat by number: channels, how the texels lie in an array; normalised where that is uint8. */
+static const struct image_format { uint32_t format; int channels; mlxvk_dtype dtype; bool srgb; } image_formats[] = {
+    { VK_FORMAT_R8_UNORM, 1, MLXVK_UINT8, false },            { VK_FORMAT_R8_SRGB, 1, MLXVK_UINT8, true },
+    { VK_FORMAT_R8G8_UNORM, 2, MLXVK_UINT8, false },          { VK_FORMAT_R8G8_SRGB, 2, MLXVK_UINT8, true },
+    { VK_FORMAT_R8G8B8A8_UNORM, 4, MLXVK_UINT8, false },      { VK_FORMAT_R8G8B8A8_SRGB, 4, MLXVK_UINT8, true },
+    { VK_FORMAT_R16_SFLOAT, 1, MLXVK_FLOAT16, false },
+    { VK_FORMAT_R16G16B16A16_SFLOAT, 4, MLXVK_FLOAT16, false },
+    { VK_FORMAT_R32_SFLOAT, 1, MLXVK_FLOAT32, false },
+    { VK_FORMAT_R32G32B32A32_SFLOAT, 4, MLXVK_FLOAT32, false },
+};
+
+static void lower_image(struct encoder *e, const struct node *n)
+{
+    struct image_copy copy = n->p.image;
+    struct array *texels = copy.write ? n->in[0] : n->out[1];
+    copy.offset = bind_array(e, IMAGE_TEXELS, texels, !copy.write) * (uint32_t)item_size(texels);
+    set_output(e, IMAGE_TOKEN, n->out[0]);
+    set_bytes(e, &copy, sizeof copy);
+    e->step.pipeline = &e->device->image_copy;
+    dispatch(e, 1, 1, 1);
+}
+
+/* The stream's token: wanted as long as the stream is, but by no handle, which would hold the device. */
+static struct array *image_token(struct call *c)
+{
+    struct stream *s = c->stream;
+    if (c->code || s->token) return s->token;
+    struct array *token = output(c, 1, (int[]){ 4 }, MLXVK_UINT32);
+    if (!token) return NULL;
+    token->refs++;
+    token->storage->owned++;
+    return s->token = token;
+}
+
+/* The row of its format, where a copy can be made of it. */
+static const struct image_format *check_image(struct call *c, const mlxvk_image *image, bool write)
+{
+    const struct image_format *f = NULL;
+    if (c->code) return NULL;
+    if (!image || !image->vk_image) return FAIL(c, MLXVK_ERROR_ARGUMENT, "image is NULL, or has no VkImage");
+    for (size_t i = 0; i < COUNT(image_formats); i++)
+        if (image_formats[i].format == image->format) f = &image_formats[i];
+    if (!f) return FAIL(c, MLXVK_ERROR_UNSUPPORTED, "VkFormat %u is not taken", image->format);
+    if (!image->width || !image->height || image->width > INT_MAX / 4 || image->height > INT_MAX / 4)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "a region of %u x %u texels", image->width, image->height);
+    if (!image->layout && (!write || !image->final_layout))
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, write ? "an image of undefined layout wants a final_layout"
+                                                   : "an image of undefined layout has nothing to read");
+    return f;
+}
+
+static struct image_copy copy_for(const mlxvk_image *i, bool write)
+{
+    return (struct image_copy){ .image = i->vk_image, .width = i->width, .height = i->height, .x = i->x, .y = i->y,
+        .mip = i->mip, .layer = i->layer, .layout = i->layout,
+        .final_layout = i->final_layout ? i->final_layout : i->layout, .stages = i->stages, .access = i->access,
+        .owned = i->owned, .family = i->family, .write = write };
+}
+
+/* All of it in float32. sRGB's curve over the colours, not over the last of four channels: light from what is stored, or
+ * back. */
+static struct array *do_srgb(struct call *c, struct array *x, bool store)
+{
+    struct array *curve, *line, *out;
+    if (c->code || !x) return NULL;
+    if (store) {
+        curve = by_number(c, B_power, do_binary(c, B_maximum, x, scalar(c, 0.0031308, MLXVK_FLOAT32)), 1 / 2.4);
+        curve = by_number(c, B_subtract, by_number(c, B_multiply, curve, 1.055), 0.055);
+        line = by_number(c, B_multiply, x, 12.92);
+        out = do_select(c, by_number(c, B_less_equal, x, 0.0031308), line, curve);
+    } else {
+        curve = by_number(c, B_power, by_number(c, B_divide, by_number(c, B_add, x, 0.055), 1.055), 2.4);
+        line = by_number(c, B_divide, x, 12.92);
+        out = do_select(c, by_number(c, B_less_equal, x, 0.04045), line, curve);
+    }
+    if (c->code || dim_of(x, -1) < 4) return out;
+    struct array *colour = by_number(c, B_less, do_arange(c, 0, 4, 1, MLXVK_INT32), 3);
+    return do_select(c, colour, out, x);
+}
+
+/* Numbers from texels, 1 for 255 where those are bytes; or bytes for those, to nearest even; NaN is 0. */
+static struct array *from_texels(struct call *c, const struct image_format *f, struct array *x, mlxvk_dtype dtype)
+{
+    if (c->code || !x || dtype == x->dtype) return x;
+    x = as_type(c, x, MLXVK_FLOAT32);
+    if (f->dtype == MLXVK_UINT8) x = by_number(c, B_divide, x, 255);
+    return as_type(c, f->srgb ? do_srgb(c, x, false) : x, dtype);
+}
+
+static struct array *to_bytes(struct call *c, struct array *x)
+{
+    if (c->code || !x) return NULL;
+    struct array *zero = scalar(c, 0, MLXVK_FLOAT32);
+    x = do_select(c, do_binary(c, B_greater, x, zero), x, zero);
+    x = by_number(c, B_multiply, do_binary(c, B_minimum, x, scalar(c, 1, MLXVK_FLOAT32)), 255);
+    return as_type(c, do_unary(c, U_round, x), MLXVK_UINT8);
+}
+
+static struct array *to_texels(struct call *c, const struct image_format *f, struct array *x)
+{
+    if (c->code || !x || x->dtype == f->dtype) return x;
+    struct array *wide = as_type(c, x, MLXVK_FLOAT32);
+    if (f->dtype == MLXVK_UINT8) return to_bytes(c, f->srgb ? do_srgb(c, wide, true) : wide);
+    return as_type(c, x->dtype == MLXVK_UINT8 ? by_number(c, B_divide, wide, 255) : wide, f->dtype);
+}
+
+static bool image_dtype(struct call *c, int dtype)
+{
+    if (c->code || dtype == MLXVK_UINT8 || dtype == MLXVK_FLOAT16 || dtype == MLXVK_FLOAT32) return !c->code;
+    return FAIL(c, MLXVK_ERROR_DTYPE, "%s is none of uint8, float16 and float32", mlxvk_dtype_name((mlxvk_dtype)dtype)),
+           false;
+}
+
+int mlxvk_image_read(mlxvk_array *res, const mlxvk_image *image, mlxvk_dtype dtype, mlxvk_stream s)
+{
+    struct call c = begin("image_read", s);
+    const struct image_format *f = check_image(&c, image, false);
+    if (!f || !image_dtype(&c, (int)dtype)) return finish(&c, NULL, res);
+    const int shape[] = { (int)image->height, (int)image->width, f->channels };
+    struct array *texels = output(&c, 3, shape, f->dtype), *token = image_token(&c), *x;
+    append(&c, OP_IMAGE, PARAMS(.image = copy_for(image, false)), NULL, 0, ARRAYS(token, texels));
+    x = from_texels(&c, f, texels, f->dtype == MLXVK_UINT8 || dtype != MLXVK_UINT8 ? dtype : f->dtype);
+    if (x && x->dtype != dtype) x = to_bytes(&c, as_type(&c, x, MLXVK_FLOAT32));
+    return finish(&c, image->planar ? do_transpose(&c, x, (int[]){ 2, 0, 1 }) : x, res);
+}
+
+int mlxvk_image_write(const mlxvk_image *image, mlxvk_array array, mlxvk_stream s)
+{
+    struct call c = begin("image_write", s);
+    const struct image_format *f = check_image(&c, image, true);
+    struct array *x = input(&c, "array", array), *token = image_token(&c);
+    if (!f || !x || !image_dtype(&c, (int)x->dtype)) return end(&c);
+    const int h = (int)image->height, w = (int)image->width, n = f->channels;
+    const int want[] = { image->planar ? n : h, image->planar ? h : w, image->planar ? w : n };
+    struct array wanted = outline(x->dtype, 3, want);
+    if (!same_shape(x, &wanted)) FAIL(&c, MLXVK_ERROR_SHAPE, "%s; the image wants %s", TEXT(x), TEXT(&wanted));
+    if (!c.code && image->planar) x = do_transpose(&c, x, (int[]){ 1, 2, 0 });
+    x = contiguous(&c, to_texels(&c, f, x));
+    if (x && (x->offset + storage_shift(x->storage)) % 16) x = copy_of(&c, x);     /* begins as a copy wants it */
+    append(&c, OP_IMAGE, PARAMS(.image = copy_for(image, true)), ARRAYS(x), ARRAYS(token));
+    return end(&c);
+}
+
+/* ==== >>cross_entropy: of logits with classes, and its gradient =================================================== */
+
+/* A row-contiguous array with one dimension. */
+static struct array line_of(const struct array *a)
+{
+    struct array line = *a;
+    line.refs = 1;
+    line.ndim = 1;
+    line.shape[0] = (int)a->size;
+    line.strides[0] = 1;
+    return line;
+}
+
+/* a: result, logits, classes, and for the gradient loss and cotangent; a workgroup has one row or several. */
+static void cross_entropy_part(struct encoder *e, struct array *const *a, const void *job)
+{
+    const struct array *x = a[1];
+    bool gradient = *(const uint32_t *)job == CROSS_ENTROPY_GRADIENT, quads;
+    struct cross_entropy_push push = { .rows = (uint32_t)x->shape[0], .n = (uint32_t)x->shape[1] };
+    uint32_t lanes, threads;
+    push.y_at = set_output(e, SLOT_cross_entropy_y, a[0]);
+    push.x_at = set_input(e, SLOT_cross_entropy_x, a[1]);
+    push.classes_at = set_input(e, SLOT_cross_entropy_classes, a[2]);
+    if (gradient) push.loss_at = set_input(e, SLOT_cross_entropy_loss, a[3]);
+    if (gradient) push.g_at = set_input(e, SLOT_cross_entropy_g, a[4]);
+    quads = push.n % 4 == 0 && push.x_at % 4 == 0 && (!gradient || push.y_at % 4 == 0);
+    lanes = row_lanes(e, ceil_div(push.n, quads ? 4 : 1), &threads);
+    USE(e, cross_entropy, &push, .threads = threads, .mode = *(const uint32_t *)job, .lanes = lanes,
+        .step = quads ? 4 : 1, .dtype = x->dtype);
+    dispatch_groups(e, ceil_div(push.rows, threads / lanes));
+}
+
+static void lower_cross_entropy(struct encoder *e, const struct node *n)
+{
+    struct array x = matrix_of(e, n->in[0]), classes = line_of(n->in[1]), y, loss, g;
+    uint32_t mode = n->p.cross_entropy.mode;
+    if (mode == CROSS_ENTROPY_GRADIENT) {
+        donate(e, n->out[0], n->in, 1);
+        y = matrix_of(e, n->out[0]);
+        loss = line_of(n->in[2]);
+        g = line_of(n->in[3]);
+        in_parts(e, (struct array *[]){ &y, &x, &classes, &loss, &g }, 5, 1u << 1, cross_entropy_part, &mode);
+    } else {
+        y = line_of(n->out[0]);
+        in_parts(e, (struct array *[]){ &y, &x, &classes }, 3, 1u << 1, cross_entropy_part, &mode);
+    }
+}
+
+static bool check_cross_entropy(struct call *c, const struct array *x, const struct array *classes)
+{
+    if (c->code || !x || !classes) return false;
+    if (!is_float(x->dtype)) return FAIL(c, MLXVK_ERROR_DTYPE, "logits %s are not floating", TEXT(x)), false;
+    if (!is_integer(classes->dtype))
+        return FAIL(c, MLXVK_ERROR_DTYPE, "targets %s are no indices of classes", TEXT(classes)), false;
+    if (!x->ndim || classes->ndim != x->ndim - 1 ||
+        (classes->ndim && memcmp(classes->shape, x->shape, (size_t)classes->ndim * sizeof *x->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "targets %s do not have the shape of logits %s without its last axis",
+                    TEXT(classes), TEXT(x)), false;
+    if (!dim_of(x, -1)) return FAIL(c, MLXVK_ERROR_SHAPE, "logits %s have no classes", TEXT(x)), false;
+    if (!norm_whole(c, x, MLXVK_FLOAT32))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "rows of %s are longer than a binding or this driver's loops", TEXT(x)),
+               false;
+    return true;
+}
+
+static struct array *do_cross_entropy(struct call *c, struct array *x, struct array *classes)
+{
+    struct array *out;
+    if (!check_cross_entropy(c, x, classes)) return NULL;
+    out = output(c, classes->ndim, classes->shape, MLXVK_FLOAT32);
+    append(c, OP_CROSS_ENTROPY, PARAMS(.cross_entropy = { CROSS_ENTROPY_LOSS }),
+           ARRAYS(contiguous(c, x), contiguous(c, as_type(c, classes, MLXVK_INT32))), ARRAYS(out));
+    return out;
+}
+
+static struct array *do_cross_entropy_vjp(struct call *c, struct array *x, struct array *classes, struct array *loss,
+                                          struct array *g)
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *out;
+    if (!check_cross_entropy(c, x, classes) || !loss || !g) return NULL;
+    if (!same_shape(loss, classes) || !same_shape(g, classes))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "loss %s and cotangent %s for targets %s", TEXT(loss), TEXT(g),
+                    TEXT(classes));
+    out = output(c, x->ndim, x->shape, x->dtype);
+    append(c, OP_CROSS_ENTROPY, PARAMS(.cross_entropy = { CROSS_ENTROPY_GRADIENT }),
+           ARRAYS(contiguous(c, x), contiguous(c, as_type(c, classes, MLXVK_INT32)),
+                  contiguous(c, as_type(c, loss, f)), contiguous(c, as_type(c, g, f))), ARRAYS(out));
+    return out;
+}
+
+PUBLIC(mlxvk_fast_cross_entropy, do_cross_entropy(&c, IN(logits), IN(targets)), mlxvk_array logits, mlxvk_array targets)
+PUBLIC(mlxvk_fast_cross_entropy_vjp, do_cross_entropy_vjp(&c, IN(logits), IN(targets), IN(loss), IN(cotangent)),
+       mlxvk_array logits, mlxvk_array targets, mlxvk_array loss, mlxvk_array cotangent)
+
+/* ==== >>gated_delta: a linear attention's state, updated token by token =========================================== */
+
+enum { DELTA_Y, DELTA_OUT, DELTA_Q, DELTA_K, DELTA_V, DELTA_GATE, DELTA_BETA, DELTA_GIVEN, DELTA_ARRAYS };
+enum { DELTA_WIDTH = 512, DELTA_THREADS = 128, DELTA_QUADS = 8, DELTA_TOKENS = 8 };
+
+/* total: tokens of the whole arrays, of which these may be some. given may be NULL. */
+struct delta_job { struct array *a[DELTA_ARRAYS]; uint32_t total; bool mask; };
+
+/* How a row of the state lies in threads, and tokens in shared memory. */
+static struct gated_delta_constants delta_shape(const struct encoder *e, const struct delta_job *j)
+{
+    uint32_t quads = ceil_div((uint64_t)j->a[DELTA_Q]->shape[3], 4), wide, vector = j->a[DELTA_GATE]->ndim == 4;
+    struct gated_delta_constants s = { .threads = DELTA_THREADS, .lanes = 8, .tokens = DELTA_TOKENS,
+        .dtype = (uint32_t)j->a[DELTA_Q]->dtype,
+        .flags = (vector ? DELTA_VECTOR : 0) | (j->mask ? DELTA_MASK : 0) |
+                 (j->a[DELTA_GIVEN] ? DELTA_STATE : 0) };
+    while (s.lanes > 1 && quads <= s.lanes / 2) s.lanes /= 2;
+    while (ceil_div(quads, s.lanes) > DELTA_QUADS) s.lanes *= 2;
+    s.parts = ceil_div(quads, s.lanes);
+    wide = s.lanes * s.parts;
+    while (s.tokens > 1 && 32 * s.threads + s.tokens * ((2 + vector) * 16 * wide + 4 * s.threads / s.lanes + 20) >
+                               e->device->caps.shared_memory) s.tokens /= 2;
+    return s;
+}
+
+static double delta_work(const struct delta_job *j)
+{
+    return 5.0 * (double)j->a[DELTA_V]->size * j->a[DELTA_Q]->shape[3];
+}
+
+static void delta_dispatch(struct encoder *e, const struct delta_job *j)
+{
+    const struct array *q = j->a[DELTA_Q], *v = j->a[DELTA_V];
+    struct gated_delta_constants s = delta_shape(e, j);
+    struct gated_delta_push p = { .batches = (uint32_t)q->shape[0], .total = j->total, .tokens = (uint32_t)q->shape[1],
+        .heads = (uint32_t)v->shape[2], .group = (uint32_t)(v->shape[2] / q->shape[2]),
+        .key_width = (uint32_t)q->shape[3], .value_width = (uint32_t)v->shape[3] };
+    uint32_t *at[DELTA_ARRAYS] = { &p.y_at, &p.state_at, &p.q_at, &p.k_at, &p.v_at, &p.gate_at, &p.beta_at,
+                                   &p.given_at };
+    bool quads = p.key_width % 4 == 0;
+    for (uint32_t i = 0; i < DELTA_ARRAYS; i++)
+        if (j->a[i]) *at[i] = bind_array(e, SLOT_gated_delta_y + i, j->a[i], i <= DELTA_OUT);
+    copy_strides(p.q_stride, q, 3);
+    copy_strides(p.k_stride, j->a[DELTA_K], 3);
+    copy_strides(p.v_stride, v, 3);
+    for (int i = 0; i < 3; i++) quads = quads && !(p.q_stride[i] % 4) && !(p.k_stride[i] % 4);
+    s.step = quads && p.q_at % 4 == 0 && p.k_at % 4 == 0 ? 4 : 1;
+    set_work(e, delta_work(j));
+    use_kernel(e, K_GATED_DELTA, &p, sizeof p, &s, sizeof s);
+    dispatch_groups(e, (uint64_t)ceil_div(p.value_width, s.threads / s.lanes) * p.heads * p.batches);
+}
+
+/* Iterations of a thread for a token, at most. */
+static uint32_t delta_loops(const struct gated_delta_constants *s) { return 2 * s->parts + s->lanes + 8; }
+
+/* Along which axis a job is cut that the device cannot bind, or that takes too long for one dispatch; -1: it is not. */
+static int delta_axis(const struct encoder *e, const struct delta_job *j)
+{
+    const struct array *q = j->a[DELTA_Q];
+    struct gated_delta_constants s = delta_shape(e, j);
+    bool cut = too_long(e, delta_work(j));
+    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS && (uint32_t)q->shape[1] > LOOP_MOST / delta_loops(&s)) return 1;
+    for (int i = 0; i < DELTA_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    return !cut ? -1 : q->shape[0] > 1 ? 0 : q->shape[1] > 1 ? 1 : -1;
+}
+
+/* By batches, or by tokens: then the second half goes on with what the first one left. */
+static void delta_split(struct encoder *e, const struct delta_job *j)
+{
+    int axis = delta_axis(e, j);
+    struct array part[DELTA_ARRAYS];
+    if (axis < 0) { delta_dispatch(e, j); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct delta_job one = *j;
+        for (int i = 0; i < DELTA_ARRAYS; i++) {
+            if (!j->a[i] || (axis == 1 && (i == DELTA_OUT || i == DELTA_GIVEN))) continue;
+            part[i] = half_of(j->a[i], axis, half);
+            one.a[i] = &part[i];
+        }
+        if (axis == 1 && half) one.a[DELTA_GIVEN] = j->a[DELTA_OUT];
+        delta_split(e, &one);
+    }
+}
+
+static void lower_gated_delta(struct encoder *e, const struct node *n)
+{
+    struct delta_job j = { .total = (uint32_t)n->in[0]->shape[1], .mask = n->p.gated_delta.mask };
+    for (int i = 0; i < 2; i++) j.a[i] = n->out[i];
+    for (int i = 0; i < 6; i++) j.a[DELTA_Q + i] = i < 3 ? dense_of(e, n->in[i], false) : n->in[i];
+    if (!e->code) delta_split(e, &j);
+    for (int i = 0; i < 3; i++) array_release(j.a[DELTA_Q + i]);
+}
+
+/* Operands of one size each; gates of heads, or of all elements of keys. */
+static bool check_delta(struct call *c, const struct array *q, const struct array *k, const struct array *v,
+                        const struct array *gate, const struct array *beta, const struct array *state)
+{
+    if (c->code || !q || !k || !v || !gate || !beta) return false;
+    if (q->ndim != 4 || !same_shape(q, k) || v->ndim != 4 || q->shape[0] != v->shape[0] || q->shape[1] != v->shape[1])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "queries, keys and values %s, %s and %s do not match", TEXT(q), TEXT(k),
+                    TEXT(v)), false;
+    if (!q->shape[2] || v->shape[2] % q->shape[2])
+        return FAIL(c, MLXVK_ERROR_SHAPE, "%d heads of values must be a multiple of those of keys (%d)", v->shape[2],
+                    q->shape[2]), false;
+    if (beta->ndim != 3 || memcmp(beta->shape, v->shape, 3 * sizeof *v->shape) || gate->ndim < 3 || gate->ndim > 4 ||
+        memcmp(gate->shape, v->shape, 3 * sizeof *v->shape) || (gate->ndim == 4 && gate->shape[3] != q->shape[3]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "gates %s and beta %s do not match values %s", TEXT(gate), TEXT(beta),
+                    TEXT(v)), false;
+    if (state && (state->ndim != 4 || state->shape[0] != v->shape[0] || state->shape[1] != v->shape[2] ||
+                  state->shape[2] != v->shape[3] || state->shape[3] != q->shape[3]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "state %s is not (%d, %d, %d, %d)", TEXT(state), v->shape[0], v->shape[2],
+                    v->shape[3], q->shape[3]), false;
+    if (q->shape[3] > DELTA_WIDTH)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "keys %s are wider than %d", TEXT(k), DELTA_WIDTH), false;
+    return true;
+}
+
+/* Gates of -infinity where the mask leaves a token out. */
+static struct array *masked_gates(struct call *c, struct array *gate, struct array *mask)
+{
+    int axes[2] = { 2, 3 };
+    if (c->code || !mask || !gate) return gate;
+    mask = do_expand(c, as_type(c, mask, MLXVK_BOOL), axes, (size_t)gate->ndim - 2);
+    return mask ? do_select(c, mask, gate, scalar(c, -INFINITY, gate->dtype)) : NULL;
+}
+
+/* out: what queries see, and the state behind the last token. */
+static size_t do_gated_delta(struct call *c, struct array *in[7], struct array *out[2])
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    struct array *q = in[0], *v = in[2], *mask = in[6];
+    mlxvk_dtype t;
+    if (!check_delta(c, in[0], in[1], in[2], in[3], in[4], in[5])) return 0;
+    if (mask && (mask->ndim != 2 || memcmp(mask->shape, q->shape, 2 * sizeof *q->shape)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "mask %s does not match queries %s", TEXT(mask), TEXT(q)), 0;
+    t = at_least_float(promote(promote(q->dtype, in[1]->dtype), v->dtype));
+    if (!is_float(t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q)), 0;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    out[0] = output(c, 4, v->shape, t);
+    out[1] = output(c, 4, state, f);
+    if (c->code) return 0;
+    if (!v->size || !q->size) {                      /* nothing happens */
+        out[1] = in[5] ? as_type(c, in[5], f) : broadcast(c, scalar(c, 0, f), 4, state);
+        out[0] = broadcast(c, scalar(c, 0, t), 4, v->shape);
+        return 2;
+    }
+    append(c, OP_GATED_DELTA, PARAMS(.gated_delta = { mask != NULL }),
+           ARRAYS(as_type(c, q, t), as_type(c, in[1], t), as_type(c, v, t),
+                  contiguous(c, masked_gates(c, as_type(c, in[3], t), mask)), contiguous(c, as_type(c, in[4], t)),
+                  contiguous(c, as_type(c, in[5], f))), out, 2);
+    return 2;
+}
+
+int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys, mlxvk_array values,
+                                  mlxvk_array gates, mlxvk_array beta, mlxvk_array initial_state, mlxvk_array mask,
+                                  mlxvk_stream s)
+{
+    struct call c = begin("fast_gated_delta_update", s);
+    struct array *in[7] = { IN(queries), IN(keys), IN(values), IN(gates), IN(beta),
+                            optional_input(&c, "initial_state", initial_state), optional_input(&c, "mask", mask) };
+    struct array *out[2];
+    return finish_vector(&c, out, do_gated_delta(&c, in, out), res);
+}
+
+/* ---- its gradient ---- */
+
+/* Values lie beside their cotangents, beta behind the gates. */
+enum { VJP_PARTS, VJP_DV, VJP_DSTATE, VJP_Q, VJP_K, VJP_VALUES, VJP_GATES, VJP_STATE, VJP_DSTATE_GIVEN, VJP_ARRAYS };
+enum { VJP_TILE = 64, VJP_THREADS = 256, VJP_EVERY = 64 };
+
+/* All arrays row-contiguous, but parts of those of total tokens; the last two may be NULL. */
+struct delta_vjp_job { struct array *a[VJP_ARRAYS]; uint32_t total; };
+
+static uint32_t delta_vjp_memory(const struct gated_delta_vjp_constants *s)
+{
+    uint32_t rows = 8 * s->threads / s->columns, wide = 2 * s->columns, vector = s->vector;
+    return 96 * s->threads + 8 * rows + s->tokens * (16 * wide * (2 + vector) + 12 * rows + 4 * wide + 20);
+}
+
+/* Few large workgroups leave few parts of sums over rows, many small ones keep the device busy. */
+static struct gated_delta_vjp_constants delta_vjp_shape(const struct device *d, int keys, int values, int64_t heads,
+                                                        int tokens, bool vector)
+{
+    struct gated_delta_vjp_constants s = { .threads = VJP_THREADS, .tokens = 4, .every = 4,
+        .columns = pow2_at_least(ceil_div((uint64_t)keys, 8)), .vector = vector };
+    const uint32_t least = s.columns > 32 ? s.columns : 32;
+    while (s.threads > least && (s.threads > d->caps.max_threads || 4 * s.threads / s.columns >= (uint32_t)values ||
+           (heads * ceil_div((uint64_t)values, 8 * s.threads / s.columns) < d->tuning->processors &&
+            s.threads > 64))) s.threads /= 2;
+    while (delta_vjp_memory(&s) > d->caps.shared_memory && (s.tokens > 1 || s.threads > least)) {
+        if (s.tokens > 1) s.tokens /= 2;
+        else s.threads /= 2;
+    }
+    while (s.every < VJP_EVERY && s.every * s.every < (uint32_t)tokens) s.every *= 2;
+    return s;
+}
+
+static uint32_t delta_vjp_rows(const struct gated_delta_vjp_constants *s) { return 8 * s->threads / s->columns; }
+
+/* Tokens from `first` on, of items: blocks of rows of all heads of all batches. saved: states in front of segments, and
+ * from `replay` on those of one segment. */
+struct delta_vjp_step { uint32_t item, items, segments; int first, tokens; struct array *saved; size_t replay; };
+
+static void delta_vjp_dispatch(struct encoder *e, const struct delta_vjp_job *j, struct gated_delta_vjp_constants s,
+                               const struct delta_vjp_step *t)
+{
+    const struct array *k = j->a[VJP_K], *v = j->a[VJP_DV];
+    struct gated_delta_vjp_push p = { .item = t->item, .items = t->items, .total = j->total,
+        .tokens = (uint32_t)t->tokens, .segment = (uint32_t)t->first / s.every, .segments = t->segments,
+        .heads = (uint32_t)v->shape[2], .group = (uint32_t)(v->shape[2] / k->shape[2]),
+        .blocks = ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), .key_width = (uint32_t)k->shape[3],
+        .value_width = (uint32_t)v->shape[3], .replay_at = (uint32_t)t->replay };
+    uint32_t *at[] = { &p.parts_at, &p.dv_at, &p.dstate_at, &p.q_at, &p.k_at, &p.values_at, &p.gates_at };
+    bool back = s.mode == DELTA_VJP_BACKWARD;
+    struct array part;
+    for (uint32_t i = VJP_PARTS; i < VJP_STATE; i++) {
+        if (i == VJP_DSTATE || (!back && i <= VJP_Q)) continue;
+        part = part_of(j->a[i], 1, t->first, t->tokens);
+        *at[i] = bind_array(e, SLOT_gated_delta_vjp_parts + i, &part, i <= VJP_DV);
+    }
+    if (back) p.dstate_at = set_output(e, SLOT_gated_delta_vjp_dstate, j->a[VJP_DSTATE]);
+    else if (j->a[VJP_STATE]) p.dstate_at = set_input(e, SLOT_gated_delta_vjp_dstate, j->a[VJP_STATE]);
+    p.state = back ? j->a[VJP_DSTATE_GIVEN] || t->first + t->tokens < k->shape[1] : j->a[VJP_STATE] != NULL;
+    set_output(e, SLOT_gated_delta_vjp_saved, t->saved);
+    set_work(e, (back ? 16.0 : 3.0) * t->items * t->tokens * VJP_TILE * s.threads);
+    use_kernel(e, K_GATED_DELTA_VJP, &p, sizeof p, &s, sizeof s);
+    dispatch_groups(e, t->items);
+}
+
+/* Tokens of one dispatch: whole segments, as many as do not take too long, nor, with that quirk, too many loops. */
+static int delta_vjp_tokens(const struct encoder *e, const struct delta_vjp_job *j,
+                            const struct gated_delta_vjp_constants *s, uint32_t items)
+{
+    uint32_t loops = 128 + 6 * s->columns + 8 * (s->threads / s->columns), most = j->total;
+    for (int i = VJP_PARTS; i < VJP_STATE; i++)
+        while (i != VJP_DSTATE && most > s->every) {
+            struct array part = part_of(j->a[i], 1, 0, most);
+            if (fits_binding(e->device, &part)) break;
+            most = ceil_div(most, 2);
+        }
+    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS) most = min_u32(most, LOOP_MOST / loops);
+    while (most > s->every && too_long(e, 16.0 * items * most * VJP_TILE * s->threads)) most /= 2;
+    return (int)round_up(most - most % s->every ? most - most % s->every : 1, s->every);
+}
+
+/* Some items: forward through all tokens, and back. */
+static void delta_vjp_items(struct encoder *e, const struct delta_vjp_job *j, struct gated_delta_vjp_constants s,
+                            uint32_t item, uint32_t items)
+{
+    const int all = j->a[VJP_Q]->shape[1], each = delta_vjp_tokens(e, j, &s, items);
+    struct delta_vjp_step t = { item, items, ceil_div((uint64_t)all, s.every), 0, 0, NULL, 0 };
+    const size_t tile = (size_t)VJP_TILE * s.threads;
+    t.replay = (size_t)items * t.segments * tile;
+    if (!(t.saved = scratch(e, t.replay + (size_t)items * s.every * tile, MLXVK_FLOAT32))) return;
+    s.mode = DELTA_VJP_FORWARD;
+    for (t.first = 0; t.first < all && !e->code; t.first += each) {
+        t.tokens = each < all - t.first ? each : all - t.first;
+        delta_vjp_dispatch(e, j, s, &t);
+    }
+    s.mode = DELTA_VJP_BACKWARD;
+    for (t.first -= each; t.first >= 0 && !e->code; t.first -= each) {
+        t.tokens = each < all - t.first ? each : all - t.first;
+        delta_vjp_dispatch(e, j, s, &t);
+    }
+    array_release(t.saved);
+}
+
+/* By batches, where one cannot bind them all; then by as many items as have room for their states. */
+static void delta_vjp_split(struct encoder *e, const struct delta_vjp_job *j,
+                            const struct gated_delta_vjp_constants *s)
+{
+    const struct array *q = j->a[VJP_Q], *v = j->a[VJP_DV];
+    uint32_t items = (uint32_t)(v->shape[0] * v->shape[2]) * ceil_div((uint64_t)v->shape[3], delta_vjp_rows(s)), each;
+    size_t one = (size_t)VJP_TILE * s->threads * (ceil_div((uint64_t)q->shape[1], s->every) + s->every);
+    struct array part[VJP_ARRAYS];
+    bool cut = false;
+    for (int i = 0; i < VJP_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    for (int half = 0; half < 2 && cut && v->shape[0] > 1 && !e->code; half++) {
+        struct delta_vjp_job some = *j;
+        for (int i = 0; i < VJP_ARRAYS; i++) {
+            if (!j->a[i]) continue;
+            part[i] = half_of(j->a[i], 0, half);
+            some.a[i] = &part[i];
+        }
+        delta_vjp_split(e, &some, s);
+    }
+    if (cut && v->shape[0] > 1) return;
+    if (j->a[VJP_DSTATE_GIVEN]) copy_split(e, j->a[VJP_DSTATE], j->a[VJP_DSTATE_GIVEN]);
+    each = (uint32_t)max_size(min_size(binding_room(e->device, 4), (size_t)INT_MAX) / 4 / one, 1);
+    for (uint32_t item = 0; item < items && !e->code; item += each)
+        delta_vjp_items(e, j, *s, item, min_u32(each, items - item));
+}
+
+static void lower_gated_delta_vjp(struct encoder *e, const struct node *n)
+{
+    const struct array *q = n->in[0], *v = n->out[VJP_DV];
+    struct delta_vjp_job j = { .total = (uint32_t)q->shape[1] };
+    struct gated_delta_vjp_constants s = delta_vjp_shape(e->device, q->shape[3], v->shape[3],
+        (int64_t)v->shape[0] * v->shape[2], q->shape[1], n->p.gated_delta_vjp.vector);
+    s.dtype = (uint32_t)q->dtype;
+    for (int i = 0; i < VJP_Q; i++) j.a[i] = n->out[i];
+    for (int i = 0; i < 6; i++) j.a[VJP_Q + i] = n->in[i];
+    delta_vjp_split(e, &j, &s);
+}
+
+/* Rows of a and behind each one of b; of one dtype, and but for the last axis of one shape. */
+static struct array *beside(struct call *c, struct array *a, struct array *b)
+{
+    struct array *out;
+    int shape[MAXD], last;
+    if (c->code || !a || !b) return NULL;
+    last = a->ndim - 1;
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[last] += b->shape[last];
+    out = output(c, a->ndim, shape, a->dtype);
+    append_copy(c, slice_one(c, out, last, 0, a->shape[last]), a);
+    append_copy(c, slice_one(c, out, last, a->shape[last], b->shape[last]), b);
+    return out;
+}
+
+/* The sums over axis 3 of an array's columns from `first` on, as an operand is. */
+static struct array *delta_sum(struct call *c, struct array *a, int first, int count, const struct array *like)
+{
+    struct array *part = c->code || !a ? NULL : slice_one(c, a, a->ndim - 1, first, count);
+    part = do_reduce(c, R_sum, part, 1u << 3, false);
+    return part ? as_type(c, do_reshape(c, part, like->ndim, like->shape), like->dtype) : NULL;
+}
+
+/* out: what the kernels' parts of sums come to, each as its operand is. */
+static void delta_gradients(struct call *c, struct array *const in[8], struct array *const parts[3],
+                            struct array *out[6])
+{
+    const struct array *k = in[1], *v = in[2];
+    int width = k->shape[3], blocks = c->code ? 0 : parts[0]->shape[3], all = c->code ? 0 : parts[0]->shape[4];
+    const int keys[] = { k->shape[0], k->shape[1], k->shape[2], v->shape[2] / k->shape[2] * blocks, all };
+    struct array *sums = c->code ? NULL : do_reshape(c, parts[0], 5, keys);
+    for (int i = 0; i < 2; i++) out[i] = delta_sum(c, sums, i * width, width, in[i]);
+    out[2] = as_type(c, parts[1], v->dtype);
+    if (in[3]->ndim == 4) out[3] = delta_sum(c, parts[0], 2 * width, width, in[3]);
+    else out[3] = delta_sum(c, parts[0], all - 1, 1, in[3]);
+    out[4] = delta_sum(c, parts[0], all - 2, 1, in[4]);
+    out[5] = as_type(c, parts[2], in[5] ? in[5]->dtype : MLXVK_FLOAT32);
+}
+
+/* Checks; the dtype to compute with, or -1 with an error. in: queries, keys, values, gates, beta, state, the cotangents
+ * of result and state; state and its cotangent may be NULL. */
+static int check_delta_vjp(struct call *c, struct array *const in[8])
+{
+    const struct array *q = in[0], *v = in[2];
+    int t;
+    if (!check_delta(c, q, in[1], v, in[3], in[4], in[5]) || !in[6]) return -1;
+    if (!same_shape(in[6], v))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s for values %s", TEXT(in[6]), TEXT(v)), -1;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    if (in[7] && (in[7]->ndim != 4 || memcmp(in[7]->shape, state, sizeof state)))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "cotangent %s is not of the state's shape", TEXT(in[7])), -1;
+    t = (int)at_least_float(promote(promote(q->dtype, in[1]->dtype), v->dtype));
+    for (int i = 0; i < 8; i++)
+        if (in[i] && (!is_float(t) || !is_float(in[i]->dtype)))
+            return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(in[i])), -1;
+    return t;
+}
+
+static size_t do_gated_delta_vjp(struct call *c, struct array *in[8], struct array *out[6])
+{
+    const mlxvk_dtype f = MLXVK_FLOAT32;
+    int found = check_delta_vjp(c, in);
+    mlxvk_dtype t = (mlxvk_dtype)found;
+    struct array *q = in[0], *v = in[2], *gate = in[3], *parts[3];
+    if (found < 0) return 0;
+    const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
+    if (!q->size || !v->size) {
+        for (int i = 0; i < 5; i++) out[i] = broadcast(c, scalar(c, 0, in[i]->dtype), in[i]->ndim, in[i]->shape);
+        out[5] = in[7] ? as_type(c, in[7], f) : broadcast(c, scalar(c, 0, f), 4, state);
+        return 6;
+    }
+    struct gated_delta_vjp_constants s = delta_vjp_shape(c->device, q->shape[3], v->shape[3],
+        (int64_t)v->shape[0] * v->shape[2], q->shape[1], gate->ndim == 4);
+    int blocks = (int)ceil_div((uint64_t)v->shape[3], delta_vjp_rows(&s)), kinds = gate->ndim == 4 ? 3 : 2;
+    parts[0] = output(c, 5, (int[]){ v->shape[0], v->shape[1], v->shape[2], blocks, kinds * q->shape[3] + 2 }, f);
+    parts[1] = output(c, 4, v->shape, t);
+    parts[2] = output(c, 4, state, f);
+    gate = as_type(c, gate, t);
+    if (kinds == 2) gate = do_expand(c, gate, (int[]){ 3 }, 1);
+    append(c, OP_GATED_DELTA_VJP, PARAMS(.gated_delta_vjp = { kinds == 3 }),
+           ARRAYS(contiguous(c, as_type(c, q, t)), contiguous(c, as_type(c, in[1], t)),
+                  beside(c, as_type(c, v, t), as_type(c, in[6], t)),
+                  beside(c, gate, do_expand(c, as_type(c, in[4], t), (int[]){ 3 }, 1)),
+                  contiguous(c, as_type(c, in[5], f)), contiguous(c, as_type(c, in[7], f))), parts, 3);
+    delta_gradients(c, in, parts, out);
+    return 6;
+}
+
+int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                      mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
+                                      mlxvk_array initial_state, mlxvk_array cotangent, mlxvk_array state_cotangent,
+                                      mlxvk_stream s)
+{
+    struct call c = begin("fast_gated_delta_update_vjp", s);
+    struct array *in[8] = { IN(queries), IN(keys), IN(values), IN(gates), IN(beta),
+                            optional_input(&c, "initial_state", initial_state), IN(cotangent),
+                            optional_input(&c, "state_cotangent", state_cotangent) };
+    struct array *out[6];
+    return finish_vector(&c, out, do_gated_delta_vjp(&c, in, out), res);
+}
+
+/* ==== >>attention_vjp: attention's gradient, in tiles ============================================================= */
+
+enum { AVJP_DQ, AVJP_DK, AVJP_DV, AVJP_SUMS, AVJP_Q, AVJP_K, AVJP_V, AVJP_G, AVJP_O, AVJP_MASK, AVJP_SINKS,
+       AVJP_ARRAYS };
+enum { AVJP_SLICE = 32 };                            /* features of a row in shared memory */
+
+/* sums: logsumexp of each query's scores, given or asked for: NULL or without gradients the only result. */
+struct attention_vjp_job { struct array *a[AVJP_ARRAYS]; uint32_t flags; float scale; };
+
+/* Rows of each side in a workgroup. */
+static uint32_t attention_vjp_tile(const struct device *d)
+{
+    return d->caps.max_threads >= 128 && d->caps.shared_memory >= 16 * 4 * 32 * 9 ? 32 : 16;
+}
+
+static double attention_vjp_work(const struct attention_vjp_job *j, uint32_t mode)
+{
+    const struct array *q = j->a[AVJP_Q], *v = j->a[AVJP_V];
+    double pairs = (double)q->size / q->shape[3] * j->a[AVJP_K]->shape[2], values = v ? v->shape[3] : 0;
+    return pairs * (mode == ATTEND_VJP_KEYS ? 2 * (q->shape[3] + values)
+                    : q->shape[3] + (mode == ATTEND_VJP_QUERIES ? q->shape[3] + values : 0));
+}
+
+/* Can a mode read all features by quads? v: the values, or what is read in their place. */
+static bool attention_vjp_wide(const struct attention_vjp_job *j, const struct array *v,
+                               const struct attention_vjp_push *p)
+{
+    const struct array *a[] = { j->a[AVJP_Q], j->a[AVJP_K], v, j->a[AVJP_G] };
+    const uint32_t at[] = { p->q_at, p->k_at, p->v_at, p->g_at };
+    for (int i = 0; i < 4; i++)
+        if (a[i] && (a[i]->shape[3] % 4 || at[i] % 4 || a[i]->strides[0] % 4 || a[i]->strides[1] % 4 ||
+                     a[i]->strides[2] % 4)) return false;
+    return true;
+}
+
+/* One mode for all of a job that can be bound; first and second are what it writes. stats: what ROWS wrote. */
+static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp_job *j, uint32_t mode,
+                                   struct array *first, struct array *second, struct array *stats)
+{
+    const bool rows = mode == ATTEND_VJP_ROWS;
+    struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K], *v = j->a[rows ? AVJP_O : AVJP_V], *g = j->a[AVJP_G];
+    const uint32_t tile = attention_vjp_tile(e->device), heads = (uint32_t)q->shape[1];
+    struct attention_vjp_push p = { .batches = (uint32_t)q->shape[0], .heads = heads,
+        .group = heads / (uint32_t)k->shape[1], .query_count = (uint32_t)q->shape[2],
+        .key_count = (uint32_t)k->shape[2], .key_width = (uint32_t)q->shape[3],
+        .value_width = v ? (uint32_t)v->shape[3] : 0, .flags = j->flags, .scale = j->scale };
+    uint32_t owners = mode == ATTEND_VJP_KEYS ? (uint32_t)k->shape[1] : heads;
+    p.first_at = set_output(e, SLOT_attention_vjp_first, first);
+    if (second) p.second_at = bind_array(e, SLOT_attention_vjp_second, second, !rows);
+    if (rows) p.flags |= (second ? 0 : ATTEND_VJP_SUMS) | (v ? ATTEND_VJP_DOTS : 0);
+    else if (stats) p.stats_at = set_input(e, SLOT_attention_vjp_stats, stats);
+    if (rows && j->a[AVJP_SINKS]) p.stats_at = set_input(e, SLOT_attention_vjp_stats, j->a[AVJP_SINKS]);
+    p.q_at = set_input(e, SLOT_attention_vjp_q, q);
+    p.k_at = set_input(e, SLOT_attention_vjp_k, k);
+    copy_strides(p.q_stride, q, 3);
+    copy_strides(p.k_stride, k, 3);
+    if (v) { p.v_at = set_input(e, SLOT_attention_vjp_v, v); copy_strides(p.v_stride, v, 3); }
+    if (g) p.g_at = set_input(e, SLOT_attention_vjp_g, g);
+    if (j->a[AVJP_MASK]) p.mask_at = set_input(e, SLOT_attention_vjp_mask, j->a[AVJP_MASK]);
+    if (j->a[AVJP_MASK]) copy_strides(p.mask_stride, j->a[AVJP_MASK], 4);
+    set_work(e, attention_vjp_work(j, mode));
+    USE(e, attention_vjp, &p, .threads = tile * tile / 8, .mode = mode, .tile = tile,
+        .slices = ceil_div(p.key_width, AVJP_SLICE), .value_slices = v ? ceil_div(p.value_width, AVJP_SLICE) : 1,
+        .step = attention_vjp_wide(j, v, &p) ? 4 : 1, .dtype = q->dtype);
+    dispatch_groups(e, (uint64_t)ceil_div(mode == ATTEND_VJP_KEYS ? p.key_count : p.query_count, tile) * owners *
+                           p.batches);
+}
+
+static void attention_vjp_whole(struct encoder *e, const struct attention_vjp_job *j)
+{
+    const struct array *q = j->a[AVJP_Q];
+    struct array *stats;
+    if (!j->a[AVJP_DQ]) {
+        attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, j->a[AVJP_SUMS], NULL, NULL);
+        return;
+    }
+    if (!(stats = scratch(e, q->size / (size_t)q->shape[3] * 2, MLXVK_FLOAT32))) return;
+    attention_vjp_dispatch(e, j, ATTEND_VJP_ROWS, stats, j->a[AVJP_SUMS], NULL);
+    attention_vjp_dispatch(e, j, ATTEND_VJP_KEYS, j->a[AVJP_DK], j->a[AVJP_DV], stats);
+    attention_vjp_dispatch(e, j, ATTEND_VJP_QUERIES, j->a[AVJP_DQ], NULL, stats);
+    array_release(stats);
+}
+
+/* By batches, then by heads of keys with those of queries that read them. */
+static void attention_vjp_split(struct encoder *e, const struct attention_vjp_job *j)
+{
+    const struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K];
+    struct array part[AVJP_ARRAYS];
+    bool cut = too_long(e, attention_vjp_work(j, j->a[AVJP_DQ] ? ATTEND_VJP_KEYS : ATTEND_VJP_ROWS));
+    int axis, own = k->shape[1] / 2, group = q->shape[1] / k->shape[1];
+    for (int i = 0; i < AVJP_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    axis = !cut ? -1 : q->shape[0] > 1 ? 0 : k->shape[1] > 1 ? 1 : -1;
+    if (axis < 0) { attention_vjp_whole(e, j); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct attention_vjp_job one = *j;
+        for (int i = 0; i < AVJP_ARRAYS; i++) {
+            bool keys = i == AVJP_K || i == AVJP_V || i == AVJP_DK || i == AVJP_DV;
+            int first = !axis ? q->shape[0] / 2 : keys ? own : own * group, along = i == AVJP_SINKS ? 0 : axis;
+            if (!j->a[i] || (i == AVJP_SINKS && !axis)) continue;
+            part[i] = part_of(j->a[i], along, half ? first : 0, half ? j->a[i]->shape[along] - first : first);
+            one.a[i] = &part[i];
+        }
+        attention_vjp_split(e, &one);
+    }
+}
+
+/* in: q, k, v, g, o, mask, sinks, and logsumexp where that is given. */
+static void lower_attention_vjp(struct encoder *e, const struct node *n)
+{
+    struct attention_vjp_job j = { .flags = n->p.attention.flags, .scale = n->p.attention.scale };
+    for (int i = 0; i < 4; i++) j.a[AVJP_DQ + i] = n->out[i];
+    if (!n->out[AVJP_SUMS]) j.a[AVJP_SUMS] = n->in[7];
+    for (int i = 0; i < 7; i++) {
+        bool dense = i < 5 || i == 6;
+        if (i == 3 && n->in[i]) j.a[AVJP_Q + i] = rows_of(e, n->in[i]);
+        else j.a[AVJP_Q + i] = dense ? dense_of(e, n->in[i], false) : n->in[i];
+    }
+    if (!e->code) attention_vjp_split(e, &j);
+    for (int i = 0; i < 7; i++) if (i < 5 || i == 6) array_release(j.a[AVJP_Q + i]);
+}
+
+/* Checks and promotes; the kernel's flags, or -1 with an error. in: as lower_attention_vjp has it; v may be NULL. */
+static int attention_vjp_operands(struct call *c, struct array *in[8], const char *mode, mlxvk_dtype *t)
+{
+    struct array *q = in[0], *k = in[1], *v = in[2], **mask = &in[5], **sinks = &in[6];
+    int flags = mask_flags(c, mode, *mask), shape[4];
+    if (!check_attention(c, q, k, v ? v : k)) return -1;
+    *t = promote(promote(q->dtype, k->dtype), v ? v->dtype : k->dtype);
+    if (!is_float(*t)) return FAIL(c, MLXVK_ERROR_DTYPE, "%s is not taken", TEXT(q)), -1;
+    if (*sinks && ((*sinks)->ndim != 1 || (*sinks)->shape[0] != q->shape[1]))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "sinks must have one dimension of %d, but is %s", q->shape[1],
+                    TEXT(*sinks)), -1;
+    if (q->shape[3] > ATTEND_WIDTH || (v && v->shape[3] > ATTEND_WIDTH))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "features of %s beyond %d", TEXT(q), ATTEND_WIDTH), -1;
+    if (c->device->caps.quirks & QUIRK_SHORT_LOOPS &&
+        max_size((size_t)q->shape[2] * (size_t)(q->shape[1] / k->shape[1]), (size_t)k->shape[2]) > 1 << 12)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%s and %s are more than this driver's loops take", TEXT(q), TEXT(k)), -1;
+    memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
+    if ((size_t)shape[2] * (size_t)shape[3] * (*mask ? dtypes[(*mask)->dtype].size : 0) > binding_room(c->device, 4) ||
+        max_size((size_t)shape[2], (size_t)shape[3]) * 4 * max_size((size_t)q->shape[3], v ? (size_t)v->shape[3] : 0) >
+            binding_room(c->device, 4))
+        return FAIL(c, MLXVK_ERROR_LIMIT, "a head's rows, or the mask, of %s and %s are more than a binding reaches",
+                    TEXT(q), TEXT(k)), -1;
+    if (*mask) *mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, *mask, *t) : *mask, 4, shape);
+    for (int i = 0; i < 5; i++) in[i] = as_type(c, in[i], *t);
+    *sinks = as_type(c, *sinks, *t);
+    return c->code ? -1 : (flags & (ATTEND_CAUSAL | ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)) |
+                          (*sinks ? ATTEND_VJP_SINKS : 0);
+}
+
+_Static_assert((int)ATTEND_VJP_CAUSAL == ATTEND_CAUSAL && (int)ATTEND_VJP_MASK_BOOL == ATTEND_MASK_BOOL &&
+               (int)ATTEND_VJP_MASK_ADDS == ATTEND_MASK_ADDS, "attention and its gradient have other flags");
+
+static struct array *do_attention_logsumexp(struct call *c, struct array *q, struct array *k, float scale,
+                                            const char *mode, struct array *mask, struct array *sinks)
+{
+    struct array *in[8] = { q, k, NULL, NULL, NULL, mask, sinks, NULL }, *out;
+    mlxvk_dtype t;
+    int flags = attention_vjp_operands(c, in, mode, &t);
+    if (flags < 0) return NULL;
+    out = output(c, 4, (int[]){ q->shape[0], q->shape[1], q->shape[2], 1 }, MLXVK_FLOAT32);
+    if (!k->size) return FAIL(c, MLXVK_ERROR_SHAPE, "there are no keys in %s", TEXT(k));
+    append(c, OP_ATTENTION_VJP, PARAMS(.attention = { (uint32_t)flags, scale, (uint32_t)k->shape[2] }), in, 8,
+           ARRAYS(NULL, NULL, NULL, out));
+    return out;
+}
+
+/* out: gradients of queries, keys and values. */
+static size_t do_attention_vjp(struct call *c, struct array *in[8], float scale, const char *mode,
+                               struct array *out[3])
+{
+    struct array *given[3] = { in[0], in[1], in[2] }, *q = in[0], *v = in[2], *g = in[3], *sums = in[7];
+    struct array *to[4] = { NULL };
+    mlxvk_dtype t;
+    int flags = !v ? -1 : attention_vjp_operands(c, in, mode, &t);
+    if (flags < 0 || !g || !in[4]) return 0;
+    const int shape[4] = { q->shape[0], q->shape[1], q->shape[2], v->shape[3] };
+    if (g->ndim != 4 || !same_shape(g, in[4]) || memcmp(g->shape, shape, sizeof shape))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "output %s and cotangent %s for queries %s", TEXT(in[4]), TEXT(g), TEXT(q)),
+               0;
+    if (sums && (sums->size * (size_t)q->shape[3] != q->size || sums->ndim < 3 || sums->dtype != MLXVK_FLOAT32))
+        return FAIL(c, MLXVK_ERROR_SHAPE, "logsumexp %s is not one float32 for each query of %s", TEXT(sums),
+                    TEXT(q)), 0;
+    for (int i = 0; i < 3; i++) to[i] = output(c, 4, given[i]->shape, t);
+    if (c->code) return 0;
+    if (!q->size || !v->size || !given[1]->size) {
+        for (int i = 0; i < 3; i++)
+            out[i] = broadcast(c, scalar(c, 0, given[i]->dtype), 4, given[i]->shape);
+        return 3;
+    }
+    in[7] = sums ? do_reshape(c, contiguous(c, sums), 3, shape) : NULL;
+    append(c, OP_ATTENTION_VJP, PARAMS(.attention = { (uint32_t)flags, scale, (uint32_t)given[1]->shape[2] }), in, 8,
+           to, 4);
+    for (int i = 0; i < 3; i++) out[i] = as_type(c, to[i], given[i]->dtype);
+    return 3;
+}
+
+int mlxvk_fast_scaled_dot_product_attention_logsumexp(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                      float scale, const char *mask_mode, mlxvk_array mask_arr,
+                                                      mlxvk_array sinks, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention_logsumexp", s);
+    struct array *q = IN(queries), *k = IN(keys), *m = optional_input(&c, "mask_arr", mask_arr);
+    struct array *si = optional_input(&c, "sinks", sinks);
+    return finish(&c, do_attention_logsumexp(&c, q, k, scale, mask_mode, m, si), res);
+}
+
+int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                mlxvk_array values, float scale, const char *mask_mode,
+                                                mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_array output,
+                                                mlxvk_array logsumexp, mlxvk_array cotangent, mlxvk_stream s)
+{
+    struct call c = begin("fast_scaled_dot_product_attention_vjp", s);
+    struct array *in[8] = { IN(queries), IN(keys), IN(values), IN(cotangent), IN(output),
+                            optional_input(&c, "mask_arr", mask_arr), optional_input(&c, "sinks", sinks),
+                            optional_input(&c, "logsumexp", logsumexp) };
+    struct array *out[3];
+    return finish_vector(&c, out, do_attention_vjp(&c, in, scale, mask_mode, out), res);
+}
+
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 
 /* A chain is some element-by-element operations with results of one shape that read each other's results: one
@@ -17879,6 +19190,7 @@ static bool may_be_recorded(struct encoder *e, struct window *w, uint32_t at)
     const struct kept_step *k = ITEM(w->steps, struct kept_step, at);
     const struct step *t = ITEM(w->plan.steps, struct step, at);
     if (k->segment != NO_NUMBER || k->same < patience(k) || (t->late_at && !k->late)) return false;
+    if (t->pipeline == &e->device->image_copy) return false;           /* the image may be gone by then */
     for (uint32_t i = 0; i < t->bounds; i++) {       /* was its memory given back since? */
         const struct place *p = ITEM(w->places, struct place, t->first + i);
         if (p->known.buffer->serial != p->known.serial) return false;
@@ -18602,7 +19914,8 @@ static bool is_steady(const struct stream *s, const struct window *w)
 {
     const struct device *d = s->device;
     uint32_t run = 0;
-    if (!d->segment_least || !d->caps.push_descriptor || d->gate[GATE_PROFILE] || d->gate[GATE_NO_BARRIERS])
+    if (s->records || !d->segment_least || !d->caps.push_descriptor || d->gate[GATE_PROFILE] ||
+        d->gate[GATE_NO_BARRIERS])
         return false;
     for (uint32_t i = 0; i < w->plan.steps.count && run < d->segment_least; i++)
         run = ITEM(w->plan.steps, struct step, i)->late_at && !ITEM(w->steps, struct kept_step, i)->late ? 0 : run + 1;
@@ -18699,7 +20012,8 @@ bool mlxvk_is_available(void)
     X("device_name", c->name) X("driver", c->driver) X("architecture", c->architecture) X("type", type_name(c->type))
 #define INFO_SIZES(X) \
     X("max_buffer_length", c->max_allocation) X("max_recommended_working_set_size", working_set(d)) \
-    X("memory_size", c->memory_size) X("cached", c->cached) X("subgroup_size", c->subgroup) \
+    X("memory_size", c->memory_size) X("memory_budget", budget) X("memory_used", used) \
+    X("memory_import_alignment", c->host_align) X("cached", c->cached) X("subgroup_size", c->subgroup) \
     X("max_storage_buffer_range", c->max_range) X("shared_memory_size", c->shared_memory) X("unified", c->mapped) \
     X("push_descriptor", c->push_descriptor) X("storage_buffer_alignment", c->offset_align) \
     X("subgroup_size_least", c->subgroup_least) X("subgroup_size_most", c->subgroup_most) \
@@ -18720,8 +20034,10 @@ int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const 
 int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key)
 {
     const struct device *d = device_or_default(device);
+    size_t budget = 0, used = 0;
     if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
     const struct capabilities *c = &d->caps;
+    if (!strncmp(key, "memory_", 7)) memory_budget(d, &budget, &used);
 #define X(name, size) if (!strcmp(key, name)) { *value = size; return 0; }
     INFO_SIZES(X)
 #undef X
@@ -18945,6 +20261,216 @@ static int transfer(struct device *d, struct buffer *b, size_t offset, void *dat
     return code;
 }
 
+/* ==== >>shared: memory of others, memory for others =============================================================== */
+
+/* One buffer, one VkDeviceMemory, which goes with it: neither is cut into pieces nor kept in the cache. */
+
+static const struct memory_kind { const char *name; VkExternalMemoryHandleTypeFlagBits type; } memory_kinds[] = {
+    [MLXVK_MEMORY_HOST]    = { "the host's memory", VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT },
+    [MLXVK_MEMORY_FD]      = { "descriptors", VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT },
+    [MLXVK_MEMORY_DMA_BUF] = { "descriptors of dma-buf", VK_EXTERNAL_MEMORY_HANDLE_TYPE_DMA_BUF_BIT_EXT },
+    [MLXVK_MEMORY_WIN32]   = { "Windows' handles", VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32_BIT },
+};
+
+/* What is to be shared: handle of what is imported, or `exported`. */
+struct sharing { mlxvk_memory_kind kind; uintptr_t handle; size_t size; bool exported; };
+
+/* Does the device share buffers so? */
+static bool can_share(const struct device *d, const struct sharing *s)
+{
+    const VkPhysicalDeviceExternalBufferInfo info = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO, .usage = buffer_info(d, s->size).usage,
+        .handleType = memory_kinds[s->kind].type };
+    VkExternalBufferProperties p = { .sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES };
+    if (!d->caps.extensions[s->kind]) return false;
+    d->external_properties(d->physical, &info, &p);
+    return p.externalMemoryProperties.externalMemoryFeatures &
+           (s->exported ? VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT : VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT);
+}
+
+/* Memory types that the handle may be imported as. */
+static VkResult import_types(struct device *d, const struct sharing *s, uint32_t *types)
+{
+    VkExternalMemoryHandleTypeFlagBits type = memory_kinds[s->kind].type;
+    VkMemoryHostPointerPropertiesEXT host = { .sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT };
+    VkMemoryFdPropertiesKHR fd = { .sType = VK_STRUCTURE_TYPE_MEMORY_FD_PROPERTIES_KHR };
+    VkResult r = VK_SUCCESS;
+    if (s->exported || s->kind == MLXVK_MEMORY_FD || s->kind == MLXVK_MEMORY_WIN32) return r;
+    if (s->kind == MLXVK_MEMORY_HOST) {
+        r = d->vk.vkGetMemoryHostPointerPropertiesEXT(d->handle, type, (const void *)s->handle, &host);
+        *types &= host.memoryTypeBits;
+    } else {
+        r = d->vk.vkGetMemoryFdPropertiesKHR(d->handle, type, (int)s->handle, &fd);
+        *types &= fd.memoryTypeBits;
+    }
+    return r;
+}
+
+/* What follows VkMemoryAllocateInfo, in the order of kinds; the last one names the buffer. */
+struct sharing_chain {
+    VkMemoryDedicatedAllocateInfo dedicated;
+    VkExportMemoryAllocateInfo exported;
+    VkImportMemoryHostPointerInfoEXT host;
+    VkImportMemoryFdInfoKHR fd;
+#ifdef VK_USE_PLATFORM_WIN32_KHR
+    VkImportMemoryWin32HandleInfoKHR win32;
+#endif
+};
+
+static const void *sharing_chain(struct sharing_chain *c, const struct sharing *s, VkBuffer buffer)
+{
+    VkExternalMemoryHandleTypeFlagBits type = memory_kinds[s->kind].type;
+    *c = (struct sharing_chain){
+        .dedicated = { .sType = VK_STRUCTURE_TYPE_MEMORY_DEDICATED_ALLOCATE_INFO, .buffer = buffer },
+        .exported = { .sType = VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO, .pNext = &c->dedicated,
+                      .handleTypes = type },
+        .host = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT, .handleType = type,
+                  .pHostPointer = (void *)s->handle },
+        .fd = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR, .pNext = &c->dedicated, .handleType = type,
+                .fd = (int)s->handle },
+#ifdef VK_USE_PLATFORM_WIN32_KHR
+        .win32 = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_WIN32_HANDLE_INFO_KHR, .pNext = &c->dedicated,
+                   .handleType = type, .handle = (HANDLE)s->handle },
+#endif
+    };
+#ifdef VK_USE_PLATFORM_WIN32_KHR
+    if (!s->exported && s->kind == MLXVK_MEMORY_WIN32) return &c->win32;
+#endif
+    return s->exported ? (const void *)&c->exported : s->kind == MLXVK_MEMORY_HOST ? (const void *)&c->host
+                                                                                 : (const void *)&c->fd;
+}
+
+/* The buffer is there: memory of it, mapped where the host can. */
+static VkResult share_memory(struct device *d, const struct sharing *s, struct block *b)
+{
+    struct sharing_chain chain;
+    VkMemoryRequirements need;
+    void *map = NULL;
+    d->vk.vkGetBufferMemoryRequirements(d->handle, b->handle, &need);
+    VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+        .pNext = sharing_chain(&chain, s, b->handle),
+        .allocationSize = !s->exported && s->kind == MLXVK_MEMORY_HOST ? s->size : need.size };
+    uint32_t types = need.memoryTypeBits, host = d->caps.host_types;
+    VkResult r = import_types(d, s, &types), tried = VK_ERROR_INVALID_EXTERNAL_HANDLE;
+    if (r < 0) return r;
+    for (uint32_t at = 0; at < 2 * VK_MAX_MEMORY_TYPES && tried < 0; at++) {   /* what the library takes, then others */
+        uint32_t type = at < d->caps.type_count[MEMORY_DEVICE] ? d->caps.types[MEMORY_DEVICE][at] : at % 32;
+        info.memoryTypeIndex = type;
+        if (types >> type & 1) tried = d->vk.vkAllocateMemory(d->handle, &info, NULL, &b->memory);
+    }
+    if (tried < 0) return tried;
+    r = d->vk.vkBindBufferMemory(d->handle, b->handle, b->memory, 0);
+    b->mapped = host >> info.memoryTypeIndex & 1;
+    b->cached = d->caps.cached_types >> info.memoryTypeIndex & 1;
+    if (r >= 0 && s->kind == MLXVK_MEMORY_HOST) map = (void *)s->handle;
+    else if (r >= 0 && b->mapped) r = d->vk.vkMapMemory(d->handle, b->memory, 0, VK_WHOLE_SIZE, 0, &map);
+    b->map = map;
+    return r;
+}
+
+static VkResult share(struct device *d, const struct sharing *s, struct buffer **out)
+{
+    const VkExternalMemoryBufferCreateInfo external = { .sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
+                                                        .handleTypes = memory_kinds[s->kind].type };
+    VkBufferCreateInfo info = buffer_info(d, s->size);
+    struct block *block = host_zalloc(d, sizeof *block);
+    struct buffer *b = block ? buffer_new(d) : NULL;
+    VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
+    info.pNext = &external;
+    if (b) {
+        block->shared = true;
+        block->kind = s->kind;
+        block->size = s->size;
+        r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &block->handle);
+        if (r >= 0) r = share_memory(d, s, block);
+        b->block = block;
+        b->handle = block->handle;
+        b->map = block->map;
+        b->size = s->size;
+    }
+    if (r >= 0) hand_out(d, b, s->size);
+    else if (b) shared_destroy(d, b);
+    else host_free(d, block);
+    *out = r < 0 ? NULL : b;
+    return r;
+}
+
+static int share_buffer(mlxvk_buffer *res, const struct sharing *s, const char *name, mlxvk_device device)
+{
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    struct buffer *b = NULL;
+    size_t align = d ? d->caps.host_align : 0;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
+    reap_shared(d, false);
+    if ((unsigned)s->kind >= MLXVK_MEMORY_KINDS || !s->size || (s->exported && s->kind == MLXVK_MEMORY_HOST))
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name, "%zu bytes of memory of kind %d",
+                                        s->size, (int)s->kind));
+    if (s->size % 4 && CAP_SMALL & ~d->caps.bits)    /* words are all that shaders see there */
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
+                                        "on a device without 8- and 16-bit storage %zu bytes must be a multiple of 4",
+                                        s->size));
+    if (!can_share(d, s))
+        return drop_with(d, device_fail(d, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, name, "%s does not share %s", d->caps.name,
+                                        memory_kinds[s->kind].name));
+    if (s->kind == MLXVK_MEMORY_HOST && (!s->handle || s->handle % align || s->size % align))
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
+                                        "pointer and size must be multiples of %zu, unlike %zu bytes at %#zx", align,
+                                        s->size, (size_t)s->handle));
+    VkResult r = d->lost ? VK_ERROR_DEVICE_LOST : share(d, s, &b);
+    int code = vk_code(d, r);
+    if (code) device_fail(d, code, r, __LINE__, name, "%zu bytes of %s (VkResult %d)", s->size,
+                          memory_kinds[s->kind].name, r);
+    return give_buffer(d, res, b, code);
+}
+
+int mlxvk_buffer_import(mlxvk_buffer *res, mlxvk_memory_kind kind, uintptr_t handle, size_t size, mlxvk_device device)
+{
+    return share_buffer(res, &(struct sharing){ .kind = kind, .handle = handle, .size = size }, "buffer_import",
+                        device);
+}
+
+int mlxvk_buffer_new_shared(mlxvk_buffer *res, mlxvk_memory_kind kind, size_t size, mlxvk_device device)
+{
+    return share_buffer(res, &(struct sharing){ .kind = kind, .size = size, .exported = true }, "buffer_new_shared",
+                        device);
+}
+
+static VkResult export_memory(const struct device *d, const struct buffer *b, uintptr_t *handle)
+{
+    VkExternalMemoryHandleTypeFlagBits type = memory_kinds[b->block->kind].type;
+#ifdef VK_USE_PLATFORM_WIN32_KHR
+    const VkMemoryGetWin32HandleInfoKHR win32 = { .sType = VK_STRUCTURE_TYPE_MEMORY_GET_WIN32_HANDLE_INFO_KHR,
+                                                  .memory = b->block->memory, .handleType = type };
+    HANDLE of_windows = NULL;
+    if (b->block->kind == MLXVK_MEMORY_WIN32) {
+        VkResult r = d->vk.vkGetMemoryWin32HandleKHR(d->handle, &win32, &of_windows);
+        *handle = (uintptr_t)of_windows;
+        return r;
+    }
+#endif
+    const VkMemoryGetFdInfoKHR info = { .sType = VK_STRUCTURE_TYPE_MEMORY_GET_FD_INFO_KHR,
+                                        .memory = b->block->memory, .handleType = type };
+    int fd = -1;
+    VkResult r = d->vk.vkGetMemoryFdKHR(d->handle, &info, &fd);
+    *handle = (uintptr_t)fd;
+    return r;
+}
+
+int mlxvk_buffer_export(uintptr_t *handle, mlxvk_memory_kind kind, mlxvk_buffer buffer)
+{
+    struct buffer *b = buffer.ctx;
+    if (!handle || !b) return MLXVK_ERROR_ARGUMENT;
+    struct device *d = b->device;
+    mutex_lock(&d->lock);
+    if (!b->block || !b->block->shared || b->block->kind != kind || kind == MLXVK_MEMORY_HOST)
+        return unlock_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "buffer_export",
+                                          "the buffer was not made to be shared so"));
+    VkResult r = export_memory(d, b, handle);
+    int code = vk_code(d, r);
+    if (code) device_fail(d, code, r, __LINE__, "buffer_export", "no handle (VkResult %d)", r);
+    return unlock_with(d, code);
+}
+
 /* ==== >>public: streams =========================================================================================== */
 
 static mlxvk_stream stream_handle(mlxvk_device device, bool shared)
@@ -19073,6 +20599,7 @@ static int event_fault(const struct event *ev, uint64_t value, bool signal)
     uint64_t now = 0;
     if (signal && value <= ev->top) return MLXVK_ERROR_ARGUMENT;
     if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return 0;
+    if (signal && value <= now) return MLXVK_ERROR_ARGUMENT;           /* the caller signalled it */
     return value > now && value - now > d->caps.most_ahead ? MLXVK_ERROR_LIMIT : 0;
 }
 
@@ -19206,6 +20733,377 @@ bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value)
     const struct device *d = ev ? ev->device : NULL;
     uint64_t now = 0;
     return d && d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) >= 0 && now >= value;
+}
+
+/* ==== >>engine: a GPU that a renderer uses, too =================================================================== */
+
+/* A recording is lowered by a stream of its own, the recorder, into a command buffer of the caller's: its counters and
+ * kept windows are the recorder's. What it uses is noted on a timeline that the caller's submissions count: that of an
+ * event, or the recorder's own, which a call moves. So memory and order need no rules of their own. Nothing here waits
+ * for such a timeline: the work may not have been submitted yet. */
+
+int mlxvk_stream_hold(mlxvk_stream stream, bool hold)
+{
+    struct call c = begin("stream_hold", stream);
+    if (!c.code) c.stream->held = hold;
+    return end(&c);
+}
+
+static struct stream *recorder_of(struct call *c)
+{
+    struct stream *s = c->stream, *r = s->recorder;
+    if (c->code || r) return r;
+    r = stream_create(c->device);
+    if (!r) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    r->refs = 1;
+    r->records = true;
+    r->own_line = r->line;
+    r->line->kind = LINE_CALL;
+    return s->recorder = r;
+}
+
+/* The timeline that says when the recording is done. */
+static struct timeline *done_line(struct call *c, const struct stream *r, struct event *ev)
+{
+    if (c->code || !ev) return c->code ? NULL : r->own_line;
+    if (ev->device != c->device) return FAIL(c, MLXVK_ERROR_ARGUMENT, "done is of another device than the stream");
+    if (!ev->line) ev->line = timeline_add(c->device, ev->semaphore, LINE_EVENT);
+    return ev->line ? ev->line : FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+}
+
+/* ---- what the caller's submission must wait for ---- */
+
+static void collect(struct call *c, struct wait *waits, uint32_t *count, VkSemaphore semaphore, uint64_t value)
+{
+    uint32_t i = 0;
+    while (i < *count && waits[i].semaphore != semaphore) i++;
+    if (i == MAX_WAITS) { FAIL(c, MLXVK_ERROR_LIMIT, "more than %d submissions to wait for", MAX_WAITS); return; }
+    if (i == *count) waits[(*count)++] = (struct wait){ NULL, semaphore, value };
+    else if (waits[i].value < value) waits[i].value = value;
+}
+
+static void collect_line(struct call *c, struct wait *waits, uint32_t *count, struct timeline *line, uint64_t value)
+{
+    if (c->code || value <= timeline_completed(c->device, line)) return;
+    if (line->kind == LINE_CALL)
+        FAIL(c, MLXVK_ERROR_NOT_READY, "an operand is in use by a recording whose submission is not known to be done");
+    else if (value > line->submitted && line->stream && stream_submit(line->stream))
+        FAIL(c, c->device->lost ? c->device->lost : MLXVK_ERROR_VULKAN, "another stream could not be submitted");
+    else collect(c, waits, count, line->semaphore, value);
+}
+
+static void collect_uses(struct call *c, struct wait *waits, uint32_t *count, const struct buffer *b, bool write,
+                         const struct timeline *line)
+{
+    for (int i = 0; b && i < b->use_count && !c->code; i++)
+        if (b->uses[i].line != line && (write || b->uses[i].write))
+            collect_line(c, waits, count, b->uses[i].line, b->uses[i].value);
+}
+
+/* All that the stream's tape, lowered on `line`, comes after: what the stream has submitted, the events that it waits
+ * for, and what others do with the same memory. */
+static uint32_t collect_waits(struct call *c, const struct stream *r, const struct timeline *line, struct wait *waits)
+{
+    struct stream *s = c->stream;
+    uint32_t count = 0;
+    c->device->polls++;
+    end_paused(s);
+    if (s->encoder.commands && stream_submit(s)) FAIL(c, s->encoder.code, "%s", s->encoder.error.text);
+    for (uint32_t i = 0; i < s->wait_count && !c->code; i++)
+        collect(c, waits, &count, s->waits[i].semaphore, s->waits[i].value);
+    collect_line(c, waits, &count, s->line, s->line->submitted);
+    collect_uses(c, waits, &count, r->counters, true, line);
+    for (uint32_t k = 0; k < s->node_count && !c->code; k++) {
+        const struct node *n = &s->nodes[k];
+        for (int i = 0; i < n->inputs; i++)
+            if (n->in[i]) collect_uses(c, waits, &count, n->in[i]->storage->buffer, false, line);
+        for (int i = 0; i < n->outputs; i++)
+            if (n->out[i]) collect_uses(c, waits, &count, n->out[i]->storage->buffer, true, line);
+    }
+    return count;
+}
+
+static void give_waits(struct call *c, mlxvk_recording *out, const struct wait *waits, uint32_t count)
+{
+    if (!c->code && count > (out->waits ? out->wait_room : 0))
+        FAIL(c, MLXVK_ERROR_NOT_READY, "the command buffer has to wait for %u timelines, and there is room for %u: "
+             "give waits, or synchronize first", count, out->waits ? out->wait_room : 0);
+    for (uint32_t i = 0; i < count && !c->code; i++) {
+        memcpy(&out->waits[i].vk_semaphore, &waits[i].semaphore, sizeof waits[i].semaphore);
+        out->waits[i].value = waits[i].value;
+    }
+    if (!c->code) out->wait_count = count;
+}
+
+/* ---- recording ---- */
+
+/* Pools of descriptors that no recording uses any more. */
+static struct slot *recorder_slot(struct call *c, struct stream *r)
+{
+    struct slot *slot = NULL;
+    for (uint32_t i = 0; i < r->slot_count && !slot; i++)
+        if (!r->slots[i].line || r->slots[i].value <= timeline_completed(c->device, r->slots[i].line))
+            slot = &r->slots[i];
+    if (!slot && r->slot_count == SLOTS)
+        return FAIL(c, MLXVK_ERROR_LIMIT, "%d recordings are not known to be done", SLOTS);
+    if (!slot) slot = &r->slots[r->slot_count++];
+    for (uint32_t i = 0; i < slot->set_pools; i++)
+        c->device->vk.vkResetDescriptorPool(c->device->handle, slot->sets[i], 0);
+    slot->sets_used = 0;
+    r->slot = (uint32_t)(slot - r->slots);
+    return slot;
+}
+
+static void exchange_tapes(struct stream *a, struct stream *b)
+{
+    struct node *nodes = a->nodes;
+    uint32_t count = a->node_count, slots = a->node_slots;
+    a->nodes = b->nodes; a->node_count = b->node_count; a->node_slots = b->node_slots;
+    b->nodes = nodes; b->node_count = count; b->node_slots = slots;
+    a->node_elements = b->node_elements = 0;
+}
+
+/* Lowers the tape between two barriers. After an error what was recorded by then is harmless: it ends as it would
+ * have. */
+static void record_tape(struct call *c, struct stream *r, const mlxvk_recording *m, VkCommandBuffer commands)
+{
+    struct encoder *e = &r->encoder;
+    VkPipelineStageFlags before = m->before_stages ? m->before_stages : VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
+    VkPipelineStageFlags after = m->after_stages ? m->after_stages : VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
+    VkAccessFlags wrote = m->before_access ? m->before_access : VK_ACCESS_MEMORY_WRITE_BIT;
+    VkAccessFlags use = m->after_access ? m->after_access : VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT;
+    e->commands = commands;
+    e->in_use = NULL;
+    e->live_count = e->concurrent_from = 0;
+    r->mark = ++c->device->marks;
+    r->ops = r->wait_count = r->deferred = 0;
+    r->time = 0;
+    if (r->seen) memset(r->seen, 0, r->seen_count * sizeof *r->seen);
+    r->recording = true;
+    full_barrier(e, before | STAGES, STAGES, wrote | WRITES, READS | WRITES);
+    e->barriers++;
+    exchange_tapes(c->stream, r);
+    stream_lower(r, 0);
+    exchange_tapes(c->stream, r);
+    full_barrier(e, STAGES, after | STAGES | VK_PIPELINE_STAGE_HOST_BIT, WRITES, use | VK_ACCESS_HOST_READ_BIT);
+    r->recording = false;
+    e->commands = NULL;
+    memcpy(c->stream->deferred_text, r->deferred_text, sizeof r->deferred_text);
+    if (r->deferred) FAIL(c, r->deferred, "%s", r->deferred_text);
+    else if (e->code) FAIL(c, e->code, "%s", e->error.text);
+    e->code = c->device->lost;
+}
+
+/* Takes the event's value for the recording: like one that is signalled, it is over those before it. */
+static void take_value(struct call *c, struct event *ev, const struct timeline *line, uint64_t value)
+{
+    if (c->code || !ev) return;
+    mutex_lock(&c->device->event_lock);
+    int fault = value <= line->submitted ? MLXVK_ERROR_ARGUMENT : event_fault(ev, value, true);
+    unsigned long long top = ev->top > line->submitted ? ev->top : line->submitted;
+    if (!fault) ev->top = value;
+    mutex_unlock(&c->device->event_lock);
+    if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
+}
+
+int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_recording *recording)
+{
+    struct call c = begin("stream_record", stream);
+    mlxvk_recording local = { 0 }, *m = recording ? recording : &local;
+    struct event *ev = m->done.ctx;
+    struct wait waits[MAX_WAITS];
+    if (!c.code && !vk_command_buffer) FAIL(&c, MLXVK_ERROR_ARGUMENT, "vk_command_buffer is NULL");
+    struct stream *r = recorder_of(&c);
+    struct timeline *line = done_line(&c, r, ev);
+    uint32_t count = c.code ? 0 : collect_waits(&c, r, line, waits);
+    give_waits(&c, m, waits, count);
+    struct slot *slot = c.code ? NULL : recorder_slot(&c, r);
+    take_value(&c, ev, line, m->done_value);
+    if (c.code) return end(&c);
+    c.stream->wait_count = 0;                        /* the caller's submission waits for them now */
+    line->open = ev ? m->done_value : line->submitted + 1;
+    *slot = (struct slot){ .sets = slot->sets, .set_pools = slot->set_pools, .line = line, .value = line->open };
+    r->line = line;
+    record_tape(&c, r, m, (VkCommandBuffer)vk_command_buffer);
+    r->line = r->own_line;
+    line->submitted = line->open++;
+    m->ticket = ev ? 0 : line->submitted;
+    m->nanoseconds = (uint64_t)(1e3 * r->time);
+    return end(&c);
+}
+
+int mlxvk_stream_recorded(mlxvk_stream stream, uint64_t ticket)
+{
+    struct call c = begin("stream_recorded", stream);
+    struct stream *r = c.code ? NULL : c.stream->recorder;
+    if (!c.code && (!r || !ticket || ticket > r->own_line->submitted))
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "there was no recording with ticket %llu", (unsigned long long)ticket);
+    if (c.code) return end(&c);
+    c.device->polls++;
+    if (ticket <= timeline_completed(c.device, r->own_line)) return end(&c);
+    const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
+                                         .semaphore = r->own_line->semaphore, .value = ticket };
+    VkResult result = c.device->vk.vkSignalSemaphore(c.device->handle, &info);
+    if (result < 0) FAIL(&c, vk_code(c.device, result), "the timeline could not be signalled (VkResult %d)", result);
+    else r->own_line->completed = ticket;
+    return end(&c);
+}
+
+/* ---- timeline semaphores of the caller's ---- */
+
+int mlxvk_event_adopt(mlxvk_event *res, uint64_t vk_semaphore, mlxvk_device device)
+{
+    struct device *d = res ? lock_device(device.ctx) : NULL;
+    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!vk_semaphore)
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "event_adopt", "vk_semaphore is 0"));
+    reap_events(d, false);
+    struct event *event = host_zalloc(d, sizeof *event);
+    if (!event)
+        return drop_with(d, device_fail(d, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "event_adopt", "out of host memory"));
+    memcpy(&event->semaphore, &vk_semaphore, sizeof event->semaphore);
+    event->adopted = true;
+    event->device = d;
+    d->refs++;
+    unlock_and_drop(d);
+    mlxvk_event_free(*res);
+    res->ctx = event;
+    return 0;
+}
+
+int mlxvk_event_semaphore(uint64_t *vk_semaphore, mlxvk_event event)
+{
+    const struct event *ev = event.ctx;
+    if (!vk_semaphore || !ev) return MLXVK_ERROR_ARGUMENT;
+    *vk_semaphore = 0;
+    memcpy(vk_semaphore, &ev->semaphore, sizeof ev->semaphore);
+    return 0;
+}
+
+/* ---- work in slices of time ---- */
+
+enum { FACTOR_MOST = 1 << 20 };                      /* and one over it: measured times of estimated ones */
+
+static double within(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+
+/* Moves the factors of the kernels that took part towards what makes the estimate the time that was measured: each by
+ * its share, all together half of the way; at first all of it. */
+static void learn(struct device *d, const struct clock *c, double measured)
+{
+    float *f = d->factors, *all = &f[KERNEL_COUNT + 1];
+    double plain = 0, corrected = 0, squares = 0, other = *all > 0 ? *all : 1;
+    for (int k = 0; k <= KERNEL_COUNT; k++) {
+        double part = c->estimates[k] * (f[k] > 0 ? f[k] : other);
+        plain += c->estimates[k];
+        corrected += part;
+        squares += part * part;
+    }
+    if (plain <= 0 || corrected <= 0 || measured <= 0) return;
+    double off = (*all > 0 ? 0.5 : 1) * log(measured / corrected);
+    for (int k = 0; k <= KERNEL_COUNT; k++) {
+        double own = f[k] > 0 ? f[k] : other, part = c->estimates[k] * own;
+        double factor = own * exp(within(off * part * corrected / squares, -3, 3));
+        if (part > 0) f[k] = (float)within(factor, 1.0 / FACTOR_MOST, FACTOR_MOST);
+    }
+    off = log(measured / plain / other);
+    *all = (float)within(other * exp(*all > 0 ? 0.25 * off : off), 1.0 / FACTOR_MOST, FACTOR_MOST);
+}
+
+/* Learns from what is done, and says how many microseconds are under way, by estimate. */
+static double read_clocks(struct stream *s)
+{
+    struct device *d = s->device;
+    double under_way = 0;
+    uint64_t time[2];
+    d->polls++;
+    uint64_t completed = timeline_completed(d, s->line);
+    for (uint32_t i = 0; i < s->slot_count; i++) {
+        struct clock *c = s->slots[i].clock;
+        if (c && s->slots[i].value > completed && s->slots[i].value <= s->line->submitted) under_way += c->corrected;
+        if (!c || !c->stopped || s->slots[i].value > completed) continue;
+        c->stopped = false;
+        if (d->vk.vkGetQueryPoolResults(d->handle, c->queries, 0, 2, sizeof time, time, sizeof *time,
+                                        VK_QUERY_RESULT_64_BIT) == VK_SUCCESS && time[1] > time[0])
+            learn(d, c, (double)(time[1] - time[0]) * d->caps.timestamp_ns * 1e-3);
+    }
+    return under_way;
+}
+
+/* How many microseconds a slice has left, and whether it may begin with a step that does not fit. */
+struct slice { double left; bool any; };
+
+/* Encodes steps of these nodes' plan while they fit; false where it pauses in front of one that does not. */
+static bool encode_some(struct stream *s, const struct members *all, struct progress at, struct slice *slice)
+{
+    struct encoder *e = &s->encoder;
+    while (at.step < e->plan.steps.count && !e->code) {
+        double time = corrected_time(e->device, ITEM(e->plan.steps, struct step, at.step));
+        if (!slice->any && time > slice->left) {
+            s->paused = *all;
+            s->paused_at = at;
+            return false;
+        }
+        slice->left -= time;
+        slice->any = false;
+        bind_step(e, &at);
+    }
+    s->paused.count = 0;
+    encode_nodes(s, all, at);
+    return true;
+}
+
+/* Forgets nodes that are done; the numbers of those that are paused are others then. */
+static void close_slice(struct stream *s, uint32_t first)
+{
+    uint32_t undone = 0;
+    int member = 0;
+    for (uint32_t i = first; i < s->node_count && member < s->paused.count; i++) {
+        if (s->paused.node[member] == i) s->paused.node[member++] = undone;
+        undone += !s->nodes[i].done;
+    }
+    close_ranks(s, first);
+}
+
+/* Lowers nodes, step by step, while they fit. What is too long for any slice is cut, where it can be: to what takes a
+ * tenth of a millisecond at least. */
+static void lower_slice(struct stream *s, struct slice *slice)
+{
+    struct encoder *e = &s->encoder;
+    const float *all = &s->device->factors[KERNEL_COUNT + 1];
+    struct members paused = s->paused;
+    uint32_t i = 0;
+    e->concurrent = false;
+    encoder_reset(e);
+    if (paused.count && !encode_some(s, &paused, s->paused_at, slice)) return;
+    drop_dead_nodes(s);
+    e->slice = (slice->left > 100 ? slice->left : 100) / (*all > 0 ? *all : 1);
+    for (bool fits = true; i < s->node_count; i++) {
+        while (!s->nodes[i].done && fits && (slice->any || slice->left > 0)) {
+            struct members group = plan_group(s, next_node(s, i), s->node_count);
+            fits = encode_some(s, &group, (struct progress){ 0 }, slice);
+        }
+        if (!s->nodes[i].done) break;
+    }
+    e->slice = 0;
+    close_slice(s, i);
+}
+
+int mlxvk_stream_advance(mlxvk_stream stream, uint64_t nanoseconds, size_t *left)
+{
+    struct call c = begin("stream_advance", stream);
+    struct stream *s = c.stream;
+    if (c.code) return end(&c);
+    s->held = s->clocked = true;
+    double under_way = read_clocks(s);
+    struct slice slice = { (double)nanoseconds * 1e-3 - under_way, under_way <= 0 };
+    uint64_t start = now_ns();
+    if (slice.left > 0 && s->node_count) lower_slice(s, &slice);
+    c.device->stats.lowering_ns += now_ns() - start;
+    int submitted = stream_submit(s);
+    c.code = s->deferred ? s->deferred : c.device->lost ? c.device->lost : submitted;
+    s->deferred = 0;
+    if (left) *left = s->node_count;
+    return end(&c);
 }
 
 /* ==== >>public: arrays ============================================================================================ */

@@ -130,6 +130,35 @@ MLXVK_API const char *mlxvk_dtype_name(mlxvk_dtype dtype);          /* "float32"
 
 /* ==== >>device ==================================================================================================== */
 
+/* Device memory of the caller's own allocator, in place of vkAllocateMemory: for blocks of 64 MiB or more and a few
+ * small ones. Any thread that calls the library may call both, under the device's lock: they must not call it. */
+typedef struct mlxvk_memory_request {
+    uint64_t size, alignment;        /* VkMemoryRequirements of the buffer, */
+    uint64_t vk_buffer;              /* which is this one; the library binds it */
+    uint32_t type;                   /* memory type */
+    float priority;                  /* 0 to 1 */
+} mlxvk_memory_request;
+
+typedef struct mlxvk_memory_piece {
+    uint64_t vk_memory, offset;      /* VkDeviceMemory, and where in it */
+    void *mapped;                    /* the host's pointer to that, as long as the piece lives, where the type is
+                                        HOST_VISIBLE and HOST_COHERENT (no other is mapped: nothing is flushed); NULL:
+                                        not mapped */
+    void *token;                     /* the caller's */
+} mlxvk_memory_piece;
+
+typedef struct mlxvk_device_memory {
+    /* 0, or not: there is none of that type, and the next one is asked for */
+    int (*allocate)(mlxvk_memory_piece *piece, const mlxvk_memory_request *request, void *user);
+    void (*free)(const mlxvk_memory_piece *piece, void *user);
+    void *user;
+} mlxvk_device_memory;
+
+/* What memory may be shared as: pointers of the host, POSIX file descriptors (opaque; of dma-buf), Windows' handles. */
+typedef enum mlxvk_memory_kind {
+    MLXVK_MEMORY_HOST, MLXVK_MEMORY_FD, MLXVK_MEMORY_DMA_BUF, MLXVK_MEMORY_WIN32, MLXVK_MEMORY_KINDS
+} mlxvk_memory_kind;
+
 typedef struct mlxvk_allocator {     /* host memory; NULL functions mean malloc and free */
     void *(*allocate)(size_t size, void *user);                    /* may return NULL: the call fails cleanly */
     void (*release)(void *pointer, void *user);
@@ -148,6 +177,8 @@ typedef struct mlxvk_adopt {
                                                                       the device was created with; NULL: none enabled */
     void (*lock_queue)(void *user), (*unlock_queue)(void *user);   /* around each use of the queue; may be NULL */
     void *user;
+    const uint32_t *families;                                      /* other queue families that use arrays' memory, */
+    uint32_t family_count;                                         /* which is CONCURRENT for them, then */
 } mlxvk_adopt;
 
 /* Zero means default in every field; a gate in `gates` wins over the environment. */
@@ -161,6 +192,11 @@ typedef struct mlxvk_device_desc {
     size_t pipeline_cache_size;
     void (*on_error)(const mlxvk_error *error, void *user);        /* called for each error; NULL: none */
     void *user;
+    void (*on_log)(const char *line, void *user);                  /* lines that gates ask for; NULL: stderr */
+    const mlxvk_device_memory *memory;                             /* the caller's allocator of device memory, copied */
+    float memory_priority;           /* over 0 to 1, where the device has VK_EXT_memory_priority */
+    bool low_priority;               /* queues of low global priority, where the device has them and lets the program:
+                                        behind a renderer's */
     mlxvk_error *error;              /* filled when mlxvk_device_create fails (there is no device to ask) */
 } mlxvk_device_desc;
 
@@ -183,7 +219,9 @@ MLXVK_API int mlxvk_device_count(int *count, mlxvk_device_type type);   /* of CP
 MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
 
 /* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
- * max_recommended_working_set_size, memory_size, subgroup_size (that of the kernels; those a kernel may ask for:
+ * max_recommended_working_set_size, memory_size, memory_budget and memory_used (of the process, as the driver says at
+ * that moment; 0: it does not), memory_import_alignment (0: the host's memory cannot be imported),
+ * subgroup_size (that of the kernels; those a kernel may ask for:
  * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
  * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own),
  * max_threads (of a workgroup), max_storage_buffers (of a kernel),
@@ -229,6 +267,18 @@ MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device devi
  * 16-bit storage offset + size must be a multiple of 4, else MLXVK_ERROR_ARGUMENT. */
 MLXVK_API int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, size_t size, void *mapped,
                                  mlxvk_device device);
+/* Memory of another's, without a copy. HOST: `size` bytes at a pointer, both multiples of memory_import_alignment (see
+ * mlxvk_device_info_get_size); it must live as long as the buffer and the work that uses it. FD: a descriptor of a
+ * Vulkan allocation of the same driver that is a buffer's of `size` bytes and nothing else's, as mlxvk_buffer_export
+ * gives it; DMA_BUF: of any; the library's from then on, where the call succeeds. WIN32: an opaque handle, which stays
+ * the caller's. The buffer's memory is given back with its last handle or array, when no submission uses it any more.
+ * Errors: ARGUMENT, UNSUPPORTED where the device has no extension for it, MEMORY, HOST_MEMORY, VULKAN. */
+MLXVK_API int mlxvk_buffer_import(mlxvk_buffer *res, mlxvk_memory_kind kind, uintptr_t handle, size_t size,
+                                  mlxvk_device device);
+/* Device memory that others may import: of a kind that is not HOST. */
+MLXVK_API int mlxvk_buffer_new_shared(mlxvk_buffer *res, mlxvk_memory_kind kind, size_t size, mlxvk_device device);
+/* A new descriptor or handle of it, the caller's to close. ARGUMENT: it is not of that kind. */
+MLXVK_API int mlxvk_buffer_export(uintptr_t *handle, mlxvk_memory_kind kind, mlxvk_buffer buffer);
 MLXVK_API int mlxvk_buffer_free(mlxvk_buffer buffer);
 MLXVK_API size_t mlxvk_buffer_size(mlxvk_buffer buffer);
 /* The host's pointer to it, or NULL where it is not mapped. Reading or writing is right only when no submitted or
@@ -273,6 +323,95 @@ MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
 /* Blocks at most timeout_ns nanoseconds; NOT_READY when that ran out. UINT64_MAX waits for ever. */
 MLXVK_API int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns);
 MLXVK_API bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value);
+
+/* ==== >>engine: a GPU that a renderer uses, too =================================================================== */
+
+/* For programs that lend their VkDevice (mlxvk_adopt). Handles, stages, accesses, formats and layouts are Vulkan's, as
+ * numbers: this header includes none of its. */
+
+/* An event over a timeline VkSemaphore of the caller's, which must outlive the event and the work that names it; the
+ * event is freed when that work is done. Both sides may signal it, each with values over those before. */
+MLXVK_API int mlxvk_event_adopt(mlxvk_event *res, uint64_t vk_semaphore, mlxvk_device device);
+/* The VkSemaphore of an event, a timeline: for submissions of the caller's that wait for it or signal it. It goes with
+ * the event. */
+MLXVK_API int mlxvk_event_semaphore(uint64_t *vk_semaphore, mlxvk_event event);
+
+/* A held stream's tape grows until a call says what is to happen with it: mlxvk_stream_record, mlxvk_stream_advance,
+ * an eval, a read, finalize, synchronize, an event, another stream's work on the same arrays. Others lower and submit
+ * a part by themselves, from about 200 operations on. */
+MLXVK_API int mlxvk_stream_hold(mlxvk_stream stream, bool hold);
+
+typedef struct mlxvk_semaphore_value { uint64_t vk_semaphore, value; } mlxvk_semaphore_value;
+
+/* Zero means default in every field. */
+typedef struct mlxvk_recording {
+    /* VkPipelineStageFlags and VkAccessFlags of the caller's commands in front that wrote what is read; default
+     * ALL_COMMANDS and MEMORY_WRITE */
+    uint32_t before_stages, before_access;
+    /* of those behind that use what is computed; default ALL_COMMANDS and MEMORY_READ | MEMORY_WRITE */
+    uint32_t after_stages, after_access;
+    /* the caller's submission is done when this event has this value, which the submission signals, or one behind it;
+     * { NULL }: when mlxvk_stream_recorded says so */
+    mlxvk_event done;
+    uint64_t done_value;
+    mlxvk_semaphore_value *waits;    /* where to put what the submission has to wait for, at stage ALL_COMMANDS */
+    uint32_t wait_room, wait_count;  /* how many there is room for (16 are enough); how many there are: set here */
+    uint64_t ticket;                 /* for mlxvk_stream_recorded; set here */
+    uint64_t nanoseconds;            /* what it will take, by estimate; set here */
+} mlxvk_recording;
+
+/* Lowers what is on the tape into the caller's VkCommandBuffer, which is open, of a family with compute, primary or
+ * secondary, outside a render pass. In front of it is a barrier from the caller's commands, behind it one to them.
+ * Compute's pipeline, descriptors and push constants are others afterwards. recording may be NULL.
+ *
+ * What it uses stays reserved until the recording is done, and is ordered as by a submission: later work of streams on
+ * the same arrays waits for the event, so on a shared queue the command buffer must be submitted before that work is;
+ * without an event such work is refused (NOT_READY), as is reading a result on the host before the recording is done:
+ * the library never waits for a submission that it does not make. Recordings of one stream with the same event, or
+ * without one, must run in the order in which they were made. Each is submitted once, or declared done without.
+ * Before the device is freed all of them must be done.
+ *
+ * Errors, with nothing recorded and the tape as it was: NOT_READY where the submission has to wait (for what the stream
+ * or others submitted, copies of the host's data among it, or events) and there is no room in waits, or for a
+ * recording without an event that is not done; ARGUMENT; LIMIT: 128 recordings that are not done. An error of an
+ * operation is returned and makes its results unusable; the command buffer may be submitted, or reset, all the same. */
+MLXVK_API int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_recording *recording);
+/* The submissions of the recording with that ticket, and of those before it, are done. Errors: ARGUMENT. */
+MLXVK_API int mlxvk_stream_recorded(mlxvk_stream stream, uint64_t ticket);
+
+/* Submits only as much of the tape as fits into so many nanoseconds of GPU time, less what of earlier calls is still
+ * under way: by the plans' estimates, corrected by the times that earlier calls took (where the queue has timestamps).
+ * What takes longer is cut where it can be (products, convolutions, attention); a dispatch that alone does not fit goes
+ * alone, when nothing is under way. Holds the stream. left: operations that are still on the tape, or not all of whose
+ * dispatches are submitted (may be NULL). Never blocks but as every call does, when 8 submissions
+ * are in flight. Returns errors as mlxvk_finalize does. */
+MLXVK_API int mlxvk_stream_advance(mlxvk_stream stream, uint64_t nanoseconds, size_t *left);
+
+/* A region of one level and layer of a colour VkImage, not multisampled, of usage TRANSFER_SRC to be read and
+ * TRANSFER_DST to be written. */
+typedef struct mlxvk_image {
+    uint64_t vk_image;
+    uint32_t format;                 /* VkFormat: R8, R8G8, R8G8B8A8 as UNORM and SRGB; R16, R16G16B16A16, R32,
+                                        R32G32B32A32 as SFLOAT */
+    uint32_t x, y, width, height, mip, layer;
+    uint32_t layout, final_layout;   /* VkImageLayout when the work gets there, and afterwards; default of that: the
+                                        same. UNDEFINED: what was there is lost (to be written only) */
+    uint32_t stages, access;         /* of the caller's commands in front and behind that use it; default ALL_COMMANDS,
+                                        MEMORY_READ | MEMORY_WRITE */
+    bool owned;                      /* queue family `family` has released it to the library's, and will acquire it */
+    uint32_t family;                 /* back, both without a change of layout; not in recordings */
+    bool planar;                     /* arrays are (channels, height, width), else (height, width, channels) */
+} mlxvk_image;
+
+/* The image as an array of dtype uint8, float16 or float32, when the stream gets there. Bytes count as 0 to 1 in
+ * floats, SRGB's colours as light (as a sampler gives them); floats as bytes are clamped and rounded to nearest even.
+ * An SRGB image as uint8 is what is stored. Planar: a view. The image must live until the work is done.
+ * Copies of images keep their order within a stream; between streams, and with the caller's commands, events,
+ * semaphores and recordings order them.
+ * Errors: ARGUMENT, DTYPE, SHAPE, UNSUPPORTED for other formats. */
+MLXVK_API int mlxvk_image_read(mlxvk_array *res, const mlxvk_image *image, mlxvk_dtype dtype, mlxvk_stream stream);
+/* The array into the image, the same way back; NaN becomes 0 in bytes. */
+MLXVK_API int mlxvk_image_write(const mlxvk_image *image, mlxvk_array array, mlxvk_stream stream);
 
 /* ==== >>array ===================================================================================================== */
 
@@ -838,6 +977,12 @@ MLXVK_API int mlxvk_dequantize(mlxvk_array *res, mlxvk_array w, mlxvk_array scal
 MLXVK_API int mlxvk_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales,
                          mlxvk_optional_int group_size, mlxvk_optional_int bits, const char *mode,
                          mlxvk_array global_scale_x, mlxvk_array global_scale_w, mlxvk_stream s);
+/* qqmm of matrices chosen as gather_qmm does: x and w (..., N, K) through the mode and back once, whatever is chosen.
+ * w floating, w_scales { NULL }: quantized here. Not in mlx-c. Source: MLX gather_qqmm. */
+MLXVK_API int mlxvk_gather_qqmm(mlxvk_array *res, mlxvk_array x, mlxvk_array w, mlxvk_array w_scales,
+                                mlxvk_array lhs_indices, mlxvk_array rhs_indices, mlxvk_optional_int group_size,
+                                mlxvk_optional_int bits, const char *mode, mlxvk_array global_scale_x,
+                                mlxvk_array global_scale_w, bool sorted_indices, mlxvk_stream s);
 /* The Hadamard transform of rows of m * 2^k elements, m of 1, 12, 20, 28, times scale (1 / sqrt of their number); in
  * float32, rounded once. Dtypes that are not floating are cast to float32. */
 MLXVK_API int mlxvk_hadamard_transform(mlxvk_array *res, mlxvk_array a, mlxvk_optional_float scale, mlxvk_stream s);
@@ -949,6 +1094,48 @@ MLXVK_API int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims,
 MLXVK_API int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys,
                                                       mlxvk_array values, float scale, const char *mask_mode,
                                                       mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s);
+
+/* Not in mlx-c: its gradients for the cotangent of its result `output`, both (B, H, Lq, Dv), in tiles: the scores are
+ * not kept. logsumexp: float32 (B, H, Lq, 1), as the function after this has it, or { NULL }: computed. Features up to
+ * 256. res: { dqueries, dkeys, dvalues }, each of its operand's dtype; mask and sinks have none, as in MLX.
+ * Deterministic. */
+MLXVK_API int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_array queries,
+                                                          mlxvk_array keys, mlxvk_array values, float scale,
+                                                          const char *mask_mode, mlxvk_array mask_arr,
+                                                          mlxvk_array sinks, mlxvk_array output, mlxvk_array logsumexp,
+                                                          mlxvk_array cotangent, mlxvk_stream s);
+/* log(sum of exp(scale * q k^T + mask)) with the sink, for each query: float32 (B, H, Lq, 1), -inf where it sees no
+ * key. MLX's primitive has it as a second result when a gradient is wanted. */
+MLXVK_API int mlxvk_fast_scaled_dot_product_attention_logsumexp(mlxvk_array *res, mlxvk_array queries,
+                                                                mlxvk_array keys, float scale, const char *mask_mode,
+                                                                mlxvk_array mask_arr, mlxvk_array sinks,
+                                                                mlxvk_stream s);
+/* Not in mlx-c: MLX's fast::cross_entropy and its gradient. logits (..., n) of a floating dtype, targets (...): integer
+ * classes, below 0 from the end (outside of the row: its first or last). logsumexp(logits) - logits[target] in float32,
+ * computed in float32; -inf everywhere gives NaN. n is not 0. */
+MLXVK_API int mlxvk_fast_cross_entropy(mlxvk_array *res, mlxvk_array logits, mlxvk_array targets, mlxvk_stream s);
+/* For the cotangent (...) of the loss (...): cotangent * (softmax(logits) - 1 at the target), of logits' dtype; it may
+ * take over the logits' memory. */
+MLXVK_API int mlxvk_fast_cross_entropy_vjp(mlxvk_array *res, mlxvk_array logits, mlxvk_array targets, mlxvk_array loss,
+                                           mlxvk_array cotangent, mlxvk_stream s);
+/* Not in mlx-c: MLX's fast::gated_delta_update, the recurrence of a gated delta net. For each batch, each head of
+ * values and token after token, from the initial state S (B, Hv, Dv, Dk) ({ NULL }: zeros):
+ *     S = gate S;   S = S + beta (v - S k) k^T;   y = S q
+ * queries, keys (B, T, Hk, Dk), Dk up to 512; values (B, T, Hv, Dv), Hv a multiple of Hk; gates (B, T, Hv), or
+ * (B, T, Hv, Dk) for one of each column of S; beta (B, T, Hv). mask (B, T) or { NULL }: where it is false the token's
+ * result is 0 and S stays. res: { y (B, T, Hv, Dv) of the dtype that queries, keys and values promote to (gates and
+ * beta are rounded to it, all else is float32), S behind the last token in float32 }. */
+MLXVK_API int mlxvk_fast_gated_delta_update(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                            mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
+                                            mlxvk_array initial_state, mlxvk_array mask, mlxvk_stream s);
+
+/* Its gradients, without a mask, for the cotangents of y and of the last state ({ NULL }: zeros). res: { dqueries,
+ * dkeys, dvalues, dgates, dbeta, dstate }, each of its operand's dtype (dstate float32 where there is no state).
+ * Deterministic; keeps states of about every sqrt(T)th token. */
+MLXVK_API int mlxvk_fast_gated_delta_update_vjp(mlxvk_vector_array *res, mlxvk_array queries, mlxvk_array keys,
+                                                mlxvk_array values, mlxvk_array gates, mlxvk_array beta,
+                                                mlxvk_array initial_state, mlxvk_array cotangent,
+                                                mlxvk_array state_cotangent, mlxvk_stream s);
 
 /* ==== >>random: MLX's threefry generator, bit for bit ============================================================= */
 

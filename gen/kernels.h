@@ -9,6 +9,13 @@ enum { REDUCE_SUM = 0, REDUCE_PROD = 1, REDUCE_MAX = 2, REDUCE_MIN = 3, REDUCE_M
 enum { ATTEND_CAUSAL = 1, ATTEND_MASK_BOOL = 2, ATTEND_MASK_ADDS = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16,
     ATTEND_LATE = 32, ATTEND_FREQS = 64 };
 
+/* shaders/attention_vjp.comp: modes */
+enum { ATTEND_VJP_KEYS = 0, ATTEND_VJP_QUERIES = 1, ATTEND_VJP_ROWS = 2 };
+
+/* shaders/attention_vjp.comp: flags */
+enum { ATTEND_VJP_CAUSAL = 1u, ATTEND_VJP_MASK_BOOL = 2u, ATTEND_VJP_MASK_ADDS = 4u, ATTEND_VJP_SINKS = 8u,
+    ATTEND_VJP_SUMS = 16u, ATTEND_VJP_DOTS = 32u };
+
 /* shaders/binary.comp: functions of two operands */
 enum { BINARY_ADD = 0, BINARY_SUBTRACT = 1, BINARY_MULTIPLY = 2, BINARY_DIVIDE = 3, BINARY_FLOOR_DIVIDE = 4,
     BINARY_REMAINDER = 5, BINARY_POWER = 6, BINARY_MAXIMUM = 7, BINARY_MINIMUM = 8, BINARY_LOGADDEXP = 9,
@@ -31,6 +38,9 @@ enum { DTYPE_BOOL = 0, DTYPE_U8 = 1, DTYPE_U16 = 2, DTYPE_U32 = 3, DTYPE_U64 = 4
 /* shaders/copy.comp: flag in divisor_shifts */
 enum { COPY_LATE = 0x40000000u };
 
+/* shaders/cross_entropy.comp: modes */
+enum { CROSS_ENTROPY_LOSS = 0, CROSS_ENTROPY_GRADIENT = 1 };
+
 /* shaders/dequantize.comp: eights of a thread */
 enum { DEQUANTIZE_EACH = 2 };
 
@@ -51,6 +61,12 @@ enum { FFT_LOAD = 7u, FFT_LOAD_COMPLEX = 0u, FFT_LOAD_REAL = 1u, FFT_LOAD_PAIRS 
     FFT_MERGED = 1u << 15, FFT_ACROSS = 1u << 18, FFT_HALVES = 1u << 19, FFT_SHORT = 1u << 20,
     FFT_PAIRED = 1u << 21, FFT_CONVOLVED = 1u << 22, FFT_AHEAD = 1u << 23, FFT_STRAIGHT = 1u << 24,
     FFT_ALL_IN = 1u << 16, FFT_ALL_OUT = 1u << 17, FFT_HELD = 16 };
+
+/* shaders/gated_delta.comp: flags */
+enum { DELTA_MASK = 1u, DELTA_VECTOR = 2u, DELTA_STATE = 4u };
+
+/* shaders/gated_delta_vjp.comp: modes */
+enum { DELTA_VJP_FORWARD = 0, DELTA_VJP_BACKWARD = 1 };
 
 /* shaders/jacobi.comp: operations */
 enum { JACOBI_EIGEN = 0, JACOBI_SINGULAR = 1 };
@@ -148,6 +164,14 @@ struct attention_rope_push {
 };
 static_assert(sizeof(struct attention_rope_push) == 124, "attention_rope_push");
 
+struct attention_vjp_push {
+    uint32_t batches, heads, group, query_count, key_count, key_width, value_width, flags;
+    float scale;
+    uint32_t first_at, second_at, q_at, k_at, v_at, g_at, mask_at, stats_at, q_stride[3], k_stride[3];
+    uint32_t v_stride[3], mask_stride[4];
+};
+static_assert(sizeof(struct attention_vjp_push) == 120, "attention_vjp_push");
+
 struct elementwise_push {
     uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[4][4];
 };
@@ -165,6 +189,11 @@ struct conv_push {
     uint32_t out_step[3], out_batch;
 };
 static_assert(sizeof(struct conv_push) == 124, "conv_push");
+
+struct cross_entropy_push {
+    uint32_t rows, n, y_at, x_at, classes_at, loss_at, g_at;
+};
+static_assert(sizeof(struct cross_entropy_push) == 28, "cross_entropy_push");
 
 struct dequantize_push {
     uint32_t count, group_shift, w_at, s_at, b_at, y_at, g_at;
@@ -194,6 +223,18 @@ struct fft_chirp_push {
     uint32_t n, room, offset_w, offset_b;
 };
 static_assert(sizeof(struct fft_chirp_push) == 16, "fft_chirp_push");
+
+struct gated_delta_push {
+    uint32_t batches, total, tokens, heads, group, key_width, value_width, y_at, state_at, q_at, k_at;
+    uint32_t v_at, gate_at, beta_at, given_at, q_stride[3], k_stride[3], v_stride[3];
+};
+static_assert(sizeof(struct gated_delta_push) == 96, "gated_delta_push");
+
+struct gated_delta_vjp_push {
+    uint32_t item, items, total, tokens, segment, segments, heads, group, blocks, key_width, value_width;
+    uint32_t state, parts_at, dv_at, dstate_at, q_at, k_at, values_at, gates_at, replay_at;
+};
+static_assert(sizeof(struct gated_delta_vjp_push) == 80, "gated_delta_vjp_push");
 
 struct matmul_gather_push {
     uint32_t M, N, K, offset_a, offset_b, offset_c, offset_out, a_row, a_k, b_k, b_col, c_row, c_col;
@@ -408,6 +449,12 @@ enum { SLOT_attention_rope_o = 0, SLOT_attention_rope_q = 1, SLOT_attention_rope
     SLOT_attention_rope_part = 6, SLOT_attention_rope_finished = 7, SLOT_attention_rope_new_v = 8,
     SLOT_attention_rope_q_weight = 9, SLOT_attention_rope_k_weight = 10, SLOT_attention_rope_freqs = 11 };
 
+struct attention_vjp_constants { uint32_t threads, mode, tile, slices, value_slices, step, dtype; };
+typedef struct attention_vjp_constants attention_vjp_constants; typedef struct attention_vjp_push attention_vjp_push;
+enum { SLOT_attention_vjp_first = 0, SLOT_attention_vjp_second = 1, SLOT_attention_vjp_q = 2,
+    SLOT_attention_vjp_k = 3, SLOT_attention_vjp_v = 4, SLOT_attention_vjp_g = 5, SLOT_attention_vjp_mask = 6,
+    SLOT_attention_vjp_stats = 7 };
+
 struct elementwise_constants { uint32_t threads, mode, scalars, op, to, from; };
 typedef struct elementwise_constants binary_constants; typedef struct elementwise_push binary_push;
 enum { SLOT_binary_dst = 0, SLOT_binary_a = 1, SLOT_binary_b = 2, SLOT_binary_table = 3 };
@@ -459,6 +506,11 @@ enum { SLOT_copy_half_dst = 0, SLOT_copy_half_src = 1, SLOT_copy_half_table = 2 
 typedef struct elementwise_constants copy_wide_constants; typedef struct elementwise_push copy_wide_push;
 enum { SLOT_copy_wide_dst = 0, SLOT_copy_wide_src = 1, SLOT_copy_wide_table = 2 };
 
+struct cross_entropy_constants { uint32_t threads, mode, lanes, step, dtype; };
+typedef struct cross_entropy_constants cross_entropy_constants; typedef struct cross_entropy_push cross_entropy_push;
+enum { SLOT_cross_entropy_y = 0, SLOT_cross_entropy_x = 1, SLOT_cross_entropy_classes = 2,
+    SLOT_cross_entropy_loss = 3, SLOT_cross_entropy_g = 4 };
+
 struct dequantize_constants { uint32_t threads, bits, tx, ts, ty, vector, scaled; };
 typedef struct dequantize_constants dequantize_constants; typedef struct dequantize_push dequantize_push;
 enum { SLOT_dequantize_w = 0, SLOT_dequantize_s = 1, SLOT_dequantize_b = 2, SLOT_dequantize_y = 3,
@@ -489,6 +541,17 @@ enum { SLOT_fft_more_d = 0, SLOT_fft_more_a = 1, SLOT_fft_more_first = 2, SLOT_f
 
 typedef struct elementwise_constants fp8_constants; typedef struct elementwise_push fp8_push;
 enum { SLOT_fp8_dst = 0, SLOT_fp8_src = 1, SLOT_fp8_table = 2 };
+
+struct gated_delta_constants { uint32_t threads, lanes, parts, tokens, step, dtype, flags; };
+typedef struct gated_delta_constants gated_delta_constants; typedef struct gated_delta_push gated_delta_push;
+enum { SLOT_gated_delta_y = 0, SLOT_gated_delta_state = 1, SLOT_gated_delta_q = 2, SLOT_gated_delta_k = 3,
+    SLOT_gated_delta_v = 4, SLOT_gated_delta_gate = 5, SLOT_gated_delta_beta = 6, SLOT_gated_delta_given = 7 };
+
+struct gated_delta_vjp_constants { uint32_t threads, mode, columns, tokens, every, dtype, vector; };
+typedef struct gated_delta_vjp_constants gated_delta_vjp_constants; typedef struct gated_delta_vjp_push gated_delta_vjp_push;
+enum { SLOT_gated_delta_vjp_parts = 0, SLOT_gated_delta_vjp_dv = 1, SLOT_gated_delta_vjp_dstate = 2,
+    SLOT_gated_delta_vjp_q = 3, SLOT_gated_delta_vjp_k = 4, SLOT_gated_delta_vjp_v = 5,
+    SLOT_gated_delta_vjp_gate = 6, SLOT_gated_delta_vjp_saved = 7 };
 
 struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along, inside; };
 typedef struct matmul_coopmat2_constants gather_coopmat2_bf16_constants; typedef struct matmul_gather_push gather_coopmat2_bf16_push;
@@ -798,6 +861,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_rope, ATTENTION_ROPE, 12, 0xcd, 124, 10, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_vjp, ATTENTION_VJP, 8, 0x3, 120, 7, CAP_SMALL) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
@@ -812,6 +876,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(copy, COPY, 3, 0x1, 120, 6, CAP_SMALL) \
     X(copy_half, COPY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(copy_wide, COPY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(cross_entropy, CROSS_ENTROPY, 5, 0x1, 28, 5, CAP_STORAGE16) \
     X(dequantize, DEQUANTIZE, 5, 0x8, 28, 7, CAP_SMALL) \
     X(dequantize_rows, DEQUANTIZE_ROWS, 5, 0x8, 40, 7, CAP_SMALL) \
     X(factor, FACTOR, 3, 0x7, 60, 2, CAP_NONE) \
@@ -820,6 +885,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_fixed, FFT_FIXED, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(gated_delta, GATED_DELTA, 8, 0x3, 96, 7, CAP_STORAGE16) \
+    X(gated_delta_vjp, GATED_DELTA_VJP, 8, 0x87, 80, 7, CAP_STORAGE16) \
     X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

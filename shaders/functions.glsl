@@ -23,10 +23,13 @@
     X(SIGMOID, type == F32 ? sigmoid(x) : sigmoid_half(x)) \
     X(DEGREES, x * 57.2957795) X(RADIANS, x * 0.0174532925)
 
+// MLX rounds a quotient to its dtype first: one next to a whole number becomes that.
+float floored(const float x, const uint type) { return floor(type == F32 ? x : bits_to_float(float_to_bits(x, type), type)); }
+
 #define FUNCTIONS_OF_TWO(X) \
     X(ADD, x + y) X(SUBTRACT, x - y) X(MULTIPLY, x * y) X(DIVIDE, type == F32 ? divide(x, y) : quotient_half(x, y)) \
-    X(FLOOR_DIVIDE, floor(divide(x, y))) \
-    X(FLOOR_QUOTIENT, floor(divide(x, y))) X(REMAINDER, remainder_of(x, y)) \
+    X(FLOOR_DIVIDE, floored(divide(x, y), type)) \
+    X(FLOOR_QUOTIENT, floored(divide(x, y), type)) X(REMAINDER, remainder_of(x, y)) \
     X(POWER, type == F32 ? pow_of(x, y) : pow_signed(x, y, pow_half_positive(abs(x), y, type))) \
     X(LOGADDEXP, type == F32 ? logaddexp(x, y) : logaddexp_half(x, y)) X(ARCTAN2, type == F32 ? atan2_of(x, y) : atan2_half(x, y))
 

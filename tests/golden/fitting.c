@@ -397,6 +397,9 @@ static const struct fitting {
     { "linalg_norm_matrix", 'f', "a=,xy", "axis=(-2,-1)", NULL },
     { "linalg_cross", 'f', "a=.x3 b=.x3", "axis=-1..-1", NULL },
     { "fast_rms_norm fast_rms_norm_vjp", 'f', "x=,xy weight=y cotangent=,xy", "", NULL },
+    { "fast_cross_entropy fast_cross_entropy_vjp", 'f', "logits=xy targets=x:i loss=x cotangent=x", "", NULL },
+    { "fast_gated_delta_update fast_gated_delta_update_vjp", 'f', "queries=axbe keys=axbe values=axBf gates=axB beta=axB "
+      "initial_state=aBfe cotangent=axBf state_cotangent=aBfe mask=ax:t", "", NULL },
     { "fast_layer_norm fast_layer_norm_vjp", 'f', "x=,xy weight=y bias=y cotangent=,xy", "", NULL },
     { "fast_rope*", 'f', "", "", fit_rope },
     { "fast_scaled_dot_product_attention", 'f', "queries=aBxe keys=abye values=abyf mask_arr=xy:m sinks=B", "", fit_attention },

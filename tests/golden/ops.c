@@ -175,6 +175,12 @@
     X(segmented_mm, ARRAY(a), ARRAY(b), ARRAY(segments))                                                              \
     X(block_masked_mm, ARRAY(a), ARRAY(b), INT(block_size), ARRAY(mask_out), ARRAY(mask_lhs), ARRAY(mask_rhs))        \
     X(qqmm, ARRAY(x), ARRAY(w), ARRAY(w_scales), QUANT, ARRAY(global_scale_x), ARRAY(global_scale_w))                 \
+    X(gather_qqmm, ARRAY(x), ARRAY(w), ARRAY(w_scales), ARRAY(lhs_indices), ARRAY(rhs_indices), QUANT,                \
+      ARRAY(global_scale_x), ARRAY(global_scale_w), BOOL(sorted_indices))                                             \
+    X(fast_cross_entropy, ARRAY(logits), ARRAY(targets))                                                              \
+    X(fast_cross_entropy_vjp, ARRAY(logits), ARRAY(targets), ARRAY(loss), ARRAY(cotangent))                           \
+    X(fast_scaled_dot_product_attention_logsumexp, ARRAY(queries), ARRAY(keys), FLOAT(scale), STRING(mask_mode),      \
+      ARRAY(mask_arr), ARRAY(sinks))                                                                                  \
     X(hadamard_transform, ARRAY(a), OPT_FLOAT(scale))                                                                 \
     X(gather_mm, ARRAY(a), ARRAY(b), ARRAY(lhs_indices), ARRAY(rhs_indices), BOOL(sorted_indices))                    \
     X(gather_qmm, ARRAY(x), ARRAY(w), ARRAY(scales), ARRAY(biases), ARRAY(lhs_indices), ARRAY(rhs_indices),           \
@@ -230,6 +236,12 @@
     X(linalg_svd, ARRAY(a), BOOL(compute_uv))                                                                         \
     X(fast_rms_norm_vjp, ARRAY(x), ARRAY(weight), ARRAY(cotangent), FLOAT(eps))                                       \
     X(fast_layer_norm_vjp, ARRAY(x), ARRAY(weight), ARRAY(bias), ARRAY(cotangent), FLOAT(eps))                        \
+    X(fast_gated_delta_update, ARRAY(queries), ARRAY(keys), ARRAY(values), ARRAY(gates), ARRAY(beta),                 \
+      ARRAY(initial_state), ARRAY(mask))                                                                              \
+    X(fast_gated_delta_update_vjp, ARRAY(queries), ARRAY(keys), ARRAY(values), ARRAY(gates), ARRAY(beta),             \
+      ARRAY(initial_state), ARRAY(cotangent), ARRAY(state_cotangent))                                                 \
+    X(fast_scaled_dot_product_attention_vjp, ARRAY(queries), ARRAY(keys), ARRAY(values), FLOAT(scale),                \
+      STRING(mask_mode), ARRAY(mask_arr), ARRAY(sinks), ARRAY(output), ARRAY(logsumexp), ARRAY(cotangent))            \
     X(quantize, ARRAY(w), QUANT, ARRAY(global_scale))
 
 /* Functions with two results. */

@@ -77,6 +77,15 @@ void own_vulkan(mlxvk_adopt *adopt, bool small_storage)
     if (!make_instance() || !make_logical(adopt, small_storage)) fail_msg("no Vulkan device of the test's own");
 }
 
+void *vulkan_function(const char *name)
+{
+    PFN_vkVoidFunction function = get_device(logical, name);
+    void *pointer;
+    if (!function) function = get_instance(instance, name);
+    memcpy(&pointer, &function, sizeof pointer);
+    return pointer;
+}
+
 void end_vulkan(void)
 {
     LOAD(vkDestroyInstance);
@@ -182,6 +191,10 @@ static VKAPI_ATTR void VKAPI_CALL picky_requirements(VkDevice d, VkBuffer buffer
 static VKAPI_ATTR VkResult VKAPI_CALL half_ready(VkDevice d, VkQueryPool pool, uint32_t first, uint32_t count,
                                                  size_t size, void *data, VkDeviceSize stride, VkQueryResultFlags flags)
 {
+    if (driver.lasts && count == 2 && !(flags & VK_QUERY_RESULT_WITH_AVAILABILITY_BIT)) {
+        memcpy(data, ((uint64_t[]){ 1000, 1000 + driver.lasts }), 16);
+        return VK_SUCCESS;
+    }
     if (!driver.half_ready) return DEVICE_CALL(vkGetQueryPoolResults)(d, pool, first, count, size, data, stride, flags);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t result[2] = { i < 2 ? 1000 + 500 * i : (uint64_t)(i % 2) << 60, i < 2 };

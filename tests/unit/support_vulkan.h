@@ -7,6 +7,8 @@
 /* How it was made stays in `adopt`. small_storage: with 8- and 16-bit storage as far as the device has it, else with
  * nothing that is optional. */
 void own_vulkan(mlxvk_adopt *adopt, bool small_storage);
+/* Its functions by name, of the device or else of the instance. */
+void *vulkan_function(const char *name);
 void end_vulkan(void);                                             /* the last one made */
 /* A VkBuffer of that device, mapped; one at a time. Freed before end_vulkan(). */
 uint64_t own_buffer(size_t size, void **mapped);
@@ -24,6 +26,7 @@ struct driver {
     uint32_t types;                                    /* so many memory types, all alike and mapped; in bits: */
     uint32_t allowed, exhausted, used;                 /* a buffer may have, have no memory left, memory was taken of */
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
+    uint64_t lasts;                                    /* of two timestamps: nanoseconds between them; 0: the truth */
     uint32_t max_buffers, max_threads, largest_layout; /* limits, if not 0; most bindings of a set layout */
     uint32_t alignment, misaligned;                    /* of bindings, made the device's if that is more; wrong ones */
 };

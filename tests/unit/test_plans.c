@@ -549,6 +549,9 @@ static const struct allowed { const char *call, *text, *why; size_t range; uint3
     { "chain", "too long for this driver", "a thread's loop would be longer than the driver's loops are", 0,
         QUIRK_SHORT_LOOPS },
     { "gather_qmm", "not transposed, has matrices larger than", "an expert's weight is not cut along K", 1 << 27, 0 },
+    { "attention_vjp", "this driver's loops", "a thread's loop would be longer than the driver's loops are", 0,
+        QUIRK_SHORT_LOOPS },
+    { "attention_vjp", "a head's rows, or the mask", "tiles read all of a head's rows, and of its mask", 1 << 27, 0 },
     { "sort", "a row of", "a row longer than a binding: refused by the call itself", 1 << 27, 0 },
 };
 
@@ -863,6 +866,67 @@ static void call_norm(struct lab *l)
     mlxvk_vector_array_free(parts);
 }
 
+static void call_delta(struct lab *l)
+{
+    int batch = size_to(l, 16), tokens = size_to(l, 1 << 14), hk = PICK(l, 1, 2, 16), hv = hk * PICK(l, 1, 1, 2, 4);
+    int dk = PICK(l, 128, 128, 64, 20, 256, 500), dv = PICK(l, 128, 128, 64, 7), code;
+    mlxvk_dtype dtype = floating(l);
+    mlxvk_array q, k, v, gate, beta, state, y, last;
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    while ((int64_t)batch * tokens * hv * (dk > dv ? dk : dv) > most_elements(l, MLXVK_FLOAT32) / 4)
+        batch = (batch + 1) / 2, tokens = (tokens + 1) / 2;
+    q = make(l, ANY, dtype, SHAPE(batch, tokens, hk, dk));
+    k = make(l, ANY, dtype, SHAPE(batch, tokens, hk, dk));
+    v = make(l, ANY, dtype, SHAPE(batch, tokens, hv, dv));
+    gate = one_in(l, 4) ? make(l, ANY, dtype, SHAPE(batch, tokens, hv, dk)) : make(l, ANY, dtype, SHAPE(batch, tokens, hv));
+    beta = make(l, ANY, dtype, SHAPE(batch, tokens, hv));
+    state = one_in(l, 3) ? none : make(l, ANY, MLXVK_FLOAT32, SHAPE(batch, hv, dv, dk));
+    y = make(l, ANY, dtype, SHAPE(batch, tokens, hv, dv));
+    last = one_in(l, 3) ? none : make(l, ANY, MLXVK_FLOAT32, SHAPE(batch, hv, dv, dk));
+    TOLD(l);
+    code = one_in(l, 2) ? mlxvk_fast_gated_delta_update(&parts, q, k, v, gate, beta, state, none, l->s)
+        : mlxvk_fast_gated_delta_update_vjp(&parts, q, k, v, gate, beta, state, y, last, l->s);
+    done(l, code, none);
+    mlxvk_vector_array_free(parts);
+}
+
+static void call_entropy(struct lab *l)
+{
+    int rows = size_to(l, 1 << 16), n = size_to(l, 1 << 18);
+    mlxvk_dtype dtype = floating(l);
+    mlxvk_array x, classes, loss, g, y = none;
+    while ((int64_t)rows * n > most_elements(l, MLXVK_FLOAT32)) rows = (rows + 1) / 2;
+    x = make(l, ANY, dtype, SHAPE(rows, n));
+    classes = make(l, ANY, MLXVK_INT32, SHAPE(rows));
+    loss = make(l, ANY, MLXVK_FLOAT32, SHAPE(rows));
+    g = make(l, ANY, MLXVK_FLOAT32, SHAPE(rows));
+    TOLD(l);
+    done(l, one_in(l, 2) ? mlxvk_fast_cross_entropy(&y, x, classes, l->s)
+        : mlxvk_fast_cross_entropy_vjp(&y, x, classes, loss, g, l->s), y);
+}
+
+static void call_attention_vjp(struct lab *l)
+{
+    int kv = PICK(l, 1, 2, 8), share = PICK(l, 1, 1, 2, 8), batch = size_to(l, 16), d = PICK(l, 64, 80, 128, 128, 256, 40),
+        mask = (int)below(l, 4), queries = size_to(l, 1 << 13), keys = size_to(l, 1 << 15);
+    mlxvk_dtype dtype = floating(l);
+    mlxvk_array q, k, v, g, o, m = none;
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    while ((int64_t)batch * kv * share * (queries + keys) * d > most_elements(l, MLXVK_FLOAT32))
+        batch = (batch + 1) / 2, queries = (queries + 1) / 2, keys = (keys + 1) / 2;
+    q = make(l, ANY, dtype, SHAPE(batch, kv * share, queries, d));
+    k = make(l, ANY, dtype, SHAPE(batch, kv, keys, d));
+    v = make(l, ANY, dtype, SHAPE(batch, kv, keys, d));
+    g = make(l, ANY, dtype, SHAPE(batch, kv * share, queries, d));
+    o = make(l, ANY, dtype, SHAPE(batch, kv * share, queries, d));
+    if (mask > 1 && (int64_t)queries * keys <= most_elements(l, MLXVK_FLOAT32))
+        m = make(l, ANY, mask == 2 ? MLXVK_BOOL : dtype, SHAPE(queries, keys));
+    TOLD(l);
+    done(l, mlxvk_fast_scaled_dot_product_attention_vjp(&parts, q, k, v, 0.1f, mask == 1 ? "causal" : "", m, none, o, none, g,
+        l->s), none);
+    mlxvk_vector_array_free(parts);
+}
+
 static void call_rope(struct lab *l)
 {
     int batch = size_to(l, 64), heads = size_to(l, 64), tokens = size_to(l, 1 << 14), d = PICK(l, 32, 64, 80, 128,
@@ -1142,13 +1206,17 @@ static const struct caller { const char *name; void (*call)(struct lab *l); uint
         { "random", call_random, 3 },
     { "move", call_move, 4 }, { "hadamard", call_hadamard, 1 }, { "factor", call_factor, 1 },
 };
+/* By themselves, so that the calls of the others stay what they were. */
+static const struct caller newest[] = {
+    { "delta", call_delta, 3 }, { "entropy", call_entropy, 2 }, { "attention_vjp", call_attention_vjp, 3 },
+};
 
-static void one_call(struct lab *l, uint64_t seed)
+static void one_call(struct lab *l, const struct caller *callers, size_t count, uint64_t seed)
 {
     uint32_t all = 0, at;
     size_t i = 0;
     l->random = seed * 0x9E3779B97F4A7C15u + 1;
-    for (size_t k = 0; k < COUNT(callers); k++) all += callers[k].weight;
+    for (size_t k = 0; k < count; k++) all += callers[k].weight;
     for (at = below(l, all); at >= callers[i].weight; i++) at -= callers[i].weight;
     l->call = callers[i].name;
     l->told[0] = 0;
@@ -1162,7 +1230,8 @@ static void plan_for(void **state)
     struct lab *l = calloc(1, sizeof *l);
     assert_non_null(l);
     lab_open(l, *state);
-    for (uint64_t i = 0; i < CALLS; i++) one_call(l, i);
+    for (uint64_t i = 0; i < CALLS; i++) one_call(l, callers, COUNT(callers), i);
+    for (uint64_t i = 0; i < CALLS / 8; i++) one_call(l, newest, COUNT(newest), i);
     print_message("%s: %u nodes, %u steps, %u of one node at most; %u refused\n", l->row->name, l->planned, l->steps,
         l->most_steps, l->refused);
     assert_int_equal(l->mistakes, 0);

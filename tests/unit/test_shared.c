@@ -1,0 +1,277 @@
+/* Memory of others and for others: the host's pages, descriptors, the program's own allocator; what a device of the
+ * program's may be asked for beside it. */
+#define VK_NO_PROTOTYPES
+#define _POSIX_C_SOURCE 200809L
+#include "support_vulkan.h"
+
+#include <vulkan/vulkan.h>
+
+enum { N = 4096, BYTES = N * sizeof(float) };
+
+static mlxvk_array over(mlxvk_buffer buffer, int count, size_t offset)
+{
+    mlxvk_array a = { NULL };
+    OK_DEVICE(mlxvk_array_new_buffer(&a, buffer, &count, NULL, 1, MLXVK_FLOAT32, offset), device);
+    return a;
+}
+
+/* a + a, written into the same memory. */
+static void double_it(mlxvk_buffer buffer)
+{
+    mlxvk_array a = over(buffer, N, 0), sum = { NULL };
+    OK(mlxvk_add(&sum, a, a, stream), stream);
+    OK(mlxvk_slice_update(&a, a, sum, (int[]){ 0 }, 1, (int[]){ N }, 1, (int[]){ 1 }, 1, stream), stream);
+    OK(mlxvk_array_eval(a), stream);
+    mlxvk_array_free(sum);
+    mlxvk_array_free(a);
+}
+
+static size_t info_of(const char *key)
+{
+    size_t value = 0;
+    OK_DEVICE(mlxvk_device_info_get_size(&value, device, key), device);
+    return value;
+}
+
+/* Pages of the host's are read and written where they are. */
+static void test_host(void **state)
+{
+    (void)state;
+    size_t align = info_of("memory_import_alignment"), size = align > BYTES ? align : BYTES, before = 0, after = 0;
+    mlxvk_buffer buffer = { NULL };
+    void *pages = NULL;
+    if (!align) {
+        assert_int_equal(mlxvk_buffer_import(&buffer, MLXVK_MEMORY_HOST, 4096, 4096, device), MLXVK_ERROR_UNSUPPORTED);
+        skip();
+    }
+    assert_int_equal(posix_memalign(&pages, align, size), 0);
+    OK_DEVICE(mlxvk_device_get_active_memory(&before, device), device);
+    if (mlxvk_buffer_import(&buffer, MLXVK_MEMORY_HOST, (uintptr_t)pages, size, device) == MLXVK_ERROR_UNSUPPORTED) {
+        free(pages);                                 /* SwiftShader: not for buffers */
+        skip();
+    }
+    float *values = pages;
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < N; i++) values[i] = (float)(i + round);
+        OK_DEVICE(mlxvk_buffer_import(&buffer, MLXVK_MEMORY_HOST, (uintptr_t)pages, size, device), device);
+        assert_ptr_equal(mlxvk_buffer_data(buffer), pages);
+        double_it(buffer);
+        for (int i = 0; i < N; i++) assert_true(values[i] == 2 * (float)(i + round));
+    }
+    /* a result that is wanted only by what still runs when the last handle goes */
+    mlxvk_array a = over(buffer, N / 2, BYTES / 2), y = { NULL };
+    OK(mlxvk_multiply(&y, a, a, stream), stream);
+    mlxvk_array_free(a);
+    mlxvk_buffer_free(buffer);
+    OK(mlxvk_finalize(stream), stream);
+    float want[N / 2];
+    for (int i = 0; i < N / 2; i++) want[i] = values[N / 2 + i] * values[N / 2 + i];
+    expect_floats(y, want, N / 2, 0, 0, stream);
+    mlxvk_array_free(y);
+    OK(mlxvk_synchronize(stream), stream);
+    OK_DEVICE(mlxvk_device_get_active_memory(&after, device), device);
+    assert_int_equal(before, after);
+    buffer.ctx = NULL;
+    assert_int_equal(mlxvk_buffer_import(&buffer, MLXVK_MEMORY_HOST, (uintptr_t)pages + 16, size, device),
+                     MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_buffer_import(&buffer, MLXVK_MEMORY_HOST, (uintptr_t)pages, size + 4, device),
+                     MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_buffer_import(&buffer, MLXVK_MEMORY_HOST, 0, size, device), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_buffer_import(&buffer, MLXVK_MEMORY_KINDS, (uintptr_t)pages, size, device),
+                     MLXVK_ERROR_ARGUMENT);
+    OK_DEVICE(mlxvk_device_clear_cache(device), device);
+    free(pages);
+}
+
+/* Two devices that see the same memory; false where there is none to be had. */
+static bool descriptors(mlxvk_memory_kind kind)
+{
+    mlxvk_device mine = device, other = open_new_device(NULL);
+    mlxvk_buffer buffer = { NULL }, again = { NULL };
+    uintptr_t fd = 0;
+    mlxvk_stream s = open_stream(other), own = stream;
+    int code = mlxvk_buffer_new_shared(&buffer, kind, BYTES, mine);
+    if (code == MLXVK_ERROR_UNSUPPORTED || (code && kind == MLXVK_MEMORY_DMA_BUF)) {   /* that wants a kernel, too */
+        mlxvk_stream_free(s);
+        mlxvk_device_free(other);
+        return false;
+    }
+    OK_DEVICE(code, mine);
+    OK_DEVICE(mlxvk_buffer_export(&fd, kind, buffer), mine);
+    assert_int_equal(mlxvk_buffer_export(&fd, MLXVK_MEMORY_WIN32, buffer), MLXVK_ERROR_ARGUMENT);
+    OK_DEVICE(mlxvk_buffer_import(&again, kind, fd, BYTES, other), other);
+    float want[N];
+    mlxvk_array a = over(buffer, N, 0), x;
+    for (int i = 0; i < N; i++) want[i] = (float)(i % 99);
+    x = floats(mine, want, (int[]){ N }, 1);
+    OK(mlxvk_slice_update(&a, a, x, (int[]){ 0 }, 1, (int[]){ N }, 1, (int[]){ 1 }, 1, own), own);
+    OK(mlxvk_array_eval(a), own);
+    device = other;
+    stream = s;
+    mlxvk_array b = over(again, N, 0);
+    expect_floats(b, want, N, 0, 0, s);
+    double_it(again);
+    for (int i = 0; i < N; i++) want[i] *= 2;
+    device = mine;
+    stream = own;
+    expect_floats(a, want, N, 0, 0, own);
+    assert_int_equal(mlxvk_buffer_export(&fd, MLXVK_MEMORY_HOST, buffer), MLXVK_ERROR_ARGUMENT);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(x);
+    mlxvk_buffer_free(buffer);
+    mlxvk_buffer_free(again);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(other);
+    return true;
+}
+
+static void test_descriptors(void **state)
+{
+    (void)state;
+    if (!descriptors(MLXVK_MEMORY_FD)) skip();
+}
+static void test_dma_buf(void **state)
+{
+    (void)state;
+    if (!descriptors(MLXVK_MEMORY_DMA_BUF)) skip();
+}
+
+/* Of kinds that the device has not got, or that there are not; what is not shared cannot be exported. */
+static void test_refused(void **state)
+{
+    (void)state;
+    mlxvk_buffer buffer = { NULL };
+    uintptr_t handle;
+    assert_int_equal(mlxvk_buffer_new_shared(&buffer, MLXVK_MEMORY_HOST, BYTES, device), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_buffer_new_shared(&buffer, MLXVK_MEMORY_FD, 0, device), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_buffer_new_shared(&buffer, MLXVK_MEMORY_WIN32, BYTES, device), MLXVK_ERROR_UNSUPPORTED);
+    assert_int_equal(mlxvk_buffer_import(&buffer, MLXVK_MEMORY_WIN32, 1, BYTES, device), MLXVK_ERROR_UNSUPPORTED);
+    OK_DEVICE(mlxvk_buffer_new(&buffer, BYTES, device), device);
+    assert_int_equal(mlxvk_buffer_export(&handle, MLXVK_MEMORY_FD, buffer), MLXVK_ERROR_ARGUMENT);
+    mlxvk_buffer_free(buffer);
+}
+
+/* ---- the program's own allocator ---- */
+
+enum { PIECES = 64 };
+static struct pieces { VkDevice vk; int taken, given, refused; VkDeviceMemory memory[PIECES]; } pieces;
+
+#define VK(name) PFN_##name name = (PFN_##name)(void (*)(void))function_of(#name)
+static void (*function_of(const char *name))(void)
+{
+    void *pointer = vulkan_function(name);
+    void (*function)(void);
+    memcpy(&function, &pointer, sizeof function);
+    return function;
+}
+
+/* Each begins some way into memory of its own. */
+static int take_piece(mlxvk_memory_piece *piece, const mlxvk_memory_request *request, void *user)
+{
+    struct pieces *p = user;
+    void *mapped = NULL;
+    uint64_t begin = (request->alignment + 4095) / request->alignment * request->alignment;
+    const VkMemoryAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+        .allocationSize = begin + request->size, .memoryTypeIndex = request->type };
+    VK(vkAllocateMemory);
+    VK(vkMapMemory);
+    if (p->refused && p->refused--) return 1;
+    assert_true(request->vk_buffer && request->size && p->taken < PIECES);
+    if (vkAllocateMemory(p->vk, &info, NULL, &p->memory[p->taken])) return 1;
+    vkMapMemory(p->vk, p->memory[p->taken], begin, request->size, 0, &mapped);
+    *piece = (mlxvk_memory_piece){ .offset = begin, .mapped = mapped, .token = &p->memory[p->taken] };
+    memcpy(&piece->vk_memory, &p->memory[p->taken], sizeof(VkDeviceMemory));
+    p->taken++;
+    return 0;
+}
+
+static void give_piece(const mlxvk_memory_piece *piece, void *user)
+{
+    struct pieces *p = user;
+    VkDeviceMemory *memory = piece->token;
+    VK(vkFreeMemory);
+    assert_true(memory >= p->memory && memory < p->memory + p->taken && *memory);
+    vkFreeMemory(p->vk, *memory, NULL);
+    *memory = VK_NULL_HANDLE;
+    p->given++;
+}
+
+static int lines;
+static void count_line(const char *line, void *user)
+{
+    (void)user;
+    lines += !strncmp(line, "[mlxvk] ", 8);
+}
+
+static void own_allocator(const char *gates)
+{
+    const mlxvk_device_memory memory = { take_piece, give_piece, &pieces };
+    mlxvk_adopt adopt;
+    mlxvk_device d = { NULL };
+    mlxvk_error error = { 0 };
+    float values[N], want[N];
+    own_vulkan(&adopt, true);
+    adopt.families = &(uint32_t){ 0 };
+    adopt.family_count = 1;
+    pieces = (struct pieces){ .vk = adopt.device };
+    const mlxvk_device_desc desc = { .adopt = &adopt, .gates = gates, .memory = &memory, .memory_priority = 0.75f,
+                                     .on_log = count_line, .error = &error };
+    if (create_device(&d, &desc)) fail_msg("%s", error.text);
+    mlxvk_stream s = open_stream(d);
+    for (int i = 0; i < N; i++) values[i] = (float)i;
+    for (int i = 0; i < N; i++) want[i] = 2 * (float)i;
+    mlxvk_array x = floats(d, values, (int[]){ N }, 1), y = { NULL };
+    OK(mlxvk_add(&y, x, x, s), s);
+    expect_floats(y, want, N, 0, 0, s);
+    assert_true(pieces.taken > 0);
+    pieces.refused = 1000;
+    mlxvk_buffer buffer = { NULL };
+    assert_int_equal(mlxvk_buffer_new(&buffer, (size_t)100 << 20, d), MLXVK_ERROR_MEMORY);
+    pieces.refused = 0;
+    OK_DEVICE(mlxvk_buffer_new(&buffer, (size_t)100 << 20, d), d);
+    mlxvk_buffer_free(buffer);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    assert_int_equal(pieces.taken, pieces.given);
+    end_vulkan();
+}
+
+static void test_own_allocator(void **state)
+{
+    (void)state;
+    lines = 0;
+    own_allocator("MLX_VK_ALGO_STATS=1");
+    assert_true(lines > 0);
+    own_allocator("MLX_VK_FORCE_STAGING=1");
+}
+
+/* Whether the driver says what the process may use; a device that stands behind others. */
+static void test_neighbours(void **state)
+{
+    (void)state;
+    size_t budget = info_of("memory_budget"), used = info_of("memory_used");
+    assert_true(budget >= used || !budget);
+    mlxvk_device d = { NULL };
+    mlxvk_error error = { 0 };
+    if (create_device(&d, &(mlxvk_device_desc){ .low_priority = true, .memory_priority = 0.25f, .error = &error }))
+        fail_msg("%s", error.text);
+    mlxvk_array x = floats(d, (float[]){ 1, 2 }, (int[]){ 2 }, 1);
+    mlxvk_stream s = open_stream(d);
+    OK(mlxvk_add(&x, x, x, s), s);
+    expect_floats(x, (float[]){ 2, 4 }, 2, 0, 0, s);
+    mlxvk_array_free(x);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_host),    cmocka_unit_test(test_descriptors),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_dma_buf), cmocka_unit_test(test_own_allocator), cmocka_unit_test(test_neighbours),
+    };
+    return run_group("shared", tests, set_up, tear_down);
+}
