@@ -16704,7 +16704,7 @@ static struct image_copy copy_for(const mlxvk_image *i, bool write)
         .owned = i->owned, .family = i->family, .write = write };
 }
 
-/* All of it in float32. sRGB's curve over the colours, not over the last of four channels: light from what is stored, or
+/* All of it in float32. sRGB's curve over the colours, not the last of four channels: light from what is stored, or
  * back. */
 static struct array *do_srgb(struct call *c, struct array *x, bool store)
 {
@@ -20449,7 +20449,8 @@ static int share_buffer(mlxvk_buffer *res, const struct sharing *s, const char *
                                         "on a device without 8- and 16-bit storage %zu bytes must be a multiple of 4",
                                         s->size));
     if (!can_share(d, s))
-        return drop_with(d, device_fail(d, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, name, "%s does not share %s", d->caps.name,
+        return drop_with(d, device_fail(d, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, name,
+                                        "%s does not share %s", d->caps.name,
                                         memory_kinds[s->kind].name));
     if (s->kind == MLXVK_MEMORY_HOST && (!s->handle || s->handle % align || s->size % align))
         return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,

@@ -371,39 +371,14 @@ static int qqmm_native(Job& j) {
 }
 
 #if MLX_VERSION_NUMERIC >= 32003
-/* An operand through the mode: its codes and scales, and what they stand for. */
-struct Coded {
-  Vector parts;
-  Handle codes, scales, back;
-
-  int open(mlxvk_array a, mlxvk_array global, const Job& j, int group, int bits, const char* mode) {
-    int code = mlxvk_quantize(&parts.v, a, {group, true}, {bits, true}, mode, global, j.s);
-    if (!code) code = mlxvk_vector_array_get(&codes, parts.v, 0);
-    if (!code) code = mlxvk_vector_array_get(&scales, parts.v, 1);
-    return code ? code : mlxvk_dequantize(&back, codes, scales, none, {group, true}, {bits, true}, mode, global,
-                                          {mlxvk_array_dtype(a), true}, j.s);
-  }
-};
-
-/* Inputs: x, w, the two indices, then as QQMatmul. x is rounded as its codes would be, w is codes or rounded likewise. */
+/* Inputs: x, w, the two indices, then as QQMatmul. */
 static int gather_qqmm_native(Job& j) {
   auto [group, bits, mode, left, right] = j.as<GatherQQMM>().state();
-  const std::string name = quantization_mode_to_string(mode);
-  const bool coded = mlxvk_array_dtype(j.in[1]) == MLXVK_UINT32, sorted = left || right;
-  const size_t own = coded ? 5 : 4;
+  const size_t own = mlxvk_array_dtype(j.in[1]) == MLXVK_UINT32 ? 5 : 4;
   const bool global = j.inputs > own;
-  Coded x, w;
-  Handle wide, turned;
-  int code = x.open(j.in[0], global ? j.in[own] : none, j, group, bits, name.c_str());
-  if (!code && coded && !global)
-    return mlxvk_gather_qmm(j.out, x.back, j.in[1], j.in[4], none, j.in[2], j.in[3], true, {group, true}, {bits, true}, name.c_str(),
-                            sorted, j.s);
-  if (!code && coded)
-    code = mlxvk_dequantize(&wide, j.in[1], j.in[4], none, {group, true}, {bits, true}, name.c_str(), j.in[own + 1],
-                            {mlxvk_array_dtype(j.in[0]), true}, j.s);
-  if (!code && !coded) code = w.open(j.in[1], global ? j.in[own + 1] : none, j, group, bits, name.c_str());
-  if (!code) code = mlxvk_swapaxes(&turned, coded ? wide.a : w.back.a, -1, -2, j.s);
-  return code ? code : mlxvk_gather_mm(j.out, x.back, turned, j.in[2], j.in[3], sorted, j.s);
+  return mlxvk_gather_qqmm(j.out, j.in[0], j.in[1], own > 4 ? j.in[4] : none, j.in[2], j.in[3], {group, true}, {bits, true},
+                           quantization_mode_to_string(mode).c_str(), global ? j.in[own] : none,
+                           global ? j.in[own + 1] : none, left || right, j.s);
 }
 #endif
 
