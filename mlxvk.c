@@ -1718,12 +1718,8 @@ static bool memory_budget(const struct device *d, size_t *budget, size_t *used)
     return *budget > 0;
 }
 
-static void cache_trim(struct device *d, size_t bytes, bool wait);
-
 static int block_create(struct device *d, size_t size, struct block **out)
 {
-    size_t budget, used;
-    if (memory_budget(d, &budget, &used) && used + size > budget) cache_trim(d, used + size - budget, false);
     struct block *b = host_zalloc(d, sizeof *b);
     struct range *all = host_alloc(d, sizeof *all);
     int code = b && all ? raw_allocate(d, size, MEMORY_DEVICE, b) : MLXVK_ERROR_HOST_MEMORY;
@@ -1947,6 +1943,14 @@ static size_t capacity_for(size_t size)
 /* A buffer as it was known: it may be gone by now, or another's. */
 struct known_buffer { struct buffer *buffer; uint64_t serial; };
 
+/* A block for which the cache makes room, where it can, in the driver's budget. */
+static int block_in_budget(struct device *d, size_t size, struct block **out)
+{
+    size_t budget, used;
+    if (memory_budget(d, &budget, &used) && used + size > budget) cache_trim(d, used + size - budget, false);
+    return block_create(d, size, out);
+}
+
 static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
 {
     struct buffer *b = buffer_new(d);
@@ -1957,8 +1961,8 @@ static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
     if (capacity <= BLOCK_SIZE / 2) {
         for (block = d->blocks; block; block = block->next)
             if (block->size == BLOCK_SIZE && (offset = block_take(d, block, capacity)) != SIZE_MAX) break;
-        if (!block) code = block_create(d, BLOCK_SIZE, &block);
-    } else code = block_create(d, capacity, &block);
+        if (!block) code = block_in_budget(d, BLOCK_SIZE, &block);
+    } else code = block_in_budget(d, capacity, &block);
     if (code) { buffer_end(d, b); return code; }
     if (offset == SIZE_MAX) offset = block_take(d, block, capacity);
     b->block = block;
