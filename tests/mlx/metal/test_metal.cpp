@@ -680,7 +680,7 @@ int main(int argc, char** argv) {
       printf("FAIL  %s: %s\n", t.name, e.what());
     }
   }
-  printf("%d of %d failed\n", failures, tests);
+  printf("%d passed, %d failed\n", tests - failures, failures);
   finish();
   return failures != 0;
 }

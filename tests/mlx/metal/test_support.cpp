@@ -54,18 +54,21 @@ uint16_t float_to_bfloat(float f) {
   return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+// An element of an array, as any dtype has it.
+union Item {
+  uint8_t u8;
+  int8_t i8;
+  uint16_t u16;
+  int16_t i16;
+  uint32_t u32;
+  int32_t i32;
+  uint64_t u64;
+  int64_t i64;
+  float f;
+};
+
 void put(char* to, double v, mlxvk_dtype d) {
-  union {
-    uint8_t u8;
-    int8_t i8;
-    uint16_t u16;
-    int16_t i16;
-    uint32_t u32;
-    int32_t i32;
-    uint64_t u64;
-    int64_t i64;
-    float f;
-  } x;
+  Item x;
   switch (d) {
     case MLXVK_BOOL: x.u8 = v != 0; break;
     case MLXVK_UINT8: x.u8 = static_cast<uint8_t>(v); break;
@@ -83,17 +86,7 @@ void put(char* to, double v, mlxvk_dtype d) {
   memcpy(to, &x, format(d).size);
 }
 double get(const char* from, mlxvk_dtype d) {
-  union {
-    uint8_t u8;
-    int8_t i8;
-    uint16_t u16;
-    int16_t i16;
-    uint32_t u32;
-    int32_t i32;
-    uint64_t u64;
-    int64_t i64;
-    float f;
-  } x;
+  Item x;
   memcpy(&x, from, format(d).size);
   switch (d) {
     case MLXVK_BOOL: case MLXVK_UINT8: return x.u8;
