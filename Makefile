@@ -18,6 +18,9 @@
 #   make fuzz SECONDS=600    random calls, random programs and damaged files under sanitizers and the validation layer
 #                            (SEED=n, FUZZ="--scarce 5 --ops add,sum" for the calls, PROGRAMS="--keep-going" for the programs)
 #   make fuzz-faults         each call of Vulkan's and each allocation failing in turn (FAULTS="--sample 1/50 --only vkMapMemory")
+#   make test-watchdog       all tests with submissions of a millisecond at most, by estimate (WATCHDOG="array matmul")
+#   make test-long TOKENS=100000 DEVICES=1000    a long text beside two streams, devices opened and closed: memory, time flat
+#   make fuzz-inputs SECONDS=600     strangers' files, SPIR-V and arguments by clang's libFuzzer (INPUTS="gguf npy")
 #   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n)
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
@@ -52,7 +55,7 @@ MODEL ?= tests/models/tiny-qwen3
 PROMPT ?= The ls command lists
 DIR ?= tests/golden/data
 export MODEL PROMPT DIR
-TEST_TIMEOUT ?= 600
+TEST_TIMEOUT ?= 900
 
 compiler := $(filter-out gcc cc,$(notdir $(firstword $(CC))))
 windows := $(findstring mingw32,$(compiler))
@@ -103,7 +106,7 @@ with_qwen3 := $(shell grep -lE '^ *\# *include "(\.\./)?qwen3/' tests/*/*.c 2>/d
 test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 
 .PHONY: all tests setup run test run-tests test-profiles test-drivers golden fuzz bench bench-ops bench-cliffs profile
-.PHONY: test-threads test-cross test-embed fuzz-faults setup-windows test-windows windows-programs run-windows
+.PHONY: test-threads test-cross test-embed fuzz-faults fuzz-inputs input-programs test-watchdog test-long setup-windows test-windows windows-programs run-windows
 .PHONY: shaders engine engine-check
 .PHONY: check-gen check dist clean
 .PHONY: mlx mlx-ready validate test-mlx test-mlx-own fuzz-mlx bench-mlx mlx-table
@@ -191,15 +194,17 @@ test:
 	@$(build) tests
 	@$(MAKE) --no-print-directory run-tests
 
-# What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests.
+# What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests, GOLDEN of the golden
+# runner; HALF=0 or 1: each second unit program.
 golden_data := $(wildcard tests/golden/data)
 PROGRAMS_SEED ?= 1
 PROGRAMS_SECONDS ?= 20
+units_run = $(if $(HALF),$(shell printf '%s\n' $(units) | awk 'NR % 2 == $(HALF)'),$(units))
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
-	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") \
+	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data) $(GOLDEN)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") \
 	    "random-programs: $(BUILD)/fuzz/fuzz_programs --seconds $(PROGRAMS_SECONDS) --seed $(PROGRAMS_SEED)" \
-	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units) $(examples)
+	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units_run) $(examples)
 
 # A program in a window; engine-check has one without a screen, and looks at what it shows.
 engine_program := $(BUILD)/examples/engine
@@ -254,6 +259,17 @@ test-threads:
 	    build/tsan/obj/tests/tools/keep_loaded.o build/tsan/fuzz/fuzz_threads keep_loaded=build/tsan/obj/tests/tools/keep_loaded.o
 	@TSAN_OPTIONS=suppressions=tests/tools/tsan.supp build/tsan/fuzz/fuzz_threads $(THREAD_ROUNDS)
 
+# As for drivers that end what runs for long. The tests of submissions themselves count them, with gates of their own.
+watchdog_units := $(if $(WATCHDOG),$(patsubst %,$(BUILD)/unit/test_%,$(WATCHDOG)),$(units))
+test-watchdog: $(golden) $(watchdog_units)
+	@MLX_VK_MAX_US_PER_BUFFER=1000 tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/watchdog_logs $(RUNNER) \
+	    "golden: $(golden) $(golden_data) $(if $(WATCHDOG),--sample 1/16)" $(watchdog_units)
+
+test-long: $(BUILD)/fuzz/fuzz_long
+	@$< $(TOKENS) $(DEVICES)
+TOKENS ?= 100000
+DEVICES ?= 1000
+
 test-cross:
 	@tests/tools/setup build test cross
 	@tests/tools/cross $(CROSS)
@@ -290,6 +306,28 @@ $(BUILD)/fuzz/layer/libfaults.so: tests/fuzz/layer/faults.c tests/fuzz/layer/fau
 	@mkdir -p $(@D)
 	@$(CC) -std=c11 -O2 -g $(WARNINGS) $(WERROR) -fPIC -shared -fvisibility=hidden $< -o $@ && cp $(<:.c=.json) $(@D)/
 
+# Strangers' files and arguments: each of libFuzzer's targets for so many seconds, from the inputs in tests/fuzz/corpus on.
+# Inputs that it adds lie in build/inputs/corpus, those that it ends with in build/inputs/found.
+INPUTS ?= $(patsubst tests/fuzz/inputs/%.c,%,$(filter-out %/support.c,$(wildcard tests/fuzz/inputs/*.c)))
+inputs := $(addprefix $(BUILD)/inputs/,$(INPUTS))
+input_options := -max_total_time=$(SECONDS) -timeout=60 -rss_limit_mb=4096 -artifact_prefix=build/inputs/found/
+fuzz-inputs:
+	@tests/tools/setup build ci
+	@$(build) SAN=1 BUILD=build/inputs CC=clang CFLAGS="-O1 -gline-tables-only -fsanitize=fuzzer-no-link" input-programs
+	@mkdir -p build/inputs/found $(addprefix build/inputs/corpus/,$(INPUTS))
+	@tests/tools/run-tests -j $(or $(INPUT_JOBS),1) -t $$(($(SECONDS) + 300)) -l build/inputs/logs $(foreach i,$(INPUTS),"$(i): build/inputs/inputs/$(i) \
+	    $(input_options)$(i)- -seed=$(SEED) -max_len=$(or $(max_len_$(i)),4096) build/inputs/corpus/$(i) tests/fuzz/corpus/$(i)")
+	@tail -qn 1 $(foreach i,$(INPUTS),build/inputs/logs/$(i).err)
+max_len_operations := 256
+max_len_spirv := 16384
+
+input-programs: $(inputs)
+$(inputs): LDFLAGS += -fsanitize=fuzzer
+$(inputs): $(BUILD)/inputs/%: $(call objects,tests/fuzz/inputs/%.c tests/fuzz/inputs/support.c) $(qwen3_lib) $(lib) $(keep_loaded)
+	$(link)
+$(inputs): libs += $(qwen3_libs)
+$(BUILD)/inputs/operations: $(filter-out %/main.o,$(golden_objects))
+
 bench: $(benches) $(qwen3)
 	@if [ -x tests/bench/run ]; then BUILD=$(BUILD) tests/bench/run; \
 	 else for b in $(benches); do echo "== $$b"; $$b || exit 1; done; fi
@@ -319,7 +357,8 @@ mlx_python := $(mlx)/bin/python
 mlx_library := $(mlx)/libmlxvk_mlx.so
 mlx_site = $$(echo $(mlx)/lib/python3*/site-packages)
 PYTHON ?= python3
-MLX_SOURCES ?= $(wildcard tests/mlx/*.cpp)
+metal_library := $(filter-out tests/mlx/metal/test_% tests/mlx/metal/fuzz_%,$(wildcard tests/mlx/metal/*.cpp))
+MLX_SOURCES ?= $(wildcard tests/mlx/*.cpp) $(metal_library)
 MLX_CXXFLAGS ?= -O2 -g
 MLX_MODEL ?= $(mlx)/qwen3-0.6b-random
 mlx_parts := $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter-out %/hooks.cpp,$(MLX_SOURCES)))
@@ -354,8 +393,10 @@ $(mlx)/obj/%.o: %.cpp $(mlx)/installed $(mlx)/flags
 
 # What the bridge defines and what it calls in MLX's namespace, by the names that the installed headers give it.
 $(mlx)/obj/hooks.inc: $(mlx_parts) $(mlx)/sources
-	@$(NM) $(mlx_parts) | awk '$$NF !~ /^_ZNK?3mlx4core/ { next } $$(NF - 1) == "T" { ours[$$NF] } $$(NF - 1) == "U" { called[$$NF] } \
-	    END { for (name in ours) print "HOOK(" name ")"; for (name in called) if (!(name in ours)) print "CALL(" name ")" }' | sort >$@
+	@$(NM) $(mlx_parts) | awk '$$NF !~ /^_Z(TV)?NK?3mlx4core/ { next } \
+	    $$(NF - 1) == "T" { ours[$$NF] } $$(NF - 1) == "U" { called[$$NF] } \
+	    END { for (name in ours) print "HOOK(" name ")"; \
+	      for (name in called) if (!(name in ours)) print (name ~ /^_ZTV/ ? "CLASS(" : "CALL(") name ")" }' | sort >$@
 $(mlx)/obj/tests/mlx/hooks.o: $(mlx)/obj/hooks.inc
 $(mlx)/obj/tests/mlx/hooks.o: mlx_flags += -I$(mlx)/obj
 
@@ -405,8 +446,6 @@ mlx-table: mlx-ready
 
 # ---- Metal kernels -------------------------------------------------------------------------------------------------
 # The compiler is C++ of tests/mlx/metal; the bridge has it, and these programs.
-metal_sources := $(wildcard tests/mlx/metal/*.cpp)
-metal_library := $(filter-out tests/mlx/metal/test_% tests/mlx/metal/fuzz_%,$(metal_sources))
 metal_objects = $(patsubst %.cpp,$(BUILD)/obj/%.o,$(1))
 cxx_flags = -std=c++17 $(CFLAGS) $(WARNINGS) $(sanitize) -I. -Itests $(CPPFLAGS)
 

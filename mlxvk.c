@@ -28,6 +28,7 @@
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>replay       windows of the tape that come again: kept plans, recorded segments
+ *     >>self_test    what a driver that nobody knows is asked to compute before it is believed
  *     >>shared       memory of others, memory for others
  *     >>engine       recordings into the caller's command buffers, its semaphores, work in slices of time
  *     >>public       the rest of mlxvk.h: device, buffers, streams, events, mlx-c's objects, files, encoder, statistics
@@ -63,7 +64,10 @@
 #undef min
 #undef max
 #else
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #endif
 
 /* volk's functions are global symbols: renamed, so that a program with a volk or a libvulkan of its own links and
@@ -232,6 +236,26 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     va_end(arguments);
 }
 
+static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        h = (h ^ words[i]) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+/* Of bytes that need not be aligned. */
+static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
+{
+    for (size_t at = 0; at < n; at += 4) {
+        uint32_t word = 0;
+        memcpy(&word, (const uint8_t *)data + at, n - at < 4 ? n - at : 4);
+        h = hash_words(h, &word, 1);
+    }
+    return h;
+}
+
 /* ==== >>gates ===================================================================================================== */
 
 /* Names, defaults and meaning; the environment is read once, in read_gates. A gate of 0 takes the general path.
@@ -253,6 +277,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
     X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")              \
     X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
+    X(MEMORY, "MLX_VK_MAX_MEMORY_MB", 0, "MiB of memory that is allocated at most (0: as much as there is)")          \
     X(SUBGROUP,      "MLX_VK_ENABLE_SUBGROUP",           1, "kernels with subgroup operations")                        \
     X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
     X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
@@ -296,7 +321,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
     X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
     X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                           \
-      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows")                                   \
+      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows, 6 rows by matrices")               \
     X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                 \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -367,6 +392,7 @@ static void set_error(mlxvk_error *error, int code, int vk, int line, const char
     X(PROFILE, "MLX_VK_PROFILE", 0, "a timestamp around each dispatch (2: kept one by one, mlxvk_dispatch_trace)")    \
     X(PROFILE_FUSED, "MLX_VK_PROFILE_COMPILED_DETAIL",   0, "name fused operations in profiles, not their kernels")    \
     X(POISON, "MLX_VK_POISON", 0, "fill new and freed mapped memory with garbage (2: with NaN)")                      \
+    X(SELF_TEST, "MLX_VK_SELF_TEST", 1, "kernels are tried once on drivers that no quirk names (2: on all; 0: never)") \
     X(NO_BARRIERS,   "MLX_VK_TEST_NO_BARRIERS",          0, "leave barriers out (to prove that tests notice)")
 
 enum gate {
@@ -475,32 +501,46 @@ static const struct kernel_row {
 
 /* ==== >>device ==================================================================================================== */
 
-enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200 };
+enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200,
+       LAST_DISPATCHES = 8 };
 
-/* What some drivers do unlike the others: bit, driver, and what is done about it. */
+/* What some drivers do unlike the others: bit, driver, upper byte of the device's number where it is of one family of
+ * chips (0: of all), and what is done about it. */
 #define QUIRKS(X)                                                                                                     \
-    X(SHORT_LOOPS, MESA_LLVMPIPE,                                                                                     \
+    X(SHORT_LOOPS, MESA_LLVMPIPE, 0,                                                                                  \
       "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")              \
-    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, "multipliers are idle beside the adders: random bits add by them")         \
-    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, "loops that ask for it are unrolled before constants are known: none asks")
+    X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23,                                                                         \
+      "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "multipliers are idle beside the adders: random bits add by them")      \
+    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, 0, "loops that ask for it are unrolled before constants are known: none asks")
 
 enum quirk_bit {
-#define X(id, driver, text) QUIRKBIT_##id,
+#define X(id, driver, chips, text) QUIRKBIT_##id,
     QUIRKS(X)
 #undef X
     QUIRK_COUNT
 };
 enum quirk {
-#define X(id, driver, text) QUIRK_##id = 1 << QUIRKBIT_##id,
+#define X(id, driver, chips, text) QUIRK_##id = 1 << QUIRKBIT_##id,
     QUIRKS(X)
 #undef X
     QUIRK_NONE = 0
 };
 
-static uint32_t quirks_of(VkDriverId id)
+/* Is it a driver that mlxvk is tested on? Others are asked to prove themselves: see >>self_test. */
+static bool is_known(VkDriverId id)
+{
+#define X(quirk, driver, chips, text) if (id == VK_DRIVER_ID_##driver) return true;
+    QUIRKS(X)
+#undef X
+    return false;
+}
+
+static uint32_t quirks_of(VkDriverId id, uint32_t number)
 {
     uint32_t bits = 0;
-#define X(quirk, driver, text) if (id == VK_DRIVER_ID_##driver) bits |= QUIRK_##quirk;
+#define X(quirk, driver, chips, text) \
+    if (id == VK_DRIVER_ID_##driver && (!(chips) || number >> 8 == (chips))) bits |= QUIRK_##quirk;
     QUIRKS(X)
 #undef X
     return bits;
@@ -515,6 +555,8 @@ enum memory_use { MEMORY_DEVICE, MEMORY_UPLOAD, MEMORY_READBACK, MEMORY_USES };
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
     uint32_t bits, quirks;                           /* enum capability, enum quirk */
+    bool known;                                      /* the driver, by a quirk's row */
+    uint64_t identity;                               /* of device, driver and library, in every version */
     uint32_t type, api;
     uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_bindings, max_groups[3], shared_memory,
              push_size;
@@ -650,6 +692,12 @@ struct device {
     void *user;
     mlxvk_error error;
     int lost;                                        /* sticky; like all that changes it is the lock's */
+    char why_lost[400];                              /* "" until somebody asks; see loss_text */
+    PFN_vkVoidFunction fault_info;                   /* VK_EXT_device_fault's; NULL: the device has none */
+    /* what was recorded last, oldest at last_dispatches % LAST_DISPATCHES */
+    struct last_dispatch { const struct timeline *line; uint64_t value; uint32_t kernel, groups[3]; }
+        last[LAST_DISPATCHES];
+    uint64_t last_dispatches;
     int gate[GATE_COUNT];
     char wanted[WANTED_TEXT];                        /* the device asked for, "" for any */
     const struct tuning *tuning;                     /* of its class */
@@ -669,7 +717,7 @@ struct device {
     struct VolkDeviceTable vk;
     mlxvk_adopt adopt;
     bool adopted;
-    uint32_t queue_family, queue_count, queue_users[MAX_QUEUES];
+    uint32_t queue_family, queue_count, queue_users[MAX_QUEUES], all_families;
     VkQueue queues[MAX_QUEUES];
 
     VkDescriptorSetLayout set_layouts[MAX_BINDINGS + 1];
@@ -694,7 +742,7 @@ struct device {
     struct stream *copies;                           /* between the host and memory that it does not map */
     struct buffer *staging[MEMORY_USES];             /* what they go through, where none goes on */
     size_t staged;                                   /* bytes of all of it */
-    int stream_index;
+    int stream_index, no_stream;                     /* no_stream: why the last one could not be made */
     struct event *freed_events;                      /* that submissions may still name */
     uint32_t random_state[2];
     bool random_seeded;
@@ -712,6 +760,8 @@ struct device {
     struct kernel_count kernel_counts[KERNEL_COUNTS];
     float factors[KERNEL_COUNT + 2];                 /* of estimates, as measured; 0: not yet; the last: of all */
     bool timestamps;                                 /* the queue has them */
+    /* capabilities whose kernels were tried, and of these those that computed wrongly and are not used */
+    uint32_t tried, wrong;
     struct list trace;                               /* dispatches whose times are known, where a gate asks for them */
     uint32_t noted;                                  /* bits of families whose notes are taken */
     struct table notes;
@@ -854,6 +904,28 @@ typedef struct VkPhysicalDeviceShaderBfloat16FeaturesKHR {
 } VkPhysicalDeviceShaderBfloat16FeaturesKHR;
 #define VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR ((VkStructureType)1000141000)
 #endif
+#ifndef VK_EXT_device_fault
+typedef struct VkPhysicalDeviceFaultFeaturesEXT {
+    VkStructureType sType; void *pNext; VkBool32 deviceFault, deviceFaultVendorBinary;
+} VkPhysicalDeviceFaultFeaturesEXT;
+typedef struct VkDeviceFaultCountsEXT {
+    VkStructureType sType; void *pNext; uint32_t addressInfoCount, vendorInfoCount; VkDeviceSize vendorBinarySize;
+} VkDeviceFaultCountsEXT;
+typedef struct VkDeviceFaultAddressInfoEXT {
+    int addressType; VkDeviceAddress reportedAddress; VkDeviceSize addressPrecision;
+} VkDeviceFaultAddressInfoEXT;
+typedef struct VkDeviceFaultVendorInfoEXT {
+    char description[VK_MAX_DESCRIPTION_SIZE]; uint64_t vendorFaultCode, vendorFaultData;
+} VkDeviceFaultVendorInfoEXT;
+typedef struct VkDeviceFaultInfoEXT {
+    VkStructureType sType; void *pNext; char description[VK_MAX_DESCRIPTION_SIZE];
+    VkDeviceFaultAddressInfoEXT *pAddressInfos; VkDeviceFaultVendorInfoEXT *pVendorInfos; void *pVendorBinaryData;
+} VkDeviceFaultInfoEXT;
+#define VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FAULT_FEATURES_EXT ((VkStructureType)1000341000)
+#define VK_STRUCTURE_TYPE_DEVICE_FAULT_COUNTS_EXT ((VkStructureType)1000341001)
+#define VK_STRUCTURE_TYPE_DEVICE_FAULT_INFO_EXT ((VkStructureType)1000341002)
+#endif
+typedef VkResult (VKAPI_PTR *get_fault_info)(VkDevice, VkDeviceFaultCountsEXT *, VkDeviceFaultInfoEXT *);
 enum { COMPONENT_FLOAT16 = 0, COMPONENT_FLOAT32 = 1, COMPONENT_BFLOAT16 = 1000141000, SCOPE_SUBGROUP = 3 };
 typedef VkResult (VKAPI_PTR *get_coopmat_properties)(VkPhysicalDevice, uint32_t *, VkCooperativeMatrixPropertiesKHR *);
 
@@ -868,16 +940,18 @@ struct features {
     VkPhysicalDeviceCooperativeMatrix2FeaturesNV coopmat2;
     VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
     VkPhysicalDeviceMemoryPriorityFeaturesEXT priority;
+    VkPhysicalDeviceFaultFeaturesEXT fault;
 };
 
 enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
                  EXT_PRIORITY, EXT_HOST_MEMORY, EXT_MEMORY_FD, EXT_DMA_BUF, EXT_MEMORY_WIN32, EXT_GLOBAL_PRIORITY,
-                 EXT_COUNT };
+                 EXT_FAULT, EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
     "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
     "VK_EXT_memory_priority", "VK_EXT_external_memory_host", "VK_KHR_external_memory_fd",
     "VK_EXT_external_memory_dma_buf", "VK_KHR_external_memory_win32", "VK_KHR_global_priority",
+    "VK_EXT_device_fault",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -896,6 +970,7 @@ static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32
     if (has[EXT_COOPMAT2]) CHAIN(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV);
     if (has[EXT_BFLOAT16]) CHAIN(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
     if (has[EXT_PRIORITY]) CHAIN(priority, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PRIORITY_FEATURES_EXT);
+    if (has[EXT_FAULT]) CHAIN(fault, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FAULT_FEATURES_EXT);
 #undef CHAIN
 }
 
@@ -918,7 +993,7 @@ static void choose_features(struct features *f)
     f->v12.timelineSemaphore = s.v12.timelineSemaphore;
     f->v12.vulkanMemoryModel = s.v12.vulkanMemoryModel;
     f->v12.vulkanMemoryModelDeviceScope = s.v12.vulkanMemoryModelDeviceScope;
-    f->coopmat.cooperativeMatrixRobustBufferAccess = VK_FALSE;
+    f->coopmat.cooperativeMatrixRobustBufferAccess = f->fault.deviceFaultVendorBinary = VK_FALSE;
 }
 
 /* A feature whose gate is 0 is not there: not enabled, or not used where a program's own device has it. */
@@ -957,6 +1032,7 @@ static void adopt_features(struct features *f, const void *chain)
         TAKE(coopmat2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_2_FEATURES_NV)
         TAKE(bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR)
         TAKE(priority, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PRIORITY_FEATURES_EXT)
+        TAKE(fault, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FAULT_FEATURES_EXT)
 #undef TAKE
     }
 }
@@ -993,7 +1069,8 @@ static uint32_t capability_bits(struct device *d, const struct features *f,
     uint32_t bits = 0;
     bool nv2 = f->coopmat2.cooperativeMatrixWorkgroupScope && f->coopmat2.cooperativeMatrixFlexibleDimensions &&
                f->coopmat2.cooperativeMatrixTensorAddressing && f->coopmat2.cooperativeMatrixBlockLoads &&
-               f->coopmat2.cooperativeMatrixConversions && f->coopmat2.cooperativeMatrixPerElementOperations;
+               f->coopmat2.cooperativeMatrixConversions && f->coopmat2.cooperativeMatrixPerElementOperations &&
+               f->coopmat2.cooperativeMatrixReductions;
     if (f->v12.storageBuffer8BitAccess) bits |= CAP_STORAGE8;
     if (f->v11.storageBuffer16BitAccess) bits |= CAP_STORAGE16;
     if (f->v12.shaderInt8) bits |= CAP_INT8;
@@ -1108,6 +1185,17 @@ static void choose_subgroup(struct device *d, const struct features *f,
     if (control) c->max_threads = min_u32(c->max_threads, wanted * p->maxComputeWorkgroupSubgroups);
 }
 
+/* Another one: what was found out about the driver need not be so any more. */
+static uint64_t identity_of(const VkPhysicalDeviceProperties *p, const VkPhysicalDeviceDriverProperties *driver)
+{
+    const uint32_t numbers[] = { MLXVK_VERSION_MAJOR, MLXVK_VERSION_MINOR, MLXVK_VERSION_PATCH, p->vendorID,
+                                 p->deviceID, p->apiVersion, p->driverVersion, (uint32_t)driver->driverID };
+    uint64_t h = hash_words(0x1DE4717, numbers, COUNT(numbers));
+    h = hash_bytes(h, p->pipelineCacheUUID, sizeof p->pipelineCacheUUID);
+    h = hash_bytes(h, p->deviceName, strlen(p->deviceName));
+    return hash_bytes(h, driver->driverInfo, strlen(driver->driverInfo));
+}
+
 static size_t host_alignment(const struct device *d)
 {
     VkPhysicalDeviceExternalMemoryHostPropertiesEXT host = {
@@ -1153,7 +1241,9 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->extensions[MLXVK_MEMORY_WIN32] = has[EXT_MEMORY_WIN32];
     if (has[EXT_HOST_MEMORY]) c->host_align = host_alignment(d);
     c->bits = capability_bits(d, f, &sg, &fc);
-    c->quirks = quirks_of(driver.driverID);
+    c->quirks = quirks_of(driver.driverID, p.properties.deviceID);
+    c->known = is_known(driver.driverID);
+    c->identity = identity_of(&p.properties, &driver);
     c->most_ahead = timeline.maxTimelineSemaphoreValueDifference;
     choose_memory(d);
     d->tuning = tuning_for(d->caps.type, d->caps.memory_size);
@@ -1337,6 +1427,12 @@ static int check_gates(struct device *d, mlxvk_error *error)
     return MLXVK_ERROR_UNSUPPORTED;
 }
 
+static void find_fault_info(struct device *d, const struct features *f)
+{
+    if (f->fault.deviceFault)
+        d->fault_info = vkGetDeviceProcAddr(d->handle, "vkGetDeviceFaultInfoEXT");
+}
+
 static int open_device(struct device *d, mlxvk_error *error)
 {
     struct features f;
@@ -1356,6 +1452,7 @@ static int open_device(struct device *d, mlxvk_error *error)
     if (!code) code = create_logical(d, &f, has, error);
     if (code) return code;
     volkLoadDeviceTable(&d->vk, d->handle);
+    find_fault_info(d, &f);
     for (uint32_t i = 0; i < d->queue_count; i++) d->vk.vkGetDeviceQueue(d->handle, d->queue_family, i, &d->queues[i]);
     return 0;
 }
@@ -1411,6 +1508,7 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     adopt_features(&f, a->features);
     gate_features(&f, d->gate);
     read_capabilities(d, &f, has);
+    find_fault_info(d, &f);
     if (f.v12.timelineSemaphore) return check_gates(d, error);
     set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
               "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
@@ -1559,7 +1657,9 @@ static uint32_t size_class(uint32_t n)
 /* ==== >>memory ==================================================================================================== */
 
 enum { BLOCK_ALIGN = 256, PAGE = 16384, FEW_USES = 4 };
-static const size_t BLOCK_SIZE = (size_t)64 << 20;   /* larger allocations get a block of their own */
+/* Half of that and less share a block, larger allocations get one of their own; where there is no room for such a
+ * block, the small share the spare ones. */
+static const size_t BLOCK_SIZE = (size_t)64 << 20, SPARE_SIZE = (size_t)4 << 20;
 
 struct range { size_t offset, size; struct range *next; };
 
@@ -1670,8 +1770,10 @@ static int raw_allocate(struct device *d, size_t size, enum memory_use use, stru
 {
     VkBufferCreateInfo info = buffer_info(d, size);
     VkMemoryRequirements need;
-    VkResult r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &out->handle);
+    VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
     void *map = NULL;
+    size_t most = (size_t)d->gate[GATE_MEMORY] << 20, held = d->reserved + d->staged;
+    if (!most || (held < most && size <= most - held)) r = d->vk.vkCreateBuffer(d->handle, &info, NULL, &out->handle);
     if (r < 0) return vk_code(d, r);
     d->vk.vkGetBufferMemoryRequirements(d->handle, out->handle, &need);
     r = allocate_memory(d, &need, use, out);
@@ -1951,7 +2053,14 @@ static int block_in_budget(struct device *d, size_t size, struct block **out)
     return block_create(d, size, out);
 }
 
-static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
+/* A block to share; in the last resort a spare one, or one of its own. */
+static int block_shared(struct device *d, size_t capacity, bool last, struct block **out)
+{
+    int code = block_in_budget(d, BLOCK_SIZE, out);
+    return code == MLXVK_ERROR_MEMORY && last ? block_create(d, max_size(capacity, SPARE_SIZE), out) : code;
+}
+
+static int buffer_fresh(struct device *d, size_t capacity, bool last, struct buffer **out)
 {
     struct buffer *b = buffer_new(d);
     struct block *block = NULL;
@@ -1960,8 +2069,9 @@ static int buffer_fresh(struct device *d, size_t capacity, struct buffer **out)
     if (!b) return MLXVK_ERROR_HOST_MEMORY;
     if (capacity <= BLOCK_SIZE / 2) {
         for (block = d->blocks; block; block = block->next)
-            if (block->size == BLOCK_SIZE && (offset = block_take(d, block, capacity)) != SIZE_MAX) break;
-        if (!block) code = block_in_budget(d, BLOCK_SIZE, &block);
+            if ((block->size == BLOCK_SIZE || block->size == SPARE_SIZE) &&
+                (offset = block_take(d, block, capacity)) != SIZE_MAX) break;
+        if (!block) code = block_shared(d, capacity, last, &block);
     } else code = block_in_budget(d, capacity, &block);
     if (code) { buffer_end(d, b); return code; }
     if (offset == SIZE_MAX) offset = block_take(d, block, capacity);
@@ -1987,6 +2097,15 @@ static void hand_out(struct device *d, struct buffer *b, size_t size)
     if (d->active > d->peak) d->peak = d->active;
 }
 
+/* Not of the cache, which is given back where there is not enough beside it. */
+static int buffer_made(struct device *d, size_t capacity, struct buffer **out)
+{
+    int code = buffer_fresh(d, capacity, false, out);
+    if (code != MLXVK_ERROR_MEMORY) return code;
+    cache_trim(d, SIZE_MAX, true);
+    return buffer_fresh(d, capacity, true, out);
+}
+
 /* Memory for `size` bytes, to be used on `line` first (NULL: by the host). */
 static int buffer_allocate(struct device *d, size_t size, const struct timeline *line, struct buffer **out)
 {
@@ -2004,11 +2123,7 @@ static int buffer_allocate(struct device *d, size_t size, const struct timeline 
             d->buffers_made++;
             size_t need = d->active + d->cached + capacity;
             if (need > d->memory_limit) cache_trim(d, need - d->memory_limit, false);
-            code = buffer_fresh(d, capacity, &b);
-            if (code == MLXVK_ERROR_MEMORY) {        /* give the cache back and try once more */
-                cache_trim(d, SIZE_MAX, true);
-                code = buffer_fresh(d, capacity, &b);
-            }
+            code = buffer_made(d, capacity, &b);
             if (code) return code;
         }
         if (!b->use_count) poison(d, b);
@@ -2108,7 +2223,8 @@ static struct timeline *timeline_create(struct device *d)
     VkSemaphore semaphore;
     for (uint32_t i = 0; i < d->timeline_count; i++)
         if (!d->timelines[i]->stream && d->timelines[i]->kind == LINE_STREAM) return d->timelines[i];
-    if (vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &semaphore))) return NULL;
+    d->no_stream = vk_code(d, d->vk.vkCreateSemaphore(d->handle, &info, NULL, &semaphore));
+    if (d->no_stream) return NULL;
     struct timeline *t = timeline_add(d, semaphore, LINE_STREAM);
     if (!t) d->vk.vkDestroySemaphore(d->handle, semaphore, NULL);
     return t;
@@ -2222,7 +2338,12 @@ static int staging_take(struct device *d, enum memory_use use, size_t size, stru
         if (d->lost) return d->lost;
         if (d->staged + wanted > STAGING_MOST) staging_trim(d);
         oldest = d->staging[use];
-        if (d->staged + wanted <= STAGING_MOST || !oldest) return staging_create(d, use, wanted, out);
+        if (d->staged + wanted <= STAGING_MOST || !oldest) {
+            int made = staging_create(d, use, wanted, out);
+            if (made != MLXVK_ERROR_MEMORY) return made;
+            cache_trim(d, SIZE_MAX, true);
+            return staging_create(d, use, wanted, out);
+        }
         while (oldest->bin_next) oldest = oldest->bin_next;
         code = timeline_wait(d, oldest->uses[0].line, oldest->uses[0].value);
         if (code) return code;
@@ -2819,15 +2940,6 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
     return e->code = code;
 }
 
-static uint64_t hash_words(uint64_t h, const uint32_t *words, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        h = (h ^ words[i]) * 0x9E3779B97F4A7C15u;
-        h ^= h >> 29;
-    }
-    return h;
-}
-
 static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
                                uint32_t spec_count, VkPipeline *out)
 {
@@ -2925,6 +3037,67 @@ static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const
         }
     }
     return new_pipeline(e, k, spec, n, key, at);
+}
+
+/* ---- a device that was lost ---- */
+
+/* Appends to a text as far as there is room, which ends with a 0. */
+static void append_text(char *text, size_t size, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, size - used, format, arguments);
+    va_end(arguments);
+}
+
+/* What the driver says of it, where it says something. */
+static void append_fault(struct device *d, char *text, size_t size)
+{
+    enum { SOME = 3 };
+    VkDeviceFaultAddressInfoEXT addresses[SOME];
+    VkDeviceFaultVendorInfoEXT vendor[SOME];
+    VkDeviceFaultCountsEXT counts = { .sType = VK_STRUCTURE_TYPE_DEVICE_FAULT_COUNTS_EXT, .addressInfoCount = SOME,
+                                      .vendorInfoCount = SOME };
+    VkDeviceFaultInfoEXT info = { .sType = VK_STRUCTURE_TYPE_DEVICE_FAULT_INFO_EXT, .pAddressInfos = addresses,
+                                  .pVendorInfos = vendor };
+    if (!d->fault_info || ((get_fault_info)d->fault_info)(d->handle, &counts, &info) < 0) return;
+    append_text(text, size, ": %.120s", info.description);
+    for (uint32_t i = 0; i < counts.addressInfoCount && i < SOME; i++)
+        append_text(text, size, ", address %#llx (kind %d)", (unsigned long long)addresses[i].reportedAddress,
+                    (int)addresses[i].addressType);
+    for (uint32_t i = 0; i < counts.vendorInfoCount && i < SOME; i++)
+        append_text(text, size, ", %.60s (%#llx)", vendor[i].description,
+                    (unsigned long long)vendor[i].vendorFaultCode);
+}
+
+/* Why the device was lost: what the driver says, and the last dispatches that are not known to be done. Also a line for
+ * who asked for lines. */
+static const char *loss_text(struct device *d)
+{
+    char *text = d->why_lost;
+    const size_t size = sizeof d->why_lost;
+    uint64_t n = d->last_dispatches;
+    bool some = false;
+    if (*text) return text;
+    append_text(text, size, "the device was lost");
+    append_fault(d, text, size);
+    for (uint64_t i = n > LAST_DISPATCHES ? n - LAST_DISPATCHES : 0; i < n; i++) {
+        const struct last_dispatch *l = &d->last[i % LAST_DISPATCHES];
+        if (l->value <= l->line->completed) continue;
+        append_text(text, size, "%s %s %ux%ux%u", some ? "," : "; the last dispatches:",
+                    l->kernel < KERNEL_COUNT ? kernel_table[l->kernel].name : "a kernel made at run time", l->groups[0],
+                    l->groups[1], l->groups[2]);
+        some = true;
+    }
+    if (d->on_log) d->on_log(text, d->user);
+    return text;
+}
+
+static void note_last(struct device *d, const struct timeline *line, uint32_t kernel, const uint32_t groups[3])
+{
+    d->last[d->last_dispatches++ % LAST_DISPATCHES] =
+        (struct last_dispatch){ line, line->open, kernel, { groups[0], groups[1], groups[2] } };
 }
 
 /* ==== >>stream ==================================================================================================== */
@@ -3065,7 +3238,7 @@ static int open_commands(struct stream *s)
                                        .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
     VkResult r = VK_SUCCESS;
     int code = 0;
-    if (d->lost) return encoder_fail(e, d->lost, 0, __LINE__, "stream", "the device was lost");
+    if (d->lost) return encoder_fail(e, d->lost, 0, __LINE__, "stream", "%s", loss_text(d));
     if (!slot->pool) code = slot_create(d, slot);
     else if (!(code = timeline_wait_locked(d, s->line, slot->value))) slot_recycle(d, slot);
     if (!code && r >= 0) r = d->vk.vkBeginCommandBuffer(slot->commands, &begin);
@@ -3179,12 +3352,26 @@ static int stream_submit(struct stream *s)
     if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
         d->lost = MLXVK_ERROR_DEVICE_LOST;
         return encoder_fail(e, d->lost, r, __LINE__, "submit",
-                            "the queue refused the work, which is lost (VkResult %d)", r);
+                            "the queue refused the work (VkResult %d): %s", r, loss_text(d));
     }
     s->line->submitted = s->line->open++;
     d->stats.submissions++;
     d->stats.submit_ns += now_ns() - start;
     return 0;
+}
+
+/* Memory by buffer_allocate. Where there is not enough, what streams have recorded is submitted and waited for, so that
+ * all that nobody wants any more is given back. */
+static int allocate_or_wait(struct device *d, size_t size, const struct timeline *line, struct buffer **out)
+{
+    int code = buffer_allocate(d, size, line, out);
+    if (code != MLXVK_ERROR_MEMORY) return code;
+    for (struct stream *s = d->streams; s; s = s->next)
+        if (s->encoder.commands && !s->recording && !s->records && !s->held) stream_submit(s);
+    if (d->lost) return d->lost;
+    cache_trim(d, SIZE_MAX, true);
+    staging_trim(d);
+    return buffer_allocate(d, size, line, out);
 }
 
 /* Where the stream was submitted while a dispatch was being set up: what it accesses is used by the next submission. */
@@ -3252,8 +3439,13 @@ static struct stream *stream_create(struct device *d)
 {
     struct stream *s = host_zalloc(d, sizeof *s);
     uint32_t queue = 0;
+    d->no_stream = 0;
     if (s) s->line = timeline_create(d);
-    if (!s || !s->line) { host_free(d, s); return NULL; }
+    if (!s || !s->line) {
+        if (!d->no_stream) d->no_stream = MLXVK_ERROR_HOST_MEMORY;
+        host_free(d, s);
+        return NULL;
+    }
     for (uint32_t i = 1; i < d->queue_count; i++) if (d->queue_users[i] < d->queue_users[queue]) queue = i;
     d->queue_users[queue]++;
     s->device = d;
@@ -3539,13 +3731,13 @@ static int storage_allocate(struct encoder *e, struct storage *st)
 {
     int code;
     if (st->buffer) return 0;
-    code = buffer_allocate(st->device, st->nbytes, st->literal && st->device->caps.mapped ? NULL : e->stream->line,
-                           &st->buffer);
+    code = allocate_or_wait(st->device, st->nbytes, st->literal && st->device->caps.mapped ? NULL : e->stream->line,
+                            &st->buffer);
     if (code) {
         encoder_fail(e, code, 0, __LINE__, "memory", code == MLXVK_ERROR_LIMIT
             ? "%zu bytes are more than one Vulkan allocation may have (%zu)"
-                : "%zu bytes are not to be had (largest allocation %zu)",
-            st->nbytes, st->device->caps.max_allocation);
+                : "%zu bytes are not to be had (largest allocation %zu; %zu bytes are in use)",
+            st->nbytes, st->device->caps.max_allocation, st->device->active);
         return code;
     }
     if (!st->literal || !st->nbytes) return 0;
@@ -3816,6 +4008,8 @@ static const struct layout_row { uint32_t kernel, dense, flat, own; } layout_tab
     { K_QMV_HELD,      0, 1 << 4 | 1 << 5, 1 << 5 },
     { K_QMV_SETS,      0, 15 << 10, 1 << 13 },
     { K_QMV_HELD_SETS, 0, 15 << 10, 1 << 13 },
+    { K_QMV_MATRIX_BF16, 0, 1 << 4 | 1 << 5, 1 << 5 },
+    { K_QMV_MATRIX_F16,  0, 1 << 4 | 1 << 5, 1 << 5 },
 };
 
 /* Kernels made for chains walk every layout, each element by one thread. */
@@ -4090,7 +4284,7 @@ static struct buffer *counters_of(struct encoder *e)
 {
     const size_t size = 4 * COUNTERS;
     struct buffer *b = e->stream->counters;
-    int code = b ? 0 : buffer_fresh(e->device, size, &b);
+    int code = b ? 0 : buffer_made(e->device, size, &b);
     if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return NULL; }
     if (e->stream->counters) return b;
     e->stream->counters = b;
@@ -4112,7 +4306,7 @@ static struct buffer *bound_buffer(struct encoder *e, const struct bound *b)
             encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
         return e->code || storage_allocate(e, b->storage) ? NULL : b->storage->buffer;
     default:
-        code = buffer_allocate(e->device, (size_t)(b->high - b->low), e->stream->line, &table);
+        code = allocate_or_wait(e->device, (size_t)(b->high - b->low), e->stream->line, &table);
         if (code) {
             encoder_fail(e, code, 0, __LINE__, "memory", "%lld bytes of parameters", (long long)(b->high - b->low));
             return NULL;
@@ -4207,7 +4401,9 @@ static void record_image(struct encoder *e, const struct step *t, const VkDescri
         .imageSubresource = { VK_IMAGE_ASPECT_COLOR_BIT, c.mip, c.layer, 1 },
         .imageOffset = { (int32_t)c.x, (int32_t)c.y, 0 }, .imageExtent = { c.width, c.height, 1 } };
     bool transfer = c.owned && c.family != e->device->queue_family && !e->stream->recording;
-    if (transfer) image_barrier(e, &c, layout, layout, false, true);
+    if (transfer) c.stages = c.access = 0;           /* another queue's, which semaphores order; ours may lack them */
+    /* of what is lost there is nothing to acquire, and no barrier may end in that layout */
+    if (transfer && layout != VK_IMAGE_LAYOUT_UNDEFINED) image_barrier(e, &c, layout, layout, false, true);
     image_barrier(e, &c, layout, between, false, false);
     if (c.write) vk->vkCmdCopyBufferToImage(e->commands, texels->buffer, image, between, 1, &copy);
     else vk->vkCmdCopyImageToBuffer(e->commands, image, between, texels->buffer, 1, &copy);
@@ -4240,6 +4436,7 @@ static void count_dispatch(struct encoder *e, const struct step *t, const struct
     e->stream->time += t->time;
     if (e->stream->clocked) clock_step(e->stream, t);
     e->device->stats.dispatches++;
+    note_last(e->device, e->stream->line, p->kernel, t->groups);
     e->device->kernel_counts[counted_as(e, p)].count++;
     e->stream->ops++;
 }
@@ -4478,7 +4675,8 @@ static const struct passes {
     void (*keep_window)(struct stream *s);
     void (*forget)(struct stream *s);
     void (*free_chains)(struct device *d);
-} passes;                                            /* at the end of >>replay */
+    void (*self_test)(struct device *d);
+} passes;                                            /* at the end of >>self_test */
 
 static void node_retire(struct node *n)
 {
@@ -4560,10 +4758,7 @@ static struct members plan_group(struct stream *s, uint32_t at, uint32_t end)
     struct encoder *e = &s->encoder;
     struct members all = { { at }, 1 };
     check_operands(e, &s->nodes[at]);
-    if (!e->code && !passes.fuse(e, s, &all, end)) {
-        all.count = 1;
-        op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
-    }
+    if (!e->code && !passes.fuse(e, s, &all, end)) op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
     return all;
 }
 
@@ -4794,11 +4989,57 @@ static int create_layouts(struct device *d)
     return 0;
 }
 
+/* Stands behind the driver's bytes of a pipeline cache: what >>self_test has found out. It is found from the end, since
+ * nothing is certain of the driver's bytes, which may be fewer than a header has (lavapipe of Mesa 26.2 gives 20). */
+struct findings {
+    uint64_t identity;                               /* whose they are */
+    uint32_t tried, wrong;
+    uint64_t size, hash;                             /* of the driver's bytes; of those and the members before this */
+    char magic[8];
+};
+static const char findings_magic[8] = "mlxvkst2";
+
+static uint64_t findings_hash(const struct findings *f, const void *bytes)
+{
+    return hash_bytes(hash_bytes(0xF17D1465, f, offsetof(struct findings, hash)), bytes, (size_t)f->size);
+}
+
+/* Behind the driver's `size` bytes, which there is room for. */
+static void put_findings(const struct device *d, uint8_t *cache, size_t size)
+{
+    struct findings f = { .identity = d->caps.identity, .tried = d->tried, .wrong = d->wrong, .size = size };
+    memcpy(f.magic, findings_magic, sizeof f.magic);
+    f.hash = findings_hash(&f, cache);
+    memcpy(cache + size, &f, sizeof f);
+}
+
+/* The driver's bytes that are in front of them: none where something is damaged or missing. */
+static size_t take_findings(struct device *d, const uint8_t *cache, size_t size)
+{
+    struct findings f;
+    if (!cache || size < sizeof f) return 0;
+    size -= sizeof f;
+    memcpy(&f, cache + size, sizeof f);
+    if (memcmp(f.magic, findings_magic, sizeof f.magic) || f.size != size) return 0;
+    if (f.hash != findings_hash(&f, cache)) return 0;
+    if (f.identity == d->caps.identity) { d->tried = f.tried; d->wrong = f.wrong; }
+    return size;
+}
+
+/* Whether the bytes are of use to it is the driver's to judge; one that fails gets none. */
 static int create_pipeline_cache(struct device *d, const mlxvk_device_desc *desc)
 {
-    const VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO,
-        .initialDataSize = desc ? desc->pipeline_cache_size : 0, .pInitialData = desc ? desc->pipeline_cache : NULL };
-    return vk_code(d, d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache));
+    VkPipelineCacheCreateInfo info = { .sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO };
+    VkResult r = VK_ERROR_UNKNOWN;
+    if (desc) info.initialDataSize = take_findings(d, desc->pipeline_cache, desc->pipeline_cache_size);
+    if (info.initialDataSize) {
+        info.pInitialData = desc->pipeline_cache;
+        r = d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache);
+        info.initialDataSize = 0;
+        info.pInitialData = NULL;
+    }
+    if (r < 0) r = d->vk.vkCreatePipelineCache(d->handle, &info, NULL, &d->pipeline_cache);
+    return vk_code(d, r);
 }
 
 static size_t working_set(const struct device *d) { return d->caps.memory_size / 20 * 19; }
@@ -4945,6 +5186,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     d->memory_properties = vkGetPhysicalDeviceMemoryProperties2;
     d->external_properties = vkGetPhysicalDeviceExternalBufferProperties;
     if (!code) d->timestamps = has_timestamps(d);
+    if (!code) vkGetPhysicalDeviceQueueFamilyProperties(d->physical, &d->all_families, NULL);
     mutex_unlock(&volk_lock);
     if (!code) code = create_layouts(d);
     if (!code) code = create_pipeline_cache(d, desc);
@@ -4955,6 +5197,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
         return code;
     }
     d->memory_limit = d->cache_limit = working_set(d);
+    passes.self_test(d);
     if (res->ctx) mlxvk_device_free(*res);
     res->ctx = d;
     return 0;
@@ -5043,7 +5286,7 @@ static struct call begin_on(const char *name, struct device *d, struct stream *s
     struct call c = { .name = name };
     if (!d) { c.code = MLXVK_ERROR_NO_DEVICE; return c; }
     if (!s && !(s = default_stream(d))) {
-        c.code = d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+        c.code = d->no_stream;
         unlock_and_drop(d);
         return c;
     }
@@ -5062,7 +5305,8 @@ static struct call begin(const char *name, mlxvk_stream handle)
     struct call c = begin_on(name, lock_device(s ? s->device : NULL), s);
     if (c.device && c.device->lost) {
         c.code = c.device->lost;
-        set_error(&c.stream->error, c.code, VK_ERROR_DEVICE_LOST, __LINE__, name, "the device was lost");
+        set_error(&c.stream->error, c.code, VK_ERROR_DEVICE_LOST, __LINE__, name, "%s",
+                  loss_text(c.device));
     }
     return c;
 }
@@ -5841,6 +6085,14 @@ static uint32_t half_bits(float x)
     if (m >= 0x38800000u) return sign | ((m - 0x38000000u + 0xfffu + ((m >> 13) & 1u)) >> 13);
     memcpy(&scaled, &m, 4);
     return sign | (uint32_t)rintf(scaled * 16777216.0f);
+}
+
+static double half_value(uint32_t bits)
+{
+    int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
+    double size = exponent == 31 ? (mantissa ? NAN : INFINITY)
+        : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+    return bits & 0x8000u ? -size : size;
 }
 
 static uint32_t bfloat_bits(float x)
@@ -7480,6 +7732,26 @@ static void plan_dims(struct reduce_job *j, const int *run)
     join_dims(j);
 }
 
+/* Which dimension is reduced next. */
+static int next_reduced(const struct reduce_job *j, int *count)
+{
+    int next = -1;
+    *count = 0;
+    for (int i = 0; i < j->ndim; i++)
+        if (j->dim[i].run) {
+            if (next < 0 || j->dim[i].run >= j->dim[next].run) next = i;
+            ++*count;
+        }
+    return next;
+}
+
+/* Are there more outer dimensions than the shader has? */
+static bool too_many_dims(const struct reduce_job *j)
+{
+    int count, at = next_reduced(j, &count);
+    return j->ndim - 1 - (at < j->ndim - 1) > REDUCE_DIMS;
+}
+
 /* More outer dimensions than the shader has, or a row that is none in memory: the operand copied into row-major order,
  * reduced dimensions last. */
 static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, const int *run)
@@ -7505,32 +7777,21 @@ static void copy_rows(struct encoder *e, struct reduce_job *j, uint32_t mask, co
     }
     if (!j->ndim || !j->dim[j->ndim - 1].run) j->dim[j->ndim++] = (struct reduce_dim){ .size = 1, .in = 1, .run = 1 };
     join_dims(j);
+    if (too_many_dims(j)) {                          /* axes that repeated were rows of their own: here all are one */
+        for (int i = 0; i < j->ndim; i++) j->dim[i].run = j->dim[i].run > 0;
+        join_dims(j);
+    }
     j->shift = 0;
     if (copy == &view) return;                       /* these rows lie so already */
     array_release(j->from);
     j->from = copy;
 }
 
-/* Which dimension is reduced next. */
-static int next_reduced(const struct reduce_job *j, int *count)
-{
-    int next = -1;
-    *count = 0;
-    for (int i = 0; i < j->ndim; i++)
-        if (j->dim[i].run) {
-            if (next < 0 || j->dim[i].run >= j->dim[next].run) next = i;
-            ++*count;
-        }
-    return next;
-}
-
 static bool must_copy(const struct reduce_job *j)
 {
-    int outer = j->ndim - 1, count, at = next_reduced(j, &count);
-    if (at < j->ndim - 1) outer--;
     for (int i = 0; i < j->ndim && j->ordered; i++)
         for (int k = 0; k < i; k++) if (j->dim[i].run && j->dim[i].run == j->dim[k].run) return true;
-    return outer > REDUCE_DIMS;
+    return too_many_dims(j);
 }
 
 /* ---- lowering: one dispatch ---- */
@@ -12086,9 +12347,79 @@ static void attention_coopmat(struct encoder *e, const void *job)
     dispatch_rows(e, &p, rows);
 }
 
+/* Shapes of workgroups that keep scores in registers: for heads up to which width; subgroups of 16 rows, `parts` of
+ * them with the same; keys of a tile, for each part; for more rows than fill so much of the device, with a workgroup a
+ * processor. The first that holds, else the last. As measured on an H200. */
+enum { PROMPT_LANES = 32, PROMPT_ROWS = 16, PROMPT_WIDTH = 128 };
+static const struct prompt_row { uint16_t width, subgroups, parts, keys; float fill; } prompt_rows[] = {
+    {           64, 8, 1, 64, 0.5f },
+    {           64, 8, 2, 32, 0    },
+    { PROMPT_WIDTH, 8, 1, 32, 0.5f },
+    { PROMPT_WIDTH, 8, 2, 16, 0    },
+};
+
+static uint32_t prompt_queries(const struct prompt_row *r) { return PROMPT_ROWS * (r->subgroups / r->parts); }
+
+static const struct prompt_row *choose_prompt(const struct encoder *e, const struct attention *a)
+{
+    const struct prompt_row *r = prompt_rows;
+    double rows = (double)a->q->shape[0] * a->q->shape[1] * a->q->shape[2];
+    int wide = a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3];
+    while (r + 1 < prompt_rows + COUNT(prompt_rows) &&
+           (wide > r->width || rows <= (double)r->fill * e->device->tuning->processors * prompt_queries(r))) r++;
+    return r;
+}
+
+/* Shared memory in bytes: two tiles of keys and of values, before them the queries, after them results; rows of groups
+ * of eight, padded. */
+static size_t prompt_memory(const struct prompt_row *r, size_t d, size_t dv)
+{
+    size_t ring = 2 * r->keys * r->parts * (d / 8 + 1 + dv / 8 + 1), queries = prompt_queries(r) * (d / 8 + 1);
+    size_t out = r->subgroups * PROMPT_ROWS * (PROMPT_ROWS / 4 + 1);
+    if (r->parts > 1)
+        out = max_size(out, r->subgroups / r->parts * (PROMPT_ROWS * PROMPT_ROWS / 4) * (dv / PROMPT_ROWS + 2));
+    return 16 * max_size(ring, max_size(queries, out));
+}
+
+static enum kernel_id prompt_kernel(const struct attention *a)
+{
+    return a->q->dtype == MLXVK_BFLOAT16 ? K_ATTENTION_COOPMAT2_BF16 : K_ATTENTION_COOPMAT2_F16;
+}
+
+/* Why the kernel that keeps scores in registers does not take these. */
+static const char *prompt_fits(const struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    const struct capabilities *c = &e->device->caps;
+    const struct prompt_row *r = choose_prompt(e, a);
+    size_t d = round_up((size_t)a->q->shape[3], PROMPT_ROWS), dv = round_up((size_t)a->v->shape[3], PROMPT_ROWS);
+    if (a->q->dtype == MLXVK_FLOAT32) return "float32";
+    if (!has_kernel(e->device, prompt_kernel(a)) || c->subgroup != PROMPT_LANES)
+        return "the device lacks cooperative matrices that are converted";
+    if (!reads_wide(e, a)) return "rows are not aligned";
+    if (d > PROMPT_WIDTH || dv > PROMPT_WIDTH) return "features beyond 128";
+    if (!(a->scale > 0)) return "the scale is not positive";           /* it multiplies the largest score */
+    if (!a->keys) return "no keys";                                    /* rows behind the last repeat it */
+    if (r->subgroups * PROMPT_LANES > c->max_threads) return "the device's workgroups are too small";
+    return prompt_memory(r, d, dv) > c->shared_memory ? "the device has too little shared memory" : NULL;
+}
+
+static void attention_prompt(struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    const struct prompt_row *r = choose_prompt(e, a);
+    struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < prompt_queries(r));
+    USE_AS(e, prompt_kernel(a), attention_coopmat2_f16, &p, .threads = r->subgroups * PROMPT_LANES,
+           .dtype = (uint32_t)a->q->dtype, .width = (uint32_t)round_up(p.key_width, PROMPT_ROWS),
+           .value_width = (uint32_t)round_up(p.value_width, PROMPT_ROWS), .keys = r->keys, .subgroups = r->subgroups,
+           .parts = r->parts);
+    dispatch_rows(e, &p, prompt_queries(r));
+}
+
 /* The first that fits. */
 static const struct candidate attention_kernels[] = {
     { "attention_decode", decode_fits, NULL, attention_decode },
+    { "attention by matrices in registers", prompt_fits, NULL, attention_prompt },
     { "attention by cooperative matrices", matrices_fit, NULL, attention_coopmat },
     { "attention", NULL, NULL, attention_general },
 };
@@ -12996,6 +13327,7 @@ enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
     HELD_LONG = 64,                                /* rounds of a team from which twice as many workgroups take turns */
+    HELD_ROWS = 8, HELD_ALONE = 4,                   /* rows of x for which it is chosen; beyond any other */
     HELD_WIDE = 16, HELD_PIECES = 4,                 /* subgroups of one that a long row makes wide; see held_tunings */
     HELD_SUBGROUPS = 64                        /* of a workgroup, at most: what their sums of squares have room for */
 };
@@ -13260,11 +13592,115 @@ static void plan_held(struct encoder *e, const void *job)
 }
 
 /* Costs are ranks here: which kernel is the faster was measured, and changes with the rows of x where the device's
- * tuning says. Held are at most 4 rows, of which a lane has one block: the general kernel is faster beyond. */
+ * tuning says. Where a lane holds one block of a row, the general kernel is slower up to HELD_ROWS rows, which two
+ * workgroups side by side take, 4 each: on an H200 8 rows x 24576 x 4096 of 4 bits take 67 us, the general one 128. */
 static double held_cost(const struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
-    return e->device->tuning->held && j->m <= 4 && cut_held(e, j).held == 1 ? 0 : 8;
+    if (!e->device->tuning->held || j->m > HELD_ROWS || cut_held(e, j).held > 1) return 8;
+    return j->m <= HELD_ALONE ? 0 : 0.5;
+}
+
+/* ---- a few rows of x on cooperative matrices ---- */
+
+enum {
+    MATRIX_SUBGROUPS = 16, MATRIX_CODES = 256,       /* of a workgroup, at most; of a row, that a subgroup has */
+    MATRIX_MOST = 16,                                /* rows of x for which it is chosen, from HELD_ALONE */
+    MATRIX_SHORT = 1024, MATRIX_LONG = 16384         /* K likewise */
+};
+
+static enum kernel_id few_matrices_kernel(const struct quant_job *j)
+{
+    return j->to == MLXVK_BFLOAT16 ? K_QMV_MATRIX_BF16 : K_QMV_MATRIX_F16;
+}
+
+/* How qmv_matrix.comp cuts a job: the side of a matrix, whether it knows a lane's elements, subgroups of a workgroup
+ * (0: its shared memory is too small), groups that one holds at a time, groups of a row; rounds in all, workgroups, and
+ * those of their rounds whose sums are kept, while they pass K in several goes. */
+struct matrix_cut { uint32_t size, known, warps, chunk, groups, all, grid, kept; };
+
+static uint32_t matrix_memory(const struct matrix_cut *c, uint32_t group)
+{
+    uint32_t stage = c->known ? 1 : c->warps * c->size * (group / 8 + 1);
+    return 16 * stage + c->warps * c->chunk * c->size * 8 + (2 * c->warps + c->kept) * c->size * c->size * 4;
+}
+
+/* With so many subgroups a workgroup. Where there are few rounds, holding x is most of the work: two groups at a time
+ * then need no more registers than there are (on an H200 4096 x 12288 by 16 rows took 38 us so, and 42 with four). */
+static struct matrix_cut cut_by_warps(const struct device *d, const struct quant_job *j, uint32_t warps)
+{
+    struct matrix_cut c = { .size = d->caps.coopmat_size[j->to == MLXVK_BFLOAT16], .warps = warps };
+    uint32_t group = (uint32_t)j->format.group, at_once = d->tuning->processors * (MATRIX_SUBGROUPS / warps), rounds;
+    c.known = d->caps.quirks & QUIRK_KNOWN_PLACES && c.size == 16 && d->caps.subgroup == 32;
+    c.groups = j->k / group;
+    c.all = ceil_div(j->set[0].rows, c.size);
+    c.chunk = min_u32(MATRIX_CODES / group, ceil_div(c.groups, warps));
+    rounds = ceil_div(c.all, at_once);
+    if (c.groups > warps * c.chunk && c.chunk > 2 && rounds <= 2) c.chunk = 2;
+    if (c.groups > warps * c.chunk) c.kept = rounds;
+    while (c.kept > 1 && matrix_memory(&c, group) > d->caps.shared_memory) c.kept--;
+    if (matrix_memory(&c, group) > d->caps.shared_memory) c.warps = 0;
+    c.grid = ceil_div(c.all, c.kept ? c.kept : rounds);
+    if (!c.kept) c.kept = 1;
+    return c;
+}
+
+/* As few subgroups as take all of K two groups at a time. */
+static struct matrix_cut cut_for_matrices(const struct device *d, const struct quant_job *j)
+{
+    uint32_t most = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] / d->caps.subgroup
+                                                  : MATRIX_SUBGROUPS;
+    uint32_t groups = j->k / (uint32_t)j->format.group, warps = 1;
+    struct matrix_cut c;
+    most = min_u32(min_u32(most, MATRIX_SUBGROUPS), d->caps.max_threads / d->caps.subgroup);
+    while (2 * warps <= most && 2 * warps < groups) warps *= 2;
+    do c = cut_by_warps(d, j, warps); while (!c.warps && (warps /= 2));
+    return c;
+}
+
+/* What keeps qmv_matrix.comp from a job. A lane's words hold a quarter of a group's codes. */
+static const char *few_matrices_fit(const struct encoder *e, const void *job)
+{
+    const struct device *d = e->device;
+    const struct quant_job *j = job;
+    uint32_t bits = (uint32_t)j->format.bits, group = (uint32_t)j->format.group, size;
+    if (!is_affine(&j->format)) return "small floats";
+    if (j->to == MLXVK_FLOAT32 || j->x->dtype != j->to || j->set[0].scales->dtype != j->to)
+        return "not in one half type";
+    if ((bits != 2 && bits != 4 && bits != 8) || bits * group < 128) return "neither 2, 4 nor 8 bits, or small groups";
+    if (!j->format.transpose) return "not transposed";
+    if (j->gather || j->sets > 1) return "index arrays, or several matrices";
+    if (!j->k) return "nothing to add up";
+    size = d->caps.coopmat_size[j->to == MLXVK_BFLOAT16];
+    if (!has_kernel(d, few_matrices_kernel(j)) || !size) return "the device lacks cooperative matrices";
+    if (size != 8 && size != 16) return "the device's matrices are large";
+    if (!cut_for_matrices(d, j).warps) return "the device's workgroups are small";
+    if (j->set[0].rows < size) return "few rows of W";
+    return quant_alignment(e, j) == (QUANT_EVEN_X | QUANT_EVEN_W) ? NULL : "not aligned";
+}
+
+static void plan_few_matrices(struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    struct matrix_cut c = cut_for_matrices(e->device, j);
+    uint32_t lanes = e->device->caps.subgroup;
+    struct quant_push p = quant_bind(e, j);
+    use_quant(e, few_matrices_kernel(j), j, &p, NULL, &(struct qmv_matrix_constants){ .threads = c.warps * lanes,
+            FORMAT(j), .size = c.size, .known = c.known, .lanes = lanes, .group = (uint32_t)j->format.group,
+            .chunk = c.chunk, .groups = c.groups, .epilogue = j->epilogue, .kept = c.kept },
+            sizeof(struct qmv_matrix_constants));
+    dispatch(e, c.grid, ceil_div(j->m, c.size), j->batch);
+}
+
+/* Chosen where it was measured, and nowhere else: there it is 1.1 to 2.4 times as fast as what else there is. */
+static double few_matrices_cost(const struct encoder *e, const void *job)
+{
+    const struct device *d = e->device;
+    const struct quant_job *j = job;
+    struct matrix_cut c = cut_for_matrices(d, j);
+    bool measured = c.known && d->tuning->held && j->to == MLXVK_BFLOAT16 && j->format.group >= 64 && j->batch == 1 &&
+                    j->k >= MATRIX_SHORT && j->k <= MATRIX_LONG && c.all >= d->tuning->processors;
+    return measured && j->m > HELD_ALONE && j->m <= MATRIX_MOST ? 0 : 9;
 }
 
 static double few_cost(const struct encoder *e, const void *job)
@@ -13273,18 +13709,20 @@ static double few_cost(const struct encoder *e, const void *job)
 }
 
 /* For one matrix, for several sets, by index arrays. */
-static const struct candidate few_kernels[3][2] = {
-    { { "qmv_held", held_fits, held_cost, plan_held }, { "qmv", few_fits, few_cost, plan_few } },
+static const struct candidate few_kernels[3][3] = {
+    { { "qmv_held", held_fits, held_cost, plan_held }, { "qmv", few_fits, few_cost, plan_few },
+      { "qmv_matrix", few_matrices_fit, few_matrices_cost, plan_few_matrices } },
     { { "qmv_held_sets", held_fits, held_cost, plan_held }, { "qmv_sets", few_fits, few_cost, plan_few } },
     { { "qmv_held_gather", held_fits, held_cost, plan_held }, { "qmv_gather", few_fits, few_cost, plan_few } },
 };
 
 /* Rows of quant_kernels from 1, as gate QMM_KERNEL forces them; 0: none. */
-enum { QMM_HELD = 1, QMM_FEW, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };
+enum { QMM_HELD = 1, QMM_FEW, QMM_FEW_MATRICES, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };
 static int forced_kernel(const struct device *d)
 {
+    static const int kernels[] = { 0, QMM_FEW, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD, QMM_FEW_MATRICES };
     int wanted = d->gate[GATE_QMM_KERNEL];
-    return wanted < 1 || wanted > 5 ? 0 : wanted == 5 ? QMM_HELD : wanted + 1;
+    return wanted < 1 || wanted >= (int)COUNT(kernels) ? 0 : kernels[wanted];
 }
 
 /* Multiplications of all sets. */
@@ -13311,9 +13749,10 @@ static bool quant_by(struct encoder *e, const struct quant_job *j, const struct 
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    int forced = forced_kernel(e->device);
-    if (forced > QMM_FEW) forced = QMM_FEW;
-    return quant_by(e, j, few_kernels[j->gather ? 2 : j->sets > 1], COUNT(few_kernels[0]), forced);
+    int forced = forced_kernel(e->device), row = j->gather ? 2 : j->sets > 1;
+    size_t count = row ? QMM_FEW : QMM_FEW_MATRICES;
+    if (forced > (int)count) forced = QMM_FEW;
+    return quant_by(e, j, few_kernels[row], count, forced);
 }
 
 /* ---- many rows of x ---- */
@@ -13486,6 +13925,7 @@ static void plan_entries(struct encoder *e, const void *job)
 static const struct candidate quant_kernels[] = {
     { "qmv_held", held_fits, held_cost, plan_held },
     { "qmv", few_fits, few_cost, plan_few },
+    { "qmv_matrix", few_matrices_fit, few_matrices_cost, plan_few_matrices },
     { "qmm", NULL, tiles_cost, plan_tiles },
     { "qmm by cooperative matrices", quant_matrices_fit, quant_matrices_cost, plan_matrices },
     { "unpacked, matmul", unpacked_fits, unpacked_cost, plan_unpacked },
@@ -13499,8 +13939,8 @@ static const struct candidate gather_kernels[] = {
 
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
-    static const int gathered[] = { 0, [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_TILES] = 2, [QMM_COOPMAT] = 3,
-                                    [QMM_UNPACKED] = 3 };
+    static const int gathered[] = { 0, [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_FEW_MATRICES] = 1, [QMM_TILES] = 2,
+                                    [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3 };
     bool special = j->gather || specialised(e->device, j->m);
     int forced = special ? forced_kernel(e->device) : QMM_TILES;
     if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
@@ -16697,6 +17137,10 @@ static const struct image_format *check_image(struct call *c, const mlxvk_image 
     if (!image->layout && (!write || !image->final_layout))
         return FAIL(c, MLXVK_ERROR_ARGUMENT, write ? "an image of undefined layout wants a final_layout"
                                                    : "an image of undefined layout has nothing to read");
+    if (image->owned && image->family >= c->device->all_families && image->family != VK_QUEUE_FAMILY_EXTERNAL &&
+        image->family != VK_QUEUE_FAMILY_FOREIGN_EXT)
+        return FAIL(c, MLXVK_ERROR_ARGUMENT, "the image belongs to queue family %u, and the device has %u",
+                    image->family, c->device->all_families);
     return f;
 }
 
@@ -18909,10 +19353,11 @@ static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
 static_assert((int)CHAIN_STEPS <= (int)MEMBERS_MOST, "members of any fusion");
 
 /* Plans a fusion that begins at the first member; e->fusion stays set until the plan is bound. What a limit of the
- * device or the judge refuses leaves nothing behind. */
+ * device or the judge refuses leaves nothing behind, no members either. */
 static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    const struct node *n = &s->nodes[all->node[0]];
+    const struct members alone = *all;
+    const struct node *n = &s->nodes[alone.node[0]];
     char text[160] = "";
     if ((e->device->noted >> NOTE_FUSED & 1) && n->out[0]) shape_text(n->out[0], text, sizeof text);
     for (size_t i = 0; i < COUNT(fusion_table); i++) {
@@ -18925,6 +19370,7 @@ static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint3
         }
         plan_clear(e);
         e->code = 0;
+        *all = alone;
     }
     e->fusion = 0;
     return false;
@@ -19039,7 +19485,8 @@ static bool late_part(struct encoder *e, struct window *w)
 {
     struct stream *s = e->stream;
     if (w->late_part >= 0) return true;
-    if (!s->late && buffer_fresh(e->device, sizeof(uint32_t) * LATE_WORDS * LATE_PARTS, &s->late)) return false;
+    if (!s->late && buffer_fresh(e->device, sizeof(uint32_t) * LATE_WORDS * LATE_PARTS, false, &s->late))
+        return false;
     for (int i = 0; i < LATE_PARTS && w->late_part < 0; i++) if (!(s->late_parts >> i & 1)) w->late_part = i;
     if (w->late_part < 0) return false;
     s->late_parts |= 1ull << w->late_part;
@@ -19852,12 +20299,13 @@ static bool same_step(const struct encoder *e, const struct window *w, uint32_t 
 static bool adopt_plan(struct encoder *e, struct window *w, struct kept_group *g)
 {
     const struct plan *p = &e->plan;
-    const struct step *t = ITEM(p->steps, struct step, 0);
-    struct step *old = ITEM(w->plan.steps, struct step, g->step);
     const struct bound *b;
     struct bound *kept;
-    if (e->code || g->steps != 1 || p->steps.count != 1 || g->donations || p->donations.count || p->tables.count ||
-        !same_step(e, w, g->step, t)) return false;
+    if (e->code || g->steps != 1 || p->steps.count != 1 || g->donations || p->donations.count || p->tables.count)
+        return false;
+    const struct step *t = ITEM(p->steps, struct step, 0);
+    struct step *old = ITEM(w->plan.steps, struct step, g->step);
+    if (!same_step(e, w, g->step, t)) return false;
     memcpy(old->push, t->push, t->push_used);
     b = ITEM(p->bounds, struct bound, t->first);
     kept = ITEM(w->plan.bounds, struct bound, old->first);
@@ -19980,7 +20428,194 @@ static void window_keep(struct stream *s)
     if (*link) { window_free(s, *link); *link = NULL; }
 }
 
-static const struct passes passes = { replay, fuse, keep_group, window_keep, free_windows, free_chains };
+/* ==== >>self_test: a driver that nobody knows proves itself ======================================================= */
+
+/* A kernel class is what a capability chooses; one that computes wrongly is switched off by taking the capability away,
+ * as its gate would. Tried when the device is made, on a twin of it that goes again: the device itself has not chosen
+ * anything by then. What was found out is kept with the pipeline cache. */
+
+enum { TRIAL_ROWS = 5, TRIAL_SIDE = 48, TRIAL_LONG = 256, TRIAL_HELD = 8 };
+
+/* -1, 0 or 1: products of a hundred of them are exact in every type. */
+static float trial_number(int i, int k) { return (float)((i * 5 + k * 3 + i * k) % 3 - 1); }
+
+static mlxvk_array trial_matrix(mlxvk_stream s, int rows, int columns, mlxvk_dtype dtype)
+{
+    float x[TRIAL_LONG * TRIAL_SIDE];
+    mlxvk_array a = { NULL };
+    for (int i = 0; i < rows * columns; i++) x[i] = trial_number(i / columns, i % columns);
+    mlxvk_array_new_data_device(&a, x, (int[]){ rows, columns }, 2, MLXVK_FLOAT32, mlxvk_stream_device(s));
+    mlxvk_astype(&a, a, dtype, s);
+    return a;
+}
+
+/* Is it these numbers? Frees it. */
+static bool trial_is(mlxvk_array a, const float *want, size_t n, mlxvk_stream s)
+{
+    float got[TRIAL_SIDE * TRIAL_SIDE];
+    bool same = n <= COUNT(got) && !mlxvk_astype(&a, a, MLXVK_FLOAT32, s) &&
+                !mlxvk_array_read(a, got, n * sizeof *got, s);
+    for (size_t i = 0; i < n && same; i++) same = got[i] == want[i];
+    mlxvk_array_free(a);
+    return same;
+}
+
+/* Rows behind the first one, twice. */
+static bool try_storage(mlxvk_stream s, mlxvk_dtype dtype)
+{
+    enum { WIDTH = 67 };
+    float x[TRIAL_ROWS * WIDTH], want[TRIAL_ROWS * WIDTH];
+    mlxvk_array a = { NULL };
+    for (int i = 0; i < TRIAL_ROWS * WIDTH; i++) x[i] = (float)(i % 61);
+    for (int i = 0; i < (TRIAL_ROWS - 1) * WIDTH; i++) want[i] = 2 * x[i + WIDTH];
+    mlxvk_array_new_data_device(&a, x, (int[]){ TRIAL_ROWS, WIDTH }, 2, MLXVK_FLOAT32, mlxvk_stream_device(s));
+    mlxvk_astype(&a, a, dtype, s);
+    mlxvk_slice(&a, a, (int[]){ 1, 0 }, 2, (int[]){ TRIAL_ROWS, WIDTH }, 2, (int[]){ 1, 1 }, 2, s);
+    mlxvk_add(&a, a, a, s);
+    return trial_is(a, want, (TRIAL_ROWS - 1) * WIDTH, s);
+}
+
+static bool try_bytes(mlxvk_stream s) { return try_storage(s, MLXVK_UINT8); }
+static bool try_halves(mlxvk_stream s) { return try_storage(s, MLXVK_BFLOAT16) && try_storage(s, MLXVK_FLOAT16); }
+
+/* Rounded to nearest even, down to numbers that are not normal. */
+static bool try_conversion(mlxvk_stream s)
+{
+    enum { SOME = 64 };
+    float x[SOME], want[SOME];
+    mlxvk_array a = { NULL };
+    for (int i = 0; i < SOME; i++) {
+        x[i] = i % 2 ? (float)(i - 20) / 3 : (float)i * 1.1e-7f;
+        want[i] = (float)half_value(half_bits(x[i]));
+    }
+    mlxvk_array_new_data_device(&a, x, (int[]){ SOME }, 1, MLXVK_FLOAT32, mlxvk_stream_device(s));
+    mlxvk_astype(&a, a, MLXVK_FLOAT16, s);
+    return trial_is(a, want, SOME, s);
+}
+
+/* x times w, or times its codes of 4 bits: 8 more than its numbers. */
+static bool try_rows(mlxvk_stream s, int rows, mlxvk_dtype dtype, bool codes)
+{
+    const mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    static const float one = 1, less = -8;
+    uint32_t packed[TRIAL_SIDE * TRIAL_LONG / 8] = { 0 };
+    float want[TRIAL_SIDE * TRIAL_SIDE] = { 0 };
+    mlxvk_array x = trial_matrix(s, rows, TRIAL_LONG, dtype), w = { NULL }, scale = { NULL }, bias = { NULL };
+    mlxvk_device d = mlxvk_stream_device(s);
+    for (int n = 0; n < TRIAL_SIDE; n++)
+        for (int k = 0; k < TRIAL_LONG; k++) {
+            int at = n * TRIAL_LONG + k;
+            packed[at / 8] |= (uint32_t)(trial_number(n, k) + 8) << (4 * (at % 8));
+            for (int m = 0; m < rows; m++) want[m * TRIAL_SIDE + n] += trial_number(m, k) * trial_number(n, k);
+        }
+    if (codes) {
+        const int groups[] = { TRIAL_SIDE, TRIAL_LONG / 64 };
+        mlxvk_array_new_data_device(&w, packed, (int[]){ TRIAL_SIDE, TRIAL_LONG / 8 }, 2, MLXVK_UINT32, d);
+        mlxvk_array_new_data_device(&scale, &one, NULL, 0, MLXVK_FLOAT32, d);
+        mlxvk_array_new_data_device(&bias, &less, NULL, 0, MLXVK_FLOAT32, d);
+        mlxvk_full(&scale, groups, 2, scale, dtype, s);
+        mlxvk_full(&bias, groups, 2, bias, dtype, s);
+        mlxvk_quantized_matmul(&x, x, w, scale, bias, true, group, bits, "affine", s);
+    } else {
+        w = trial_matrix(s, TRIAL_SIDE, TRIAL_LONG, dtype);
+        mlxvk_transpose(&w, w, s);
+        mlxvk_matmul(&x, x, w, s);
+    }
+    mlxvk_array_free(w);
+    mlxvk_array_free(scale);
+    mlxvk_array_free(bias);
+    return trial_is(x, want, (size_t)rows * TRIAL_SIDE, s);
+}
+
+static bool try_subgroups(mlxvk_stream s)
+{
+    float want[TRIAL_ROWS] = { 0 };
+    mlxvk_array x = trial_matrix(s, TRIAL_ROWS, TRIAL_LONG, MLXVK_FLOAT32);
+    for (int i = 0; i < TRIAL_ROWS * TRIAL_LONG; i++)
+        want[i / TRIAL_LONG] += trial_number(i / TRIAL_LONG, i % TRIAL_LONG);
+    mlxvk_sum_axis(&x, x, 1, false, s);
+    return trial_is(x, want, TRIAL_ROWS, s) && try_rows(s, 1, MLXVK_FLOAT32, false) &&
+           try_rows(s, 1, MLXVK_FLOAT32, true);
+}
+
+static bool try_dots(mlxvk_stream s) { return try_rows(s, TRIAL_HELD, MLXVK_BFLOAT16, true); }
+static bool try_half_tiles(mlxvk_stream s) { return try_rows(s, TRIAL_SIDE, MLXVK_FLOAT16, false); }
+static bool try_bfloat_tiles(mlxvk_stream s) { return try_rows(s, TRIAL_SIDE, MLXVK_BFLOAT16, false); }
+static bool try_nvidia_tiles(mlxvk_stream s) { return try_half_tiles(s) && try_bfloat_tiles(s); }
+
+/* In this order: what others stand on comes first. gate: set for the trial, so that the class is chosen. */
+static const struct trial {
+    enum capability_bit bit;
+    enum gate gate;
+    int value;
+    bool (*right)(mlxvk_stream s);
+} trials[] = {
+    { CAPBIT_STORAGE8,        GATE_COUNT,         0, try_bytes },
+    { CAPBIT_STORAGE16,       GATE_COUNT,         0, try_halves },
+    { CAPBIT_HALF_CONVERSION, GATE_COUNT,         0, try_conversion },
+    { CAPBIT_SUBGROUP,        GATE_COUNT,         0, try_subgroups },
+    { CAPBIT_INT_DOT,         GATE_QMM_KERNEL,    5, try_dots },
+    { CAPBIT_COOPMAT,         GATE_MATMUL_KERNEL, 4, try_half_tiles },
+    { CAPBIT_COOPMAT_BF16,    GATE_MATMUL_KERNEL, 4, try_bfloat_tiles },
+    { CAPBIT_COOPMAT2,        GATE_MATMUL_KERNEL, 5, try_nvidia_tiles },
+};
+
+static void take_capability(struct capabilities *c, enum capability_bit bit)
+{
+    c->bits &= ~(1u << bit);
+    if (bit == CAPBIT_COOPMAT) c->coopmat_size[0] = 0;
+    if (bit == CAPBIT_COOPMAT_BF16) c->coopmat_size[1] = 0;
+}
+
+/* Does the device compute it right, with the capability or without? By a device with the same handles. */
+static bool trial_passes(struct device *d, const struct trial *t, bool with)
+{
+    struct device *twin = host_alloc(d, sizeof *twin);
+    if (!twin) return true;                              /* nothing is known, then */
+    *twin = *d;
+    twin->lock = (mutex)MUTEX_INIT(LOCK_DEVICE);
+    twin->event_lock = (mutex)MUTEX_INIT(LOCK_EVENTS);
+    twin->on_error = twin->own_on_error = NULL;
+    twin->noted = 0;
+    if (t->gate != GATE_COUNT) twin->gate[t->gate] = t->value;
+    if (!with) take_capability(&twin->caps, t->bit);
+    mlxvk_stream s = mlxvk_stream_new_device((mlxvk_device){ twin });
+    bool right = s.ctx && t->right(s);
+    mlxvk_stream_free(s);
+    mutex_lock(&twin->lock);
+    memset(twin->layouts, 0, sizeof twin->layouts);      /* these are the device's */
+    memset(twin->set_layouts, 0, sizeof twin->set_layouts);
+    twin->pipeline_cache = VK_NULL_HANDLE;
+    destroy_objects(twin);
+    mutex_unlock(&twin->lock);
+    d->lost = twin->lost;
+    host_free(d, twin);
+    return right;
+}
+
+static void self_test(struct device *d)
+{
+    int gate = d->gate[GATE_SELF_TEST];
+    if (!gate || (gate == 1 && d->caps.known)) return;
+    for (size_t i = 0; i < COUNT(trials) && !d->lost; i++) {
+        const struct trial *t = &trials[i];
+        uint32_t bit = 1u << t->bit;
+        char line[400];
+        bool has = d->caps.bits & bit || (t->bit == CAPBIT_COOPMAT && d->caps.coopmat_size[0]) ||
+                   (t->bit == CAPBIT_COOPMAT_BF16 && d->caps.coopmat_size[1]);
+        if (!has) continue;
+        if (!(d->tried & bit) && !trial_passes(d, t, true) && trial_passes(d, t, false)) d->wrong |= bit;
+        d->tried |= bit;
+        if (!(d->wrong & bit)) continue;
+        take_capability(&d->caps, t->bit);
+        snprintf(line, sizeof line,
+                 "[mlxvk] self-test: kernels with %s compute wrongly on %.100s (%.100s), and are not used",
+                 capability_names[t->bit], d->caps.name, d->caps.driver);
+        if (d->on_log) d->on_log(line, d->user);
+    }
+}
+
+static const struct passes passes = { replay, fuse, keep_group, window_keep, free_windows, free_chains, self_test };
 
 /* ==== >>public: devices =========================================================================================== */
 
@@ -19994,9 +20629,17 @@ int mlxvk_device_free(mlxvk_device device)
     return unlock_and_drop(d);
 }
 
+/* A wait that found the device lost has a code, and no words. */
+static void note_loss(struct device *d, mlxvk_error *last)
+{
+    if (d->lost && last->code != d->lost)
+        set_error(last, d->lost, VK_ERROR_DEVICE_LOST, __LINE__, "device", "%s", loss_text(d));
+}
+
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
 {
     struct device *d = error ? lock_device(device.ctx) : NULL;
+    if (d) note_loss(d, &d->error);
     return d ? drop_with(d, GIVE(error, d->error)) : MLXVK_ERROR_ARGUMENT;
 }
 
@@ -20093,7 +20736,12 @@ int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 {
     struct device *d = size ? lock_device(device.ctx) : NULL;
     if (!d) return MLXVK_ERROR_ARGUMENT;
+    const size_t behind = sizeof(struct findings);
+    if (data && *size < behind) return drop_with(d, MLXVK_ERROR_ARGUMENT);
+    if (data) *size -= behind;
     VkResult r = d->vk.vkGetPipelineCacheData(d->handle, d->pipeline_cache, size, data);
+    if (data && r == VK_SUCCESS) put_findings(d, data, *size);
+    *size += behind;
     return drop_with(d, r == VK_INCOMPLETE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r));
 }
 
@@ -20185,7 +20833,7 @@ int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
     struct device *d = res ? lock_device(device.ctx) : NULL;
     struct buffer *b = NULL;
     if (!d) return MLXVK_ERROR_ARGUMENT;
-    int code = d->lost ? d->lost : buffer_allocate(d, size, NULL, &b);
+    int code = d->lost ? d->lost : allocate_or_wait(d, size, NULL, &b);
     if (code)
         device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size,
                     d->caps.max_allocation);
@@ -20291,7 +20939,7 @@ static int transfer(struct device *d, struct buffer *b, size_t offset, void *dat
     int code = 0;
     if (!d->copies) {
         d->copies = stream_create(d);
-        if (!d->copies) return d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY;
+        if (!d->copies) return d->no_stream;
         d->copies->refs++;
     }
     b->refs++;
@@ -20317,6 +20965,51 @@ static const struct memory_kind { const char *name; VkExternalMemoryHandleTypeFl
 
 /* What is to be shared: handle of what is imported, or `exported`. */
 struct sharing { mlxvk_memory_kind kind; uintptr_t handle; size_t size; bool exported; };
+
+static bool by_descriptor(const struct sharing *s)
+{
+    return !s->exported && (s->kind == MLXVK_MEMORY_FD || s->kind == MLXVK_MEMORY_DMA_BUF);
+}
+
+/* ---- descriptors: the driver gets a duplicate, the caller's is closed when all is well ---- */
+
+#ifdef _WIN32
+static const char *wrong_descriptor(const struct sharing *s) { (void)s; return NULL; }
+static int copy_descriptor(const struct sharing *s) { return (int)s->handle; }
+static void drop_descriptor(const struct sharing *s, int copy) { (void)s, (void)copy; }
+static void close_descriptor(const struct sharing *s) { (void)s; }
+#else
+/* What is wrong with it, as far as that shows; NULL: nothing. A driver might wait for what a pipe brings, or believe
+ * in memory behind the end. Not all kinds of memory have a size here. */
+static const char *wrong_descriptor(const struct sharing *s)
+{
+    enum { KIND = 0170000, SOCKET = 0140000 };       /* strict C11 has no S_ISSOCK */
+    struct stat is;
+    if (!by_descriptor(s)) return NULL;
+    if (s->handle > INT_MAX || fstat((int)s->handle, &is)) return "is not open";
+    if (S_ISFIFO(is.st_mode) || S_ISDIR(is.st_mode) || (is.st_mode & KIND) == SOCKET) return "is none of memory";
+    return is.st_size > 0 && (uint64_t)is.st_size < s->size ? "has fewer bytes" : NULL;
+}
+
+static int copy_descriptor(const struct sharing *s)
+{
+#ifdef F_DUPFD_CLOEXEC
+    return fcntl((int)s->handle, F_DUPFD_CLOEXEC, 0);
+#else
+    return dup((int)s->handle);
+#endif
+}
+
+/* Of an import that failed. lavapipe (22.3) has closed it then, and the number may be another file's by now. */
+static void drop_descriptor(const struct sharing *s, int copy)
+{
+    struct stat own, is;
+    if (!fstat((int)s->handle, &own) && !fstat(copy, &is) && own.st_dev == is.st_dev && own.st_ino == is.st_ino)
+        close(copy);
+}
+
+static void close_descriptor(const struct sharing *s) { if (by_descriptor(s)) close((int)s->handle); }
+#endif
 
 /* Does the device share buffers so? */
 static bool can_share(const struct device *d, const struct sharing *s)
@@ -20369,8 +21062,7 @@ static const void *sharing_chain(struct sharing_chain *c, const struct sharing *
                       .handleTypes = type },
         .host = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT, .handleType = type,
                   .pHostPointer = (void *)s->handle },
-        .fd = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR, .pNext = &c->dedicated, .handleType = type,
-                .fd = (int)s->handle },
+        .fd = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR, .pNext = &c->dedicated, .handleType = type },
 #ifdef VK_USE_PLATFORM_WIN32_KHR
         .win32 = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_WIN32_HANDLE_INFO_KHR, .pNext = &c->dedicated,
                    .handleType = type, .handle = (HANDLE)s->handle },
@@ -20381,6 +21073,18 @@ static const void *sharing_chain(struct sharing_chain *c, const struct sharing *
 #endif
     return s->exported ? (const void *)&c->exported : s->kind == MLXVK_MEMORY_HOST ? (const void *)&c->host
                                                                                  : (const void *)&c->fd;
+}
+
+/* Each try has a duplicate of its own. */
+static VkResult allocate_shared(struct device *d, const struct sharing *s, struct sharing_chain *chain,
+                                const VkMemoryAllocateInfo *info, VkDeviceMemory *memory)
+{
+    int copy = -1;
+    if (by_descriptor(s) && (copy = copy_descriptor(s)) < 0) return VK_ERROR_TOO_MANY_OBJECTS;
+    chain->fd.fd = copy;
+    VkResult r = d->vk.vkAllocateMemory(d->handle, info, NULL, memory);
+    if (r < 0 && copy >= 0) drop_descriptor(s, copy);
+    return r;
 }
 
 /* The buffer is there: memory of it, mapped where the host can. */
@@ -20399,7 +21103,7 @@ static VkResult share_memory(struct device *d, const struct sharing *s, struct b
     for (uint32_t at = 0; at < 2 * VK_MAX_MEMORY_TYPES && tried < 0; at++) {   /* what the library takes, then others */
         uint32_t type = at < d->caps.type_count[MEMORY_DEVICE] ? d->caps.types[MEMORY_DEVICE][at] : at % 32;
         info.memoryTypeIndex = type;
-        if (types >> type & 1) tried = d->vk.vkAllocateMemory(d->handle, &info, NULL, &b->memory);
+        if (types >> type & 1) tried = allocate_shared(d, s, &chain, &info, &b->memory);
     }
     if (tried < 0) return tried;
     r = d->vk.vkBindBufferMemory(d->handle, b->handle, b->memory, 0);
@@ -20438,32 +21142,47 @@ static VkResult share(struct device *d, const struct sharing *s, struct buffer *
     return r;
 }
 
+/* 0, or the device's error. */
+static int check_sharing(struct device *d, const struct sharing *s, const char *name)
+{
+    size_t align = d->caps.host_align;
+    const char *wrong;
+    if ((unsigned)s->kind >= MLXVK_MEMORY_KINDS || !s->size || (s->exported && s->kind == MLXVK_MEMORY_HOST))
+        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name, "%zu bytes of memory of kind %d", s->size,
+                           (int)s->kind);
+    if (s->size % 4 && CAP_SMALL & ~d->caps.bits)    /* words are all that shaders see there */
+        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
+                           "on a device without 8- and 16-bit storage %zu bytes must be a multiple of 4", s->size);
+    if (!can_share(d, s))
+        return device_fail(d, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, name, "%s does not share %s", d->caps.name,
+                           memory_kinds[s->kind].name);
+    if (s->kind == MLXVK_MEMORY_HOST && (!s->handle || s->handle % align || s->size % align))
+        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
+                           "pointer and size must be multiples of %zu, unlike %zu bytes at %#zx", align, s->size,
+                           (size_t)s->handle);
+    if ((wrong = wrong_descriptor(s)) != NULL)
+        return device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name, "descriptor %lld %s: %zu bytes are asked for",
+                           (long long)(intptr_t)s->handle, wrong, s->size);
+    return 0;
+}
+
 static int share_buffer(mlxvk_buffer *res, const struct sharing *s, const char *name, mlxvk_device device)
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
     struct buffer *b = NULL;
-    size_t align = d ? d->caps.host_align : 0;
     if (!d) return MLXVK_ERROR_ARGUMENT;
     reap_shared(d, false);
-    if ((unsigned)s->kind >= MLXVK_MEMORY_KINDS || !s->size || (s->exported && s->kind == MLXVK_MEMORY_HOST))
-        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name, "%zu bytes of memory of kind %d",
-                                        s->size, (int)s->kind));
-    if (s->size % 4 && CAP_SMALL & ~d->caps.bits)    /* words are all that shaders see there */
-        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
-                                        "on a device without 8- and 16-bit storage %zu bytes must be a multiple of 4",
-                                        s->size));
-    if (!can_share(d, s))
-        return drop_with(d, device_fail(d, MLXVK_ERROR_UNSUPPORTED, 0, __LINE__, name,
-                                        "%s does not share %s", d->caps.name,
-                                        memory_kinds[s->kind].name));
-    if (s->kind == MLXVK_MEMORY_HOST && (!s->handle || s->handle % align || s->size % align))
-        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name,
-                                        "pointer and size must be multiples of %zu, unlike %zu bytes at %#zx", align,
-                                        s->size, (size_t)s->handle));
+    int code = check_sharing(d, s, name);
+    if (code) return drop_with(d, code);
     VkResult r = d->lost ? VK_ERROR_DEVICE_LOST : share(d, s, &b);
-    int code = vk_code(d, r);
-    if (code) device_fail(d, code, r, __LINE__, name, "%zu bytes of %s (VkResult %d)", s->size,
-                          memory_kinds[s->kind].name, r);
+    code = r == VK_ERROR_INVALID_EXTERNAL_HANDLE ? MLXVK_ERROR_ARGUMENT : vk_code(d, r);
+    if (!code) close_descriptor(s);
+    else if (s->exported)
+        device_fail(d, code, r, __LINE__, name, "%zu bytes of %s (VkResult %d)", s->size,
+                    memory_kinds[s->kind].name, r);
+    else
+        device_fail(d, code, r, __LINE__, name, "%s cannot have %zu bytes of %s by %lld (VkResult %d)", d->caps.name,
+                    s->size, memory_kinds[s->kind].name, (long long)(intptr_t)s->handle, r);
     return give_buffer(d, res, b, code);
 }
 
@@ -20523,7 +21242,7 @@ static mlxvk_stream stream_handle(mlxvk_device device, bool shared)
     if (!d) return (mlxvk_stream){ NULL };
     struct stream *s = d->lost ? NULL : shared ? default_stream(d) : stream_create(d);
     if (s) { s->refs++; d->refs++; }
-    else device_fail(d, d->lost ? d->lost : MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "no stream could be made");
+    else device_fail(d, d->lost ? d->lost : d->no_stream, 0, __LINE__, "stream", "no stream could be made");
     unlock_and_drop(d);
     return (mlxvk_stream){ s };
 }
@@ -20548,6 +21267,7 @@ int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error)
     struct stream *s = stream.ctx;
     if (!s) return MLXVK_ERROR_ARGUMENT;
     mutex_lock(&s->device->lock);
+    note_loss(s->device, &s->error);
     return unlock_with(s->device, GIVE(error, s->error));
 }
 
@@ -20798,7 +21518,7 @@ static struct stream *recorder_of(struct call *c)
     struct stream *s = c->stream, *r = s->recorder;
     if (c->code || r) return r;
     r = stream_create(c->device);
-    if (!r) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
+    if (!r) return FAIL(c, c->device->no_stream, "no stream could be made");
     r->refs = 1;
     r->records = true;
     r->own_line = r->line;
@@ -21183,7 +21903,7 @@ static void fill_array(struct call *c, struct array *a, const void *data)
         memcpy(st->bytes, data, st->nbytes);
         return;
     }
-    int code = buffer_allocate(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
+    int code = allocate_or_wait(st->device, st->nbytes, data ? NULL : c->stream->line, &st->buffer);
     if (code)
         FAIL(c, code, "%zu bytes are not to be had (largest allocation %zu)", st->nbytes,
              c->device->caps.max_allocation);
@@ -21329,7 +22049,7 @@ static int storage_ready(struct device *d, struct storage *st)
 {
     if (st->buffer) return 0;
     struct stream *s = default_stream(d);
-    int code = s ? storage_allocate(&s->encoder, st) : MLXVK_ERROR_HOST_MEMORY;
+    int code = s ? storage_allocate(&s->encoder, st) : d->no_stream;
     if (code && s) {
         d->error = s->encoder.error;
         s->encoder.code = d->lost;                   /* the stream's own work goes on */
@@ -22007,14 +22727,6 @@ X(mlxvk_array_item_bfloat16, mlxvk_array_data_bfloat16, mlxvk_bfloat16_t, MLXVK_
 
 enum { PRINT_WHOLE = 6, PRINT_EDGE = 3 };
 
-static double half_value(uint32_t bits)
-{
-    int exponent = (int)(bits >> 10 & 31), mantissa = (int)(bits & 1023);
-    double size = exponent == 31 ? (mantissa ? NAN : INFINITY)
-        : exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
-    return bits & 0x8000u ? -size : size;
-}
-
 /* A number of n bytes, the lowest one first, as files and devices have them. */
 static uint64_t little(const uint8_t *bytes, size_t n)
 {
@@ -22345,11 +23057,13 @@ static uint64_t file_shape(struct file *f, const char *name, uint64_t ndim, cons
                            int bits, int *shape)
 {
     uint64_t all = (uint64_t)bits;
+    bool empty = false;
+    for (uint64_t i = 0; i < ndim; i++) empty = empty || !sizes[i];
     for (uint64_t i = 0; i < ndim && !f->code; i++) {
-        if (sizes[i] > INT_MAX || (sizes[i] && all > 8 * (uint64_t)f->size / sizes[i]))
+        if (sizes[i] > INT_MAX || (!empty && all > 8 * (uint64_t)f->size / sizes[i]))
             file_fail(f, MLXVK_ERROR_SHAPE, "%s is larger than the file", name);
         shape[reversed ? ndim - 1 - i : i] = (int)sizes[i];
-        all *= sizes[i];
+        all = empty ? 0 : all * sizes[i];
     }
     return all / 8;
 }
@@ -22844,7 +23558,9 @@ X(mlxvk_io_gguf_set_metadata_vector_string, mlxvk_vector_string, lists, list, v.
 #undef X
 
 /* Types of metadata; texts and lists are by themselves. */
-enum { GGUF_MAGIC = 0x46554747, GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_ALIGN = 32 };
+enum { GGUF_MAGIC = 0x46554747, GGUF_TEXT = 8, GGUF_LIST = 9, GGUF_DOUBLE = 12, GGUF_TYPES = 13, GGUF_ALIGN = 32,
+       GGUF_ALIGN_MOST = 1 << 20 };
+static const char gguf_alignment[] = "general.alignment";
 static const mlxvk_dtype gguf_types[GGUF_TYPES] = {
     MLXVK_UINT8, MLXVK_INT8, MLXVK_UINT16, MLXVK_INT16, MLXVK_UINT32, MLXVK_INT32, MLXVK_FLOAT32, MLXVK_BOOL,
     MLXVK_DTYPE_COUNT, MLXVK_DTYPE_COUNT, MLXVK_UINT64, MLXVK_INT64, MLXVK_FLOAT64 };
@@ -22925,7 +23641,7 @@ static void take_metadata(struct file *f, struct gguf *g, uint64_t *align)
         file_fail(f, MLXVK_ERROR_DTYPE, "%s has type %llu", key, (unsigned long long)type);
     else {
         uint8_t number[4];
-        if (!strcmp(key, "general.alignment") && type == 4 && file_read(f, f->at, number, 4))
+        if (!strcmp(key, gguf_alignment) && type == 4 && file_read(f, f->at, number, 4))
             *align = little(number, 4);
         take_numbers(f, g, key, (int)type, 0, 1);
     }
@@ -23013,7 +23729,7 @@ int mlxvk_load_gguf(mlxvk_io_gguf *gguf, const char *file, mlxvk_stream s)
         for (uint64_t i = 0; i < pairs && !f.code; i++) take_metadata(&f, g, &align);
         size_t tensors = f.at;
         for (uint64_t i = 0; i < count && !f.code; i++) take_tensor(&f, g, 0);
-        if (!align || align > 1 << 20)
+        if (!align || align > GGUF_ALIGN_MOST)
             file_fail(&f, MLXVK_ERROR_ARGUMENT, "an alignment of %llu", (unsigned long long)align);
         size_t data = f.code ? 0 : round_up(f.at, (size_t)align);
         f.at = tensors;
@@ -23059,7 +23775,20 @@ static void save_metadata(struct file *f, const struct gguf *g)
     }
 }
 
-static void save_tensors(struct file *f, const struct vector *arrays)
+/* What tensors are to begin at multiples of: as the metadata say, by which they are found. */
+static size_t save_alignment(struct file *f, const struct gguf *g)
+{
+    const struct entry *e = map_find(g->numbers, gguf_alignment);
+    const struct array *a = e ? e->value.array.ctx : NULL;
+    uint32_t align = GGUF_ALIGN;
+    if (!a || a->dtype != MLXVK_UINT32 || a->ndim) return align;
+    int code = mlxvk_array_item_uint32(&align, e->value.array);
+    if (code || !align || align > GGUF_ALIGN_MOST)
+        file_fail(f, code ? code : MLXVK_ERROR_ARGUMENT, "an alignment of %u", align);
+    return align;
+}
+
+static void save_tensors(struct file *f, const struct vector *arrays, size_t align)
 {
     size_t at = 0;
     for (size_t i = 0; i < arrays->size && !f->code; i++) {
@@ -23076,7 +23805,7 @@ static void save_tensors(struct file *f, const struct vector *arrays)
         for (int k = a->ndim - 1; k >= 0; k--) write_number(f, (uint64_t)a->shape[k], 8);
         write_number(f, (uint64_t)ggml_types[kind].type, 4);
         write_number(f, at, 8);
-        at += round_up(array_bytes(a), GGUF_ALIGN);
+        at += round_up(array_bytes(a), align);
     }
 }
 
@@ -23086,13 +23815,14 @@ int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
     struct file f = disk_file("save_gguf", file, "wb", (mlxvk_stream){ NULL });
     if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
     if (!file_create(&f)) return file_end(&f, true);
+    size_t align = save_alignment(&f, g);
     write_number(&f, GGUF_MAGIC, 4);
     write_number(&f, 3, 4);
     write_number(&f, g->arrays->size, 8);
     write_number(&f, g->texts->size + g->lists->size + g->numbers->size, 8);
     save_metadata(&f, g);
-    save_tensors(&f, g->arrays);
-    write_arrays(&f, g->arrays, GGUF_ALIGN);
+    save_tensors(&f, g->arrays, align);
+    write_arrays(&f, g->arrays, align);
     return file_end(&f, true);
 }
 

@@ -188,11 +188,13 @@ typedef struct mlxvk_device_desc {
     const mlxvk_adopt *adopt;        /* use this device instead of making one */
     mlxvk_allocator allocator;
     const char *gates;               /* "NAME=value NAME=value ...", names as mlxvk_gates prints them */
-    const void *pipeline_cache;      /* bytes from mlxvk_pipeline_cache_data of an earlier run; used if they fit */
+    const void *pipeline_cache;      /* bytes from mlxvk_pipeline_cache_data of an earlier run; used if they fit and are
+                                        as they were: a damaged file is no error */
     size_t pipeline_cache_size;
     void (*on_error)(const mlxvk_error *error, void *user);        /* called for each error; NULL: none */
     void *user;
-    void (*on_log)(const char *line, void *user);                  /* lines that gates ask for; NULL: stderr */
+    void (*on_log)(const char *line, void *user);                  /* lines that gates ask for (NULL: stderr), and
+                                                                      what a self-test finds wrong (NULL: nobody) */
     const mlxvk_device_memory *memory;                             /* the caller's allocator of device memory, copied */
     float memory_priority;           /* over 0 to 1, where the device has VK_EXT_memory_priority */
     bool low_priority;               /* queues of low global priority, where the device has them and lets the program:
@@ -210,7 +212,8 @@ MLXVK_API mlxvk_device mlxvk_device_new(void);
 MLXVK_API int mlxvk_device_free(mlxvk_device device);
 /* Copies the last error of calls that had no stream. */
 MLXVK_API int mlxvk_device_error(mlxvk_device device, mlxvk_error *error);
-/* 0, or DEVICE_LOST once the device was lost: every later call that needs it returns that code. */
+/* 0, or DEVICE_LOST once the device was lost: every later call that needs it returns that code. The text of such an
+ * error tells what the driver says of it (VK_EXT_device_fault) and the last dispatches. Another device can be made. */
 MLXVK_API int mlxvk_device_status(mlxvk_device device);
 
 /* How many Vulkan devices there are, and what they are called; neither makes an mlxvk device. */
@@ -232,7 +235,8 @@ MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const 
 MLXVK_API int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key);
 MLXVK_API int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *key);
 
-/* The pipelines made so far, for a later run's mlxvk_device_desc. Call with data NULL for the size. */
+/* The pipelines made so far, and what a self-test has found out about the driver, for a later run's mlxvk_device_desc.
+ * Call with data NULL for the size. */
 MLXVK_API int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size);
 
 /* ==== >>memory ==================================================================================================== */
@@ -270,9 +274,10 @@ MLXVK_API int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t o
 /* Memory of another's, without a copy. HOST: `size` bytes at a pointer, both multiples of memory_import_alignment (see
  * mlxvk_device_info_get_size); it must live as long as the buffer and the work that uses it. FD: a descriptor of a
  * Vulkan allocation of the same driver that is a buffer's of `size` bytes and nothing else's, as mlxvk_buffer_export
- * gives it; DMA_BUF: of any; the library's from then on, where the call succeeds. WIN32: an opaque handle, which stays
- * the caller's. The buffer's memory is given back with its last handle or array, when no submission uses it any more.
- * Errors: ARGUMENT, UNSUPPORTED where the device has no extension for it, MEMORY, HOST_MEMORY, VULKAN. */
+ * gives it; DMA_BUF: of any; the library's from then on, where the call succeeds, else still the caller's. WIN32: an
+ * opaque handle, which stays the caller's. The buffer's memory is given back with its last handle or array, when no
+ * submission uses it any more. Errors: ARGUMENT (also where the driver knows no such memory), UNSUPPORTED where the
+ * device has no extension for it, MEMORY, HOST_MEMORY, VULKAN. */
 MLXVK_API int mlxvk_buffer_import(mlxvk_buffer *res, mlxvk_memory_kind kind, uintptr_t handle, size_t size,
                                   mlxvk_device device);
 /* Device memory that others may import: of a kind that is not HOST. */
@@ -396,10 +401,12 @@ typedef struct mlxvk_image {
     uint32_t x, y, width, height, mip, layer;
     uint32_t layout, final_layout;   /* VkImageLayout when the work gets there, and afterwards; default of that: the
                                         same. UNDEFINED: what was there is lost (to be written only) */
-    uint32_t stages, access;         /* of the caller's commands in front and behind that use it; default ALL_COMMANDS,
-                                        MEMORY_READ | MEMORY_WRITE */
-    bool owned;                      /* queue family `family` has released it to the library's, and will acquire it */
-    uint32_t family;                 /* back, both without a change of layout; not in recordings */
+    uint32_t stages, access;         /* of the caller's commands in front and behind that use it, on queues of the
+                                        library's family; default ALL_COMMANDS, MEMORY_READ | MEMORY_WRITE */
+    bool owned;                      /* queue family `family` (of the device, VK_QUEUE_FAMILY_EXTERNAL, or FOREIGN_EXT
+                                        where the program has enabled its extension) has released it to the library's */
+    uint32_t family;                 /* and will acquire it back, both without a change of layout; where the layout is
+                                        UNDEFINED there is nothing to release to the library's. Not in recordings */
     bool planar;                     /* arrays are (channels, height, width), else (height, width, channels) */
 } mlxvk_image;
 

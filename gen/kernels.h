@@ -430,6 +430,17 @@ typedef struct attention_coopmat_constants attention_bf16_constants; typedef str
 enum { SLOT_attention_bf16_o = 0, SLOT_attention_bf16_q = 1, SLOT_attention_bf16_k = 2,
     SLOT_attention_bf16_v = 3, SLOT_attention_bf16_mask = 4, SLOT_attention_bf16_sinks = 5 };
 
+struct attention_coopmat2_constants { uint32_t threads, dtype, width, value_width, keys, subgroups, parts; };
+typedef struct attention_coopmat2_constants attention_coopmat2_bf16_constants; typedef struct attention_push attention_coopmat2_bf16_push;
+enum { SLOT_attention_coopmat2_bf16_o = 0, SLOT_attention_coopmat2_bf16_q = 1,
+    SLOT_attention_coopmat2_bf16_k = 2, SLOT_attention_coopmat2_bf16_v = 3,
+    SLOT_attention_coopmat2_bf16_mask = 4, SLOT_attention_coopmat2_bf16_sinks = 5 };
+
+typedef struct attention_coopmat2_constants attention_coopmat2_f16_constants; typedef struct attention_push attention_coopmat2_f16_push;
+enum { SLOT_attention_coopmat2_f16_o = 0, SLOT_attention_coopmat2_f16_q = 1, SLOT_attention_coopmat2_f16_k = 2,
+    SLOT_attention_coopmat2_f16_v = 3, SLOT_attention_coopmat2_f16_mask = 4,
+    SLOT_attention_coopmat2_f16_sinks = 5 };
+
 struct attention_decode_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts,
     one_query; };
 typedef struct attention_decode_constants attention_decode_constants; typedef struct attention_push attention_decode_push;
@@ -738,6 +749,16 @@ enum { SLOT_qmv_held_sets_x = 0, SLOT_qmv_held_sets_wa = 1, SLOT_qmv_held_sets_s
     SLOT_qmv_held_sets_sc = 8, SLOT_qmv_held_sets_bc = 9, SLOT_qmv_held_sets_ya = 10, SLOT_qmv_held_sets_yb = 11,
     SLOT_qmv_held_sets_yc = 12, SLOT_qmv_held_sets_res = 13, SLOT_qmv_held_sets_weight = 14 };
 
+struct qmv_matrix_constants { uint32_t threads, bits, tx, ts, ty, size, known, lanes, group, chunk, groups,
+    epilogue, kept; };
+typedef struct qmv_matrix_constants qmv_matrix_bf16_constants; typedef struct quant_push qmv_matrix_bf16_push;
+enum { SLOT_qmv_matrix_bf16_x = 0, SLOT_qmv_matrix_bf16_wa = 1, SLOT_qmv_matrix_bf16_sa = 2,
+    SLOT_qmv_matrix_bf16_ba = 3, SLOT_qmv_matrix_bf16_ya = 4, SLOT_qmv_matrix_bf16_res = 5 };
+
+typedef struct qmv_matrix_constants qmv_matrix_f16_constants; typedef struct quant_push qmv_matrix_f16_push;
+enum { SLOT_qmv_matrix_f16_x = 0, SLOT_qmv_matrix_f16_wa = 1, SLOT_qmv_matrix_f16_sa = 2,
+    SLOT_qmv_matrix_f16_ba = 3, SLOT_qmv_matrix_f16_ya = 4, SLOT_qmv_matrix_f16_res = 5 };
+
 typedef struct qmv_constants qmv_plain_constants; typedef struct quant_push qmv_plain_push;
 enum { SLOT_qmv_plain_x = 0, SLOT_qmv_plain_wa = 1, SLOT_qmv_plain_sa = 2, SLOT_qmv_plain_ba = 3,
     SLOT_qmv_plain_ya = 4, SLOT_qmv_plain_res = 5 };
@@ -858,6 +879,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(arange_wide, ARANGE_WIDE, 1, 0x1, 28, 2, CAP_SMALL) \
     X(attention, ATTENTION, 6, 0x1, 128, 5, CAP_SMALL) \
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 6, 0x1, 128, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_rope, ATTENTION_ROPE, 12, 0xcd, 124, 10, CAP_SUBGROUP | CAP_SMALL) \
@@ -930,6 +953,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(qmv_held, QMV_HELD, 7, 0x10, 124, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_gather, QMV_HELD_GATHER, 8, 0x10, 108, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_sets, QMV_HELD_SETS, 15, 0x1c00, 124, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
+    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 6, 0x10, 124, 13, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_f16, QMV_MATRIX_F16, 6, 0x10, 124, 13, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmv_plain, QMV_PLAIN, 6, 0x10, 124, 11, CAP_SMALL) \
     X(qmv_sets, QMV_SETS, 14, 0x1c00, 124, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(quantize, QUANTIZE, 4, 0xe, 24, 5, CAP_SMALL) \

@@ -179,10 +179,11 @@ float unusual_rest(const float x, out uint quadrant)
 {
     uint u = floatBitsToUint(x), e = (u >> 23) - 134u, k = e >> 3, m = (u & 0x7fffffu | 0x800000u) << (e & 7u);
     uint high, low, next, carry;
-    umulExtended(m, word_of_inverse_pi(k + 8u), next, low);
-    umulExtended(m, word_of_inverse_pi(k + 4u), high, low);
+    uvec3 inverse_pi = words_of_inverse_pi(k);
+    umulExtended(m, inverse_pi.z, next, low);
+    umulExtended(m, inverse_pi.y, high, low);
     low = uaddCarry(low, next, carry);
-    high += m * word_of_inverse_pi(k) + carry;
+    high += m * inverse_pi.x + carry;
     quadrant = high + 0x20000000u >> 30;
     high = high << 2 | low >> 30;
     uint flip = 0u - (high >> 31);                                     // all bits: the number but one unit of 2^-62
@@ -336,6 +337,11 @@ float pow_signed(const float x, const float y, const float positive)
     else if (x < 0.0 && !whole) return NOT_A_NUMBER;
     return odd ? with_sign(r, x) : r;
 }
-float pow_of(const float x, const float y) { return pow_signed(x, y, pow_positive(abs(x), y)); }
+// What people write mostly is as exact as a product.
+float pow_of(const float x, const float y)
+{
+    if (y == 1.0 || y == 2.0) return y == 1.0 ? x : x * x;
+    return pow_signed(x, y, pow_positive(abs(x), y));
+}
 
 #endif

@@ -25,15 +25,14 @@ const float LOG2_E = 1.442695;
 const float LOG2_E_LOW = 1.925963e-8;
 const float LOG10_E = 0.4342945;
 
-// The bits of 2^(8 k - 16) / pi from that of 1 on
-uint word_of_inverse_pi(const uint k)
+// The 96 bits of 2^(8 k - 16) / pi from that of 1 on; k < 16
+uvec3 words_of_inverse_pi(const uint k)
 {
-    const uint word[24] = {
-        0x000028beu, 0x0028be60u, 0x28be60dbu, 0xbe60db93u, 0x60db9391u, 0xdb939105u,
-        0x9391054au, 0x91054a7fu, 0x054a7f09u, 0x4a7f09d5u, 0x7f09d5f4u, 0x09d5f47du,
-        0xd5f47d4du, 0xf47d4d37u, 0x7d4d3770u, 0x4d377036u, 0x377036d8u, 0x7036d8a5u,
-        0x36d8a566u, 0xd8a5664fu, 0xa5664f10u, 0x664f10e4u, 0x4f10e410u, 0x10e4107fu };
-    return word[k];
+    uint shift = 8u * (k & 3u), last = (k & 8u) == 0u ? 0x377036d8u : 0xe4107f94u;
+    uvec4 far = (k & 8u) == 0u ? uvec4(0x000028beu, 0x60db9391u, 0x054a7f09u, 0xd5f47d4du)
+        : uvec4(0x054a7f09u, 0xd5f47d4du, 0x377036d8u, 0xa5664f10u);
+    uvec4 w = (k & 4u) == 0u ? far : uvec4(far.yzw, last);
+    return w.xyz << shift | w.yzw >> 1u >> 31u - shift;
 }
 
 // e^x = 1 + x + x^2 tail, |x| <= log(2) / 2; 0.037

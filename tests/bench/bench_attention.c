@@ -83,13 +83,15 @@ static void bench_decode(int length)
     free_keys(&keys);
 }
 
-static void bench_prefill(int length, const char *mode)
+/* The last `queries` positions against `length` keys, as a prompt comes in pieces. */
+static void bench_prefill(int queries, int length, const char *mode)
 {
     struct keys keys = make_keys(length, mode, 1);
-    mlxvk_array q = noise(heads, length, WIDTH);
+    mlxvk_array q = noise(heads, queries, WIDTH);
     double t = measure(attend, q, gpu ? 10 : 1, &keys);
-    double operations = 4.0 * heads * (double)length * length * WIDTH * (*mode ? 0.5 : 1);
-    printf("| prefill, %d x %d%s | %.1f us | %.2f TFLOP/s |\n", length, length, *mode ? ", causal" : "", 1e6 * t, 1e-12 * operations / t);
+    double operations = 4.0 * heads * (double)queries * WIDTH * (*mode ? length - 0.5 * queries : length);
+    printf("| prefill, %d x %d%s | %.1f us | %.2f TFLOP/s |\n", queries, length, *mode ? ", causal" : "", 1e6 * t,
+           1e-12 * operations / t);
     mlxvk_array_free(q);
     free_keys(&keys);
 }
@@ -136,9 +138,10 @@ int main(int argc, char **argv)
     printf("%s, %s, mlxvk %s, %s\n\n| %d heads on %d, width %d | time | |\n|---|---|---|\n", device_name, driver, mlxvk_version_text(),
            mlxvk_dtype_name(dtype), heads, heads / GROUP, WIDTH);
     for (int i = 0; i < 3; i++) bench_decode((int[]){ 512, gpu ? 8192 : 2048, gpu ? 32768 : 4096 }[i]);
-    bench_prefill(gpu ? 512 : 128, "causal");
-    bench_prefill(gpu ? 4096 : 256, "causal");
-    bench_prefill(gpu ? 4096 : 256, "");
+    bench_prefill(gpu ? 512 : 128, gpu ? 512 : 128, "causal");
+    bench_prefill(gpu ? 512 : 128, gpu ? 4096 : 256, "causal");
+    bench_prefill(gpu ? 4096 : 256, gpu ? 4096 : 256, "causal");
+    bench_prefill(gpu ? 4096 : 256, gpu ? 4096 : 256, "");
     bench_rows(1, 4096);
     bench_rows(gpu ? 4096 : 64, 4096);
     bench_rows(gpu ? 32 * 4096 : 512, 128);

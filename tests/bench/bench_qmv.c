@@ -4,6 +4,7 @@
  *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
+ *     build/bench/bench_qmv few          1 to 16 rows, as the library chooses, as multiples of 1; then by each kernel for few
  *     build/bench/bench_qmv model 8b [M] [BITS]     the products of a token of Qwen3-8B (or 06b)
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
 #include "bench.h"
@@ -135,16 +136,41 @@ static void sweep(void)
 /* Each kernel for few and many rows: where to change from one to the other. */
 static void routes(void)
 {
-    static const int kernels[] = { 5, 1, 3, 4 }, rows[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
+    static const int kernels[] = { 5, 1, 6, 3, 4 }, rows[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
     char gates[64];
-    for (size_t k = 0; k < 4; k++) {
+    for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
         snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k]);
         open_for_rounds(gates);
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
             for (size_t s = 0; s < 3; s++)
-                if (kernels[k] >= 5 ? rows[i] <= 8 : kernels[k] == 1 ? rows[i] <= 32 : rows[i] >= 8)
+                if (kernels[k] == 5 ? rows[i] <= 8 : kernels[k] == 1 || kernels[k] == 6 ? rows[i] <= 32 : rows[i] >= 8)
                     row(rows[i], shapes[s].n, shapes[s].k, 4, 64);
         close_device();
+    }
+}
+
+/* A few rows: what they cost as a multiple of one row. */
+static void few_rows(void)
+{
+    static const int kernels[] = { 0, 5, 1, 6, 3 }, rows[] = { 1, 2, 4, 8, 16 };
+    static const struct shape shape[] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 } };
+    printf("\n| N x K, us (multiple of M = 1, as the library chooses) | M = 1 | 2 | 4 | 8 | 16 |\n|---|---|---|---|---|---|\n");
+    for (size_t s = 0; s < sizeof shape / sizeof *shape; s++) {
+        double one = 0;
+        for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
+            char gates[64];
+            snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k]);
+            open_for_rounds(gates);
+            printf("| %d x %d, %s %d |", shape[s].n, shape[s].k, kernels[k] ? "kernel" : "chosen", kernels[k]);
+            for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+                struct result r = measure(rows[i], shape[s].n, shape[s].k, 4, 64);
+                if (!i && !k) one = r.us;
+                printf(" %.1f (%.2f) |", r.us, r.us / one);
+                fflush(stdout);
+            }
+            printf("\n");
+            close_device();
+        }
     }
 }
 
@@ -241,5 +267,6 @@ int main(int argc, char **argv)
     close_device();
     if (argc == 2 && !strcmp(argv[1], "sweep")) sweep();
     if (argc == 2 && !strcmp(argv[1], "routes")) routes();
+    if (argc == 2 && !strcmp(argv[1], "few")) few_rows();
     return 0;
 }

@@ -110,7 +110,7 @@ static int run_call(const struct statement *s, const mlxvk_array *operands, mlxv
 {
     struct call c = { .args = s->args, .stream = stream, .results = { *result } };
     for (int k = 0; k < s->inputs; k++)
-        if (!s->in[k].listed) c.arrays[c.array_count++] = (struct named_array){ s->in[k].name, operands[k] };
+        if (!s->in[k].listed) c.arrays[c.array_count++] = (struct named_array){ s->in[k].name, operands[k], false };
     bind_vectors(&c, s, operands);
     int code = s->op->run(&c);
     if (c.problem.text[0] && !code) code = MLXVK_ERROR_ARGUMENT;

@@ -57,7 +57,7 @@ static int spell(int *shape, const char *word, size_t length)
 
 static void give_array(struct call *c, const char *name, mlxvk_array array)
 {
-    if (c->array_count < MAX_OPERANDS) c->arrays[c->array_count++] = (struct named_array){ name, array };
+    if (c->array_count < MAX_OPERANDS) c->arrays[c->array_count++] = (struct named_array){ name, array, false };
 }
 
 static void give_none(struct call *c, const char *name) { give_array(c, name, mlxvk_array_new()); }
@@ -195,7 +195,8 @@ static const struct { const char *mode; int group, bits; } modes[] = { { "mxfp4"
 static void fit_quantized(struct call *c)
 {
     static const int widths[] = { 1, 2, 3, 4, 5, 6, 8, 4, 8 };
-    bool affine = strcmp(now.op, "qqmm") && chance(60), turned = chance(60), gathered = strcmp(now.op, "qqmm") && chance(60);
+    bool both = strstr(now.op, "qqmm"), affine = !both && chance(60), turned = both || chance(60);
+    bool gathered = strstr(now.op, "gather") ? chance(90) : !both && chance(60);
     int kind = below(3), group = affine ? 32 << below(3) : modes[kind].group, bits = affine ? widths[below(9)] : modes[kind].bits;
     int k = group * between(1, 3), n = turned ? between(1, 40) : group * between(1, 2), experts = gathered ? between(1, 3) : 0;
     int x[3] = { gathered ? between(1, 3) : 1, between(1, chance(20) ? 40 : 5), k }, indices[2] = { between(1, 4), between(1, 2) };
@@ -203,6 +204,10 @@ static void fit_quantized(struct call *c)
     give_number("group_size", group);
     give_number("bits", bits);
     cJSON_AddBoolToObject(now.args, "transpose", turned);
+    if (both && chance(30)) {                              /* weights as they are */
+        give(c, "w", now.dtype, (int[]){ experts, n, k } + !gathered, 2 + gathered);
+        give_none(c, "w_scales");
+    }
     give_weights(c, experts, turned ? n : k, turned ? k : n, group, bits, affine);
     give(c, "x", now.dtype, x + !gathered, 2 + gathered);
     if (chance(70)) give(c, "rhs_indices", MLXVK_UINT32, indices, 2); else give_none(c, "rhs_indices");
@@ -242,6 +247,7 @@ static void fit_attention(struct call *c)
     give_number("scale", 0.125);
     if (mode == 2 || (mode < 2 && chance(50))) give_none(c, "mask_arr");
     if (chance(70)) give_none(c, "sinks");
+    if (chance(50)) give_none(c, "logsumexp");
 }
 
 static void fit_rope(struct call *c)
@@ -384,7 +390,7 @@ static const struct fitting {
     { "tensordot_axis", 'h', "a=cxy b=yzd", "axis=1..1", NULL },
     { "tensordot", 'h', "a=cxy b=yxz", "axes_a=(1,2) axes_b=(1,0)", NULL },
     { "block_masked_mm", 'f', "", "", fit_block_masked },
-    { "quantized_matmul gather_qmm dequantize qqmm", 'f', "", "", fit_quantized },
+    { "quantized_matmul gather_qmm dequantize qqmm gather_qqmm", 'f', "", "", fit_quantized },
     { "quantize", 'f', "", "", fit_quantize },
     { "from_fp8", 'f', "x=,xy:8", "dtype=@", NULL },
     { "to_fp8", 'f', "x=,xy", "", NULL },
@@ -402,7 +408,8 @@ static const struct fitting {
       "initial_state=aBfe cotangent=axBf state_cotangent=aBfe mask=ax:t", "", NULL },
     { "fast_layer_norm fast_layer_norm_vjp", 'f', "x=,xy weight=y bias=y cotangent=,xy", "", NULL },
     { "fast_rope*", 'f', "", "", fit_rope },
-    { "fast_scaled_dot_product_attention", 'f', "queries=aBxe keys=abye values=abyf mask_arr=xy:m sinks=B", "", fit_attention },
+    { "fast_scaled_dot_product_attention*", 'f', "queries=aBxe keys=abye values=abyf mask_arr=xy:m sinks=B "
+      "output=aBxf logsumexp=aBx1:r cotangent=aBxf", "", fit_attention },
     { "gather gather_single scatter scatter_single scatter_add scatter_add_single scatter_prod* scatter_max* scatter_min*", '*', "", "",
       fit_windows },
     { "slice slice_update slice_update_add slice_update_prod slice_update_max slice_update_min", '*', "", "", fit_slice },

@@ -16,6 +16,11 @@ struct making now;
 
 static uint32_t random_word(void)                          /* splitmix64 */
 {
+    if (now.byte_count > 1) {
+        now.byte_count -= 2;
+        now.bytes += 2;
+        return now.bytes[-2] | (uint32_t)now.bytes[-1] << 8;
+    }
     uint64_t z = now.state += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -267,8 +272,10 @@ static void invent(struct call *c, const char *name, char kind)
     if (kind == 'a') {
         int i = 0;
         while (i < c->array_count && strcmp(c->arrays[i].name, name)) i++;
-        if (i == c->array_count && i < MAX_OPERANDS) c->arrays[c->array_count++] = (struct named_array){ name, random_array(name) };
-        if (i < c->array_count && c->arrays[i].array.ctx) use_array(c, &c->arrays[i].array);
+        if (i < c->array_count ? c->arrays[i].used : i == MAX_OPERANDS) return;
+        if (i == c->array_count) c->arrays[c->array_count++] = (struct named_array){ name, random_array(name), false };
+        c->arrays[i].used = true;
+        if (c->arrays[i].array.ctx) use_array(c, &c->arrays[i].array);
         return;
     }
     if (kind == 'v') {
@@ -536,4 +543,14 @@ int fuzz(const struct fuzz_options *o, mlxvk_stream stream)
     free(tallies);
     printf("%zu calls gave results, %zu were refused, %zu went wrong\n", all[1], all[0], all[2]);
     return all[2] != 0 || all[0] + all[1] == 0;
+}
+
+bool fuzz_bytes(const uint8_t *bytes, size_t count, mlxvk_stream stream)
+{
+    if (count < 2) return true;
+    if (!now.stream.ctx && !make_streams(&(struct fuzz_options){ 0 }, stream)) return false;
+    size_t which = (bytes[0] | (size_t)bytes[1] << 8) % operation_count();
+    now.bytes = bytes + 2;
+    now.byte_count = count - 2;
+    return one_call(operation_at(which), 1) >= 0 && !mlxvk_device_status(mlxvk_stream_device(now.stream));
 }

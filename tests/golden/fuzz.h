@@ -17,6 +17,8 @@ struct making {
     bool verbose;
     mlxvk_device other;                                    /* another device: its arrays must be refused */
     bool foreign, again;                                   /* one of those is an operand; the call is made once more */
+    const uint8_t *bytes;                                  /* while there are some, random numbers come from these */
+    size_t byte_count;
     void *replaced;                                        /* the handle of the operand whose place the result takes, or NULL */
 };
 extern struct making now;
@@ -26,6 +28,8 @@ int between(int low, int high);
 bool chance(int percent);
 mlxvk_dtype random_dtype(void);
 
+/* The call that these bytes make, as libFuzzer makes them up; false, with a line, where something is wrong. */
+bool fuzz_bytes(const uint8_t *bytes, size_t count, mlxvk_stream stream);
 /* Random elements as `name` wants them, in some layout. */
 mlxvk_array shaped_array(const char *name, mlxvk_dtype dtype, const int *shape, int ndim);
 /* Parameters of the call that fit each other; none for operations that need no help. */

@@ -84,7 +84,7 @@ enum { MAX_OPERANDS = 32, MAX_RESULTS = 16, MAX_INTS = 512 };
 /* A call in the making: parameters by their names in mlx-c. */
 struct call {
     const cJSON *args;
-    struct named_array  { const char *name; mlxvk_array array; } arrays[MAX_OPERANDS];
+    struct named_array  { const char *name; mlxvk_array array; bool used; } arrays[MAX_OPERANDS];
     struct named_vector { const char *name; mlxvk_vector_array vector; } vectors[4];
     int array_count, vector_count;
     mlxvk_stream stream;

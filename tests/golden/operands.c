@@ -63,7 +63,7 @@ static bool apply_step(mlxvk_array *array, const cJSON *step, struct call *call,
     struct call *c = need(calloc(1, sizeof *c));
     char text[640];
     *c = (struct call){ .args = cJSON_GetObjectItemCaseSensitive(step, "args"), .stream = call->stream };
-    c->arrays[c->array_count++] = (struct named_array){ "a", *array };
+    c->arrays[c->array_count++] = (struct named_array){ "a", *array, false };
     int code = operation->run(c);
     bool good = !code && !c->problem.text[0];
     if (c->problem.text[0]) complain(problem, "view step %s: %s", op, c->problem.text);
@@ -154,7 +154,7 @@ static bool make_array(struct operands *o, int index, struct call *call, enum la
 
 static void bind_array(struct call *call, const char *name, mlxvk_array array)
 {
-    call->arrays[call->array_count++] = (struct named_array){ name, array };
+    call->arrays[call->array_count++] = (struct named_array){ name, array, false };
 }
 
 static bool bind_vector(struct call *call, const struct operands *o, int first, int count, const char *name)

@@ -7,7 +7,9 @@
  *     hooks.cpp        how it gets into MLX, and MLX's functions into it
  *     memory.cpp       MLX's allocator: a buffer of MLX is one handle on mlxvk memory; operands and results
  *     stream.cpp       streams, events, fences, evaluation on a stream, the way out of the process
+ *     walk.cpp         the walk over a graph of one GPU stream
  *     primitives.cpp   the table from primitive to mlxvk call
+ *     kernels.cpp      kernels in Metal's language, by the compiler in metal/
  *     fallback.cpp     what mlxvk does not have: run by MLX itself on the CPU, and counted; statistics
  *     python.cpp       errors of an evaluation where Python's interpreter cannot pass a C++ exception on
  */
@@ -43,6 +45,9 @@ using Arrays = std::vector<array>;
 
 /* Is the bridge in MLX? If not it must call nothing of MLX. */
 bool hooked();
+/* MLX's own walk over a graph, and its own way to give a CPU stream's thread something to do. */
+array original_eval_impl(Arrays outputs, bool async);
+void original_enqueue(mlx::core::scheduler::Scheduler& to, Stream s, std::function<void()> task);
 
 /* ---- stream.cpp ---- */
 
@@ -98,6 +103,17 @@ mlx::core::fast::Custom* with_graph(Primitive& p);
 void run(Primitive& p, const Arrays& inputs, Arrays& outputs);
 /* Calls `each` with every row of the table; ran: as that state says, at least once in this process. */
 void each_primitive(const std::function<void(const char* name, State state, const char* note, bool ran)>& each);
+
+/* ---- walk.cpp ---- */
+
+uint64_t walk_count();                                     // graphs that it was for
+
+/* ---- kernels.cpp ---- */
+
+#if MLX_VERSION_NUMERIC >= 32003
+/* Runs a fast::CustomKernel; like: its outputs' shapes and dtypes. Throws what the compiler says of its source. */
+void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t inputs, const array* like, size_t outputs);
+#endif
 
 /* ---- fallback.cpp ---- */
 

@@ -192,7 +192,7 @@ static std::string statistics() {
        << ",\"native\":" << native << ",\"fallback\":" << fallback << ",\"operations\":" << st.operations
        << ",\"dispatches\":" << st.dispatches << ",\"barriers\":" << st.barriers << ",\"submissions\":" << st.submissions
        << ",\"fused\":" << st.fused << ",\"dropped\":" << st.dropped << ",\"replayed\":" << st.replayed
-       << ",\"recorded\":" << st.recorded << ",\"lowering_ns\":" << st.lowering_ns
+       << ",\"recorded\":" << st.recorded << ",\"walks\":" << walk_count() << ",\"lowering_ns\":" << st.lowering_ns
        << ",\"submit_ns\":" << st.submit_ns << ",\"primitives\":{" << each.str() << "}}";
   return text.str();
 }

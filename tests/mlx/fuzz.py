@@ -612,11 +612,23 @@ class Maker:
             self.add(f"{m} * {self.shaped(self.dtype, shape)}", ROUND)
         self.drop(m)
 
+    def gradient_of_attention(self):
+        """Of more than one key: the gradient for one alone is nothing but the rounding of what cancels."""
+        batch, heads, n, more = (self.r.randint(*range_) for range_ in ((1, 2), (1, 2), (2, 12), (1, 3)))
+        width = self.r.choice((8, 20, 64))
+        q = self.shaped(self.dtype, (batch, heads * more, self.r.randint(1, n), width))
+        k, v = (self.shaped(self.dtype, (batch, heads, n, width)) for _ in range(2))
+        mask = self.r.choice(("", ', mask="causal"'))
+        call = f"mx.fast.scaled_dot_product_attention({q}, k, {v}, scale=0.25{mask})"
+        return self.add(f"mx.grad(lambda k: mx.square({call}).sum())({k})", ROUND)
+
     def gradient(self):
         a = self.shaped(self.dtype, self.r.choice(((4, 16), (2, 3, 8), (1, 64))))
         w = self.shaped(self.dtype, self.of(a).shape[-1:])
         f = self.r.choice((f"mx.fast.rms_norm(a, {w}, 0.01)", f"mx.softmax(a, axis=-1) * {w}",
-                           f"mx.sigmoid(a) * a * {w}", f"mx.fast.layer_norm(a, {w}, None, 0.01)"))
+                           f"mx.sigmoid(a) * a * {w}", f"mx.fast.layer_norm(a, {w}, None, 0.01)", "attention", "attention"))
+        if f == "attention":
+            return self.gradient_of_attention()
         return self.add(f"mx.grad(lambda a: mx.square({f}).sum())({a})", ROUND)
 
     def event(self):

@@ -1,10 +1,11 @@
 /* How the bridge gets into MLX: see bridge.h.                                                SPDX-License-Identifier: MIT
  *
- * The wheel's libmlx.so hides most of its functions, but names all of them in .symtab. Two tables, both of which the
+ * The wheel's libmlx.so hides most of its functions, but names all of them in .symtab. Three tables, which the
  * linking step makes (the rule of hooks.inc in the Makefile), so that they are what the headers of the installed MLX say:
  *
  *     HOOK(name)    what the bridge defines in namespace mlx::core: MLX's function begins with a jump to it
  *     CALL(name)    what the bridge calls there: a jump through a slot, which the function's address is put into
+ *     CLASS(name)   the virtual table of a class of MLX that the bridge makes objects of: a copy of MLX's
  *
  * All are looked up and checked before the first is changed, and then all are changed or none. What keeps the bridge out
  * is said in a line, and MLX goes on with the CPU. */
@@ -48,9 +49,11 @@
   void* slot_of_##name;                                                                 \
   asm(".text\n.balign 16\n.globl " #name "\n.hidden " #name "\n.type " #name            \
       ", %function\n" #name ":\n" JUMP_THROUGH("slot_of_" #name) ".size " #name ", .-" #name "\n");
+#define CLASS(name) extern "C" __attribute__((visibility("hidden"))) void* name[32]; void* name[32];
 #include "hooks.inc"
 #undef HOOK
 #undef CALL
+#undef CLASS
 
 namespace mlxvk_mlx {
 
@@ -58,9 +61,11 @@ namespace {
 
 struct Hook { const char* name; const void* target; };
 struct Call { const char* name; void** slot; };
+struct Class { const char* name; void** table; size_t size; };
 
 #define HOOK(name) {#name, name},
 #define CALL(name)
+#define CLASS(name)
 const Hook hooks[] = {
 #include "hooks.inc"
 };
@@ -71,8 +76,16 @@ const Hook hooks[] = {
 const Call calls[] = {
 #include "hooks.inc"
 };
+#undef CALL
+#undef CLASS
+#define CALL(name)
+#define CLASS(name) {#name, name, sizeof name},
+const Class classes[] = {
+#include "hooks.inc"
+};
 #undef HOOK
 #undef CALL
+#undef CLASS
 
 /* ---- a jump ---- */
 
@@ -97,6 +110,42 @@ std::string jump(const char* from, const void* target) {
   const uint32_t near[] = {0x90000010 | low, add, 0xd61f0200};                // adrp x16; add x16, x16; br x16
   const uint32_t far[] = {0x58000050, 0xd61f0200};                            // ldr x16, #8; br x16
   return pages >= -(1 << 20) && pages < (1 << 20) ? bytes_of(near) : bytes_of(far) + bytes_of(target);
+}
+#endif
+
+/* How many bytes the instructions at a function's start have that take up `size` bytes at least; 0 where one is not known to
+ * do the same wherever it lies. */
+#if defined(__x86_64__)
+size_t movable(const char* code, size_t size) {
+  size_t at = 0;
+  while (at < size) {
+    unsigned char p[4];
+    std::memcpy(p, code + at, sizeof p);
+    const bool wide = (p[0] & 0xf8) == 0x48;
+    if (p[0] >= 0x50 && p[0] <= 0x57) at += 1;                                                      // push
+    else if (p[0] == 0x41 && p[1] >= 0x50 && p[1] <= 0x57) at += 2;
+    else if ((p[0] == 0x89 || p[0] == 0x31) && p[1] >= 0xc0) at += 2;                               // mov, xor: registers
+    else if (wide && p[1] == 0x89 && p[2] >= 0xc0) at += 3;
+    else if (wide && p[1] == 0x83 && p[2] == 0xec) at += 4;                                         // sub from rsp
+    else if (wide && p[1] == 0x81 && p[2] == 0xec) at += 7;
+    else if (p[0] == 0x66 && p[1] == 0x0f && p[2] == 0xef && p[3] >= 0xc0) at += 4;                 // pxor
+    else if (!std::memcmp(p, "\xf3\x0f\x1e\xfa", 4)) at += 4;                                       // endbr64
+    else return 0;
+  }
+  return at;
+}
+#else
+size_t movable(const char* code, size_t size) {
+  static const uint32_t fixed[][2] = {                        // mask, value: adr(p), b(l), b.cond, cb(n)z, tb(n)z, ldr
+      {0x1f000000, 0x10000000}, {0x7c000000, 0x14000000}, {0xff000000, 0x54000000},
+      {0x7e000000, 0x34000000}, {0x7e000000, 0x36000000}, {0x3b000000, 0x18000000}};
+  for (size_t at = 0; at < size; at += 4) {
+    uint32_t instruction;
+    std::memcpy(&instruction, code + at, 4);
+    for (auto& f : fixed)
+      if ((instruction & f[0]) == f[1]) return 0;
+  }
+  return (size + 3) & ~size_t(3);
 }
 #endif
 
@@ -160,6 +209,13 @@ class Library {
     return base_ + from->second;
   }
 
+  /* The one virtual table of that name, as it is in memory. */
+  std::pair<const char*, size_t> find_table(const std::string& name) const {
+    auto it = tables_.find(name);
+    if (it == tables_.end()) throw Problem("there is no " + readable(name) + " (" + name + ") in it");
+    return {base_ + it->second.first, it->second.second};
+  }
+
   /* The same, to be written over: what of it lies in the file must be there and long enough. */
   char* find_to_change(const std::string& name, const void* target) const {
     char* function = find(name);
@@ -204,7 +260,9 @@ class Library {
       auto* text = file_.at<char>(names.sh_offset, names.sh_size);
       for (size_t k = 0; k < count; k++) {
         const auto& s = symbols[k];
-        if (s.st_shndx == SHN_UNDEF || s.st_name >= names.sh_size || !segment_of(s.st_value)) continue;
+        if (s.st_shndx == SHN_UNDEF || s.st_name >= names.sh_size) continue;
+        if (!std::strncmp(text + s.st_name, "_ZTV", 4)) tables_[text + s.st_name] = {s.st_value, s.st_size};
+        if (!segment_of(s.st_value)) continue;
         starts_.insert(s.st_value);
         if (ELF64_ST_TYPE(s.st_info) == STT_FUNC) by_name_.emplace(text + s.st_name, s.st_value);
       }
@@ -222,6 +280,7 @@ class Library {
   File file_;
   std::vector<const Elf64_Phdr*> text_;
   std::multimap<std::string_view, uint64_t> by_name_;
+  std::map<std::string_view, std::pair<uint64_t, uint64_t>> tables_;   // where, and how many bytes
   std::set<uint64_t> starts_;
 };
 
@@ -259,18 +318,56 @@ class Writable {
   std::vector<std::pair<char*, size_t>> ranges_;
 };
 
+/* Functions of MLX that the bridge's own call in their turn: the first instructions elsewhere, a jump to the others. */
+struct Kept {
+  const char* name;
+  void* original;
+};
+Kept kept_walk{"_ZN3mlx4core9eval_implESt6vectorINS0_5arrayESaIS2_EEb", nullptr};
+Kept kept_enqueue{"_ZN3mlx4core9scheduler9Scheduler7enqueueENS0_6StreamESt8functionIFvvEE", nullptr};
+
+/* False where it cannot be: then it stays as it is. */
+bool keep(Kept& kept, char* function, const void* target) {
+  const size_t size = movable(function, jump(function, target).size()), page = size_t(sysconf(_SC_PAGESIZE));
+  kept.original = function;
+  if (!size) return false;
+  void* copy = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) return false;
+  char* code = static_cast<char*>(copy);
+  const std::string back = jump(code + size, function + size);
+  std::memcpy(code, function, size);
+  std::memcpy(code + size, back.data(), back.size());
+  if (mprotect(copy, page, PROT_READ | PROT_EXEC)) {
+    munmap(copy, page);
+    return false;
+  }
+  __builtin___clear_cache(code, code + size + back.size());
+  kept.original = copy;
+  return true;
+}
+
+bool keep_if_called(const char* name, char* function, const void* target) {
+  for (Kept* kept : {&kept_walk, &kept_enqueue})
+    if (!std::strcmp(name, kept->name)) return keep(*kept, function, target);
+  return true;
+}
+
 void install(const Library& mlx) {
   std::map<char*, const void*> jumps;
   std::vector<std::pair<void**, char*>> found;
+  for (auto& c : classes)
+    if (mlx.find_table(c.name).second > c.size) throw Problem(readable(c.name) + " is larger than expected");
   for (auto& c : calls) found.emplace_back(c.slot, mlx.find(c.name));
   for (auto& h : hooks) {
     char* function = mlx.find_to_change(h.name, h.target);
+    if (!keep_if_called(h.name, function, h.target)) continue;
     const auto [it, first] = jumps.emplace(function, h.target);
     if (!first && it->second != h.target) throw Problem(readable(h.name) + " shares its code with another function");
   }
   std::set<char*> functions;
   for (auto& [function, target] : jumps) functions.insert(function);
   for (auto& [slot, function] : found) *slot = function;
+  for (auto& c : classes) std::memcpy(c.table, mlx.find_table(c.name).first, mlx.find_table(c.name).second);
   Writable pages(mlx, functions);
   for (auto& [function, target] : jumps) {
     const std::string code = jump(function, target);
@@ -350,6 +447,15 @@ struct AtLoad {
 }  // namespace
 
 bool hooked() { return why_not.empty(); }
+
+array original_eval_impl(Arrays outputs, bool async) {
+  return reinterpret_cast<array (*)(Arrays, bool)>(kept_walk.original)(std::move(outputs), async);
+}
+
+void original_enqueue(mlx::core::scheduler::Scheduler& to, Stream s, std::function<void()> task) {
+  using Enqueue = void (*)(mlx::core::scheduler::Scheduler*, Stream, std::function<void()>);
+  reinterpret_cast<Enqueue>(kept_enqueue.original)(&to, s, std::move(task));
+}
 
 }  // namespace mlxvk_mlx
 

@@ -22,6 +22,7 @@ struct Job {
   const array* like;                                       // the outputs' dtypes and, outside a Compiled, shapes
   mlxvk_stream s;
   int number = 0;                                          // the operand { NULL } that the host knows, see host_number()
+  size_t outputs = 1;
 
   const int* shape() const { return like->shape().data(); }
   size_t ndim() const { return like->ndim(); }
@@ -465,12 +466,49 @@ static int rope_native(Job& j) {
 static int attention_native(Job& j) {
   const auto state = j.as<fast::ScaledDotProductAttention>().state();   // newer versions have more in it
   const float scale = std::get<1>(state);
-  const bool causal = std::get<2>(state), sinks = std::get<3>(state), logsumexp = std::get<4>(state);
+  const bool causal = std::get<2>(state), sinks = std::get<3>(state);
   const bool mask = j.inputs > 3u + sinks;
-  if (logsumexp) return MLXVK_ERROR_UNSUPPORTED;
   return mlxvk_fast_scaled_dot_product_attention(j.out, j.in[0], j.in[1], j.in[2], scale, causal ? "causal" : mask ? "array" : "",
                                                  mask ? j.in[3] : none, sinks ? j.in[j.inputs - 1] : none, j.s);
 }
+
+/* Inputs: those of the attention, its result, that one's cotangent: see ScaledDotProductAttention::vjp below. */
+static int attention_vjp_native(Job& j) {
+  auto [unused, scale, causal, sinks] = j.as<fast::ScaledDotProductAttentionVJP>().state();
+  const mlxvk_array *output = &j.in[j.inputs - 2], *cotangent = &j.in[j.inputs - 1];
+  const bool mask = j.inputs > 5u + sinks;
+  Vector all;
+  int code = mlxvk_fast_scaled_dot_product_attention_vjp(
+      &all.v, j.in[0], j.in[1], j.in[2], scale, causal ? "causal" : mask ? "array" : "", mask ? j.in[3] : none,
+      sinks ? output[-1] : none, *output, none, *cotangent, j.s);
+  return code ? code : spread(j, all);
+}
+
+#if MLX_VERSION_NUMERIC >= 32003
+static int cross_entropy_vjp_native(Job& j) {
+  return mlxvk_fast_cross_entropy_vjp(j.out, j.in[0], j.in[1], j.in[2], j.in[3], j.s);
+}
+
+/* Inputs: queries, keys, values, gates, beta, the state. */
+static int gated_delta_native(Job& j) {
+  Vector all;
+  int code = mlxvk_fast_gated_delta_update(&all.v, j.in[0], j.in[1], j.in[2], j.in[3], j.in[4], j.in[5], none, j.s);
+  return code ? code : spread(j, all);
+}
+
+/* Behind the same operands: the cotangents of both results. */
+static int gated_delta_vjp_native(Job& j) {
+  Vector all;
+  int code = mlxvk_fast_gated_delta_update_vjp(&all.v, j.in[0], j.in[1], j.in[2], j.in[3], j.in[4], j.in[5], j.in[6],
+                                               j.in[7], j.s);
+  return code ? code : spread(j, all);
+}
+
+static int custom_kernel_native(Job& j) {
+  run_kernel(j.out, j.p, j.in, j.inputs, j.like, j.outputs);
+  return 0;
+}
+#endif
 
 /* ---- layout: MLX's own code for the CPU moves no data; where data must move, mlxvk does ---- */
 
@@ -591,6 +629,7 @@ static const Row table[] = {
     NATIVE(fast::Quantize, quantize_native), NATIVE(fast::RMSNorm, rms_norm_native), NATIVE(fast::LayerNorm, layer_norm_native),
     NATIVE(fast::RoPE, rope_native), NATIVE(fast::RMSNormVJP, rms_norm_vjp_native),
     NATIVE(fast::LayerNormVJP, layer_norm_vjp_native), NATIVE(fast::ConvertFP8, fp8_native), NATIVE(fast::ScaledDotProductAttention, attention_native),
+    NATIVE(fast::ScaledDotProductAttentionVJP, attention_vjp_native),
 
     LAYOUT(AsStrided, strided_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
     LAYOUT(Contiguous, contiguous_layout), LAYOUT(Copy, view_layout), LAYOUT(CustomTransforms, view_layout),
@@ -602,15 +641,17 @@ static const Row table[] = {
     ON_HOST(NumberOfElements, "a number, from its operand's shape"),
 
     ON_CPU(Load, "reads files"),
-    ON_CPU(fast::ScaledDotProductAttentionVJP, "by its graph, on the GPU"),
     ON_CPU(Cholesky, ""), ON_CPU(Eig, ""), ON_CPU(Eigh, ""), ON_CPU(Inverse, ""), ON_CPU(LUF, ""), ON_CPU(QRF, ""), ON_CPU(SVD, ""),
 #if MLX_VERSION_NUMERIC >= 32003
     NATIVE(SearchSorted, searchsorted_native),
     NATIVE(FloorDivide, binary<mlxvk_floor_divide>), NATIVE(GatherQQMM, gather_qqmm_native),
-    ON_CPU(fast::CrossEntropy, "by its graph, on the GPU"), ON_CPU(fast::CrossEntropyVJP, "by its graph, on the GPU"),
-    ON_CPU(fast::GatedDeltaUpdate, "by its graph, on the GPU"), ON_CPU(fast::GatedDeltaUpdateVJP, "by its graph, on the GPU"),
-#endif
+    NATIVE(fast::CrossEntropy, binary<mlxvk_fast_cross_entropy>),
+    NATIVE(fast::CrossEntropyVJP, cross_entropy_vjp_native),
+    NATIVE(fast::GatedDeltaUpdate, gated_delta_native), NATIVE(fast::GatedDeltaUpdateVJP, gated_delta_vjp_native),
+    NATIVE(fast::CustomKernel, custom_kernel_native),
+#else
     REFUSED(fast::CustomKernel, "Metal source"),
+#endif
 };
 
 static bool is(const Row& row, const char* name) { return !std::strcmp(row.name, name); }
@@ -661,24 +702,26 @@ void each_primitive(const std::function<void(const char*, State, const char*, bo
 
 /* ---- running ---- */
 
-enum { MAX_OUTPUTS = 4 };
+enum { MAX_OUTPUTS = 16 };
 
 /* Handles for one call's operands and results, freed with it. */
 struct Operands {
   const Arrays& arrays;
+  const size_t outputs;
   std::vector<mlxvk_array> in;
   std::vector<bool> lent;                                  // handles of MLX's own
   mlxvk_array out[MAX_OUTPUTS]{};
   bool given = false;                                      // the first input's handle is in out[0]
   int number = 0;                                          // of an operand without a handle
 
-  explicit Operands(const Arrays& inputs) : arrays(inputs), in(inputs.size()), lent(inputs.size()) {}
+  Operands(const Arrays& inputs, size_t results)
+      : arrays(inputs), outputs(std::min<size_t>(results, MAX_OUTPUTS)), in(inputs.size()), lent(inputs.size()) {}
   ~Operands() {
     for (size_t i = 0; i < in.size(); i++) {
       if (lent[i]) give_back_lent(arrays[i]);
       else mlxvk_array_free(in[i]);
     }
-    for (auto& a : out) mlxvk_array_free(a);
+    for (size_t i = 0; i < outputs; i++) mlxvk_array_free(out[i]);
   }
 
   /* number_at: an operand that is not wanted as an array where the host has its value. */
@@ -720,11 +763,11 @@ static bool fits(const Arrays& arrays) {
 /* Runs a row's call. Returns false, with the reason, where mlxvk does not have this case. */
 static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Arrays& outputs, std::string& reason) {
   const Stream s = p.stream();
-  Operands o(inputs);
+  Operands o(inputs, outputs.size());
   if (row.whole && !(fits(inputs) && fits(outputs))) { reason = "over the storage-buffer range"; return false; }
   int code = o.open(s, row.in_place, is(row, "fast::RoPE") ? 1 : SIZE_MAX);
   if (!code) {
-    Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s), o.number};
+    Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s), o.number, outputs.size()};
     code = row.native(j);
   }
   o.settle(code);
@@ -872,17 +915,19 @@ void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& ou
 
 namespace fast {
 
+using mlxvk_mlx::Arrays;
+
 /* Where mlxvk has the operation, MLX must not take its graph instead. In training the graph is differentiated anyway. */
 bool RMSNorm::use_fallback(Stream s) { return s.device == Device::cpu; }
 bool LayerNorm::use_fallback(Stream s) { return s.device == Device::cpu; }
 bool RoPE::use_fallback(Stream s) { return s.device == Device::cpu; }
-static bool attention_by_graph(const array& q, bool is_training, bool output_logsumexp, Stream s) {
-  return s.device == Device::cpu || is_training || output_logsumexp || !issubdtype(q.dtype(), floating);
+static bool attention_by_graph(const array& q, Stream s) {
+  return s.device == Device::cpu || !issubdtype(q.dtype(), floating);
 }
 #if MLX_VERSION_NUMERIC >= 32000
-bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array&, bool, bool, bool, bool, bool is_training,
-                                             bool output_logsumexp, bool force_fused, Stream s) {
-  const bool graph = attention_by_graph(q, is_training, output_logsumexp, s);
+bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array&, bool, bool, bool, bool,
+                                             bool, bool, bool force_fused, Stream s) {
+  const bool graph = attention_by_graph(q, s);
   if (graph && force_fused)
     throw std::invalid_argument("[scaled_dot_product_attention] force_fused=True but there is no fused kernel for this.");
   return graph;
@@ -891,17 +936,82 @@ bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const
 /* With more queries than keys, what a causal mask hides depends on MLX's version, and its graph says it: query i sees the keys
  * up to i in 0.30.3, and in 0.32.4, as in mlxvk, those up to i less the surplus. */
 bool ScaledDotProductAttention::use_fallback(const array& q, const array& k, const array&, bool, bool, bool causal,
-                                             bool is_training, bool output_logsumexp, Stream s) {
-  return attention_by_graph(q, is_training, output_logsumexp, s) || (causal && q.shape(2) > k.shape(2));
+                                             bool, bool, Stream s) {
+  return attention_by_graph(q, s) || (causal && q.shape(2) > k.shape(2));
 }
 #endif
 bool ScaledDotProductAttention::supports_bool_mask() { return true; }
+
+/* Those of a primitive whose first operands they are for. */
+static Arrays gradients(std::shared_ptr<Primitive> vjp, const Arrays& inputs, int operands,
+                        const std::vector<int>& argnums) {
+  std::vector<Shape> shapes;
+  std::vector<Dtype> dtypes;
+  Arrays wanted;
+  for (int i = 0; i < operands; i++) { shapes.push_back(inputs[i].shape()); dtypes.push_back(inputs[i].dtype()); }
+  const Arrays all = array::make_arrays(std::move(shapes), dtypes, std::move(vjp), inputs);
+  for (int i : argnums) wanted.push_back(all[i]);
+  return wanted;
+}
+
+/* Of a graph, for some of its operands. MLX's own derives for all, which fails where one has no gradient: indices. */
+template <class F> static auto for_some(const F& graph, const Arrays& primals, const std::vector<int>& argnums) {
+  Arrays chosen;
+  for (int i : argnums) chosen.push_back(primals[i]);
+  return std::pair(chosen, [&](const Arrays& x) {
+    Arrays all = primals;
+    for (size_t k = 0; k < x.size(); k++) all[argnums[k]] = x[k];
+    return graph(all);
+  });
+}
+
+Arrays Custom::vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays&) {
+  const auto [chosen, graph] = for_some(fallback_, primals, argnums);
+  return mlx::core::vjp(graph, chosen, cotangents).second;
+}
+
+Arrays Custom::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
+  const auto [chosen, graph] = for_some(fallback_, primals, argnums);
+  return mlx::core::jvp(graph, chosen, tangents).second;
+}
+
+/* MLX's own would carry the logarithms of the sums as a second result, which its graph (for vmap, jvp and gradients
+ * of gradients) does not have, and refuses gradients of masks and sinks. So MLX is told that there is none, and this
+ * one is in its place: the attention has one result, and what mlxvk has no gradient for comes from the graph. */
 bool ScaledDotProductAttentionVJP::use_fallback(const array&, Stream) { return true; }
+
+Arrays ScaledDotProductAttention::vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+                                      const Arrays& outputs) {
+  const auto graph = [attention = fallback_](const Arrays& in) {
+    auto all = mlx::core::vjp(attention, Arrays(in.begin(), in.end() - 2), {in.back()}).second;
+    return Arrays(all.begin(), all.begin() + 3);
+  };
+  if (std::any_of(argnums.begin(), argnums.end(), [](int i) { return i > 2; }))
+    return Custom::vjp(primals, cotangents, argnums, outputs);
+  Arrays inputs = primals;
+  inputs.insert(inputs.end(), {outputs[0], cotangents[0]});
+  auto vjp = std::make_shared<ScaledDotProductAttentionVJP>(stream(), graph, scale_, do_causal_, has_sinks_);
+  return gradients(std::move(vjp), inputs, 3, argnums);
+}
+
 #if MLX_VERSION_NUMERIC >= 32003
-/* Rows of the table that are on the CPU so far; true sends MLX to its graph. */
-bool CrossEntropy::use_fallback(Stream) { return true; }
-bool GatedDeltaUpdate::use_fallback(int, int, int, int, bool, Stream) { return true; }
-bool GatedDeltaUpdateVJP::use_fallback(int, int, int, int, Stream) { return true; }
+bool CrossEntropy::use_fallback(Stream s) { return s.device == Device::cpu; }
+/* MLX does not hand a mask on; mlxvk takes rows of 512. */
+bool GatedDeltaUpdate::use_fallback(int, int Dk, int, int, bool has_mask, Stream s) {
+  return s.device == Device::cpu || has_mask || Dk > 512;
+}
+bool GatedDeltaUpdateVJP::use_fallback(int, int, int, int, Stream s) { return s.device == Device::cpu; }
+
+/* MLX gives its own the wrong graph: that of the update. */
+Arrays GatedDeltaUpdate::vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+                             const Arrays&) {
+  const auto graph = [update = fallback_](const Arrays& in) {
+    return mlx::core::vjp(update, Arrays(in.begin(), in.end() - 2), Arrays(in.end() - 2, in.end())).second;
+  };
+  Arrays inputs = primals;
+  inputs.insert(inputs.end(), cotangents.begin(), cotangents.end());
+  return gradients(std::make_shared<GatedDeltaUpdateVJP>(stream(), graph), inputs, int(primals.size()), argnums);
+}
 #endif
 
 }  // namespace fast

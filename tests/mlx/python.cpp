@@ -5,6 +5,9 @@
  * function stands in its place and turns it into Python's own. NumPy takes no error of that function for an answer and
  * asks for __array__ next, so the type gets one, which raises it again.
  *
+ * And where metal::is_available() says yes, MLX takes every array for one of Apple's to other libraries (DLPack), which none
+ * of them takes here: unless they ask for a device, they get the CPU's, as without the bridge.
+ *
  * The interpreter is the process's, its functions are looked up: nothing here is compiled or linked against Python. */
 #include <dlfcn.h>
 
@@ -25,7 +28,7 @@ struct Method {                                            // PyMethodDef
 };
 
 /* Of Python's stable interface; the numbers are its, too. */
-enum { SLOT_GETBUFFER = 1, VARARGS_KEYWORDS = 3 };
+enum { SLOT_GETBUFFER = 1, VARARGS_KEYWORDS = 3, EXPRESSION = 258 };
 
 template <class T> bool find(T& to, const char* name) { return (to = reinterpret_cast<T>(dlsym(RTLD_DEFAULT, name))); }
 
@@ -46,6 +49,9 @@ struct Interpreter {
   void (*release)(Object*);
   void (*clear_error)();
   void (*set_error)(Object*, const char*);
+  Object* (*compile)(const char*, const char*, int);
+  Object* (*evaluate)(Object*, Object*, Object*);
+  Object* (*dictionary)();
   Object* object_type;
   Object **runtime_error, **value_error, **memory_error;
   bool there;
@@ -57,7 +63,8 @@ struct Interpreter {
             find(memory_view, "PyMemoryView_FromObject") && find(method, "PyDescr_NewMethod") &&
             find(length, "PySequence_Size") && find(item, "PySequence_GetItem") && find(number, "PyLong_AsLong") &&
             find(text, "PyUnicode_AsUTF8") && find(release, "Py_DecRef") && find(clear_error, "PyErr_Clear") &&
-            find(set_error, "PyErr_SetString") && find(object_type, "PyBaseObject_Type") &&
+            find(set_error, "PyErr_SetString") && find(compile, "Py_CompileString") &&
+            find(evaluate, "PyEval_EvalCode") && find(dictionary, "PyDict_New") && find(object_type, "PyBaseObject_Type") &&
             find(runtime_error, "PyExc_RuntimeError") && find(value_error, "PyExc_ValueError") &&
             find(memory_error, "PyExc_MemoryError");
   }
@@ -154,6 +161,25 @@ void replace_getbuffer(Object* type) {
   }
 }
 
+#if MLX_VERSION_NUMERIC >= 32003
+/* An expression: a function of the type. */
+const char dlpack_of_cpu[] =
+    "lambda array, own: [setattr(array, '__dlpack_device__', lambda self: (1, 0)),\n"
+    "    setattr(array, '__dlpack__', lambda self, *, dl_device=None, **more: own(self, dl_device=dl_device or (1, 0), **more))]";
+
+void replace_dlpack(Object* type) {
+  auto& py = python();
+  Object *own = py.attribute(type, "__dlpack__"), *code = py.compile(dlpack_of_cpu, "mlxvk", EXPRESSION);
+  Object *names = py.dictionary(), *function = code && names ? py.evaluate(code, names, names) : nullptr;
+  Object* done = own && function ? py.call(function, "__call__", "OO", type, own) : nullptr;
+  if (!done) py.clear_error();
+  for (Object* o : {own, code, names, function, done})
+    if (o) py.release(o);
+}
+#else
+void replace_dlpack(Object*) {}
+#endif
+
 }  // namespace
 
 void guard_python() {
@@ -162,7 +188,10 @@ void guard_python() {
   if (tries.load(std::memory_order_relaxed) >= TRIES || !python().there || !python().holds_lock()) return;
   tries++;
   if (Object* type = array_type()) {
-    if (tries.exchange(TRIES) < TRIES) replace_getbuffer(type);
+    if (tries.exchange(TRIES) < TRIES) {
+      replace_getbuffer(type);
+      replace_dlpack(type);
+    }
     python().release(type);
   }
 }

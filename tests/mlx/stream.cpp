@@ -20,6 +20,7 @@
 #include "mlx/backend/metal/metal.h"
 #include "mlx/event.h"
 #include "mlx/fence.h"
+#include "mlx/utils.h"
 
 namespace mlxvk_mlx {
 
@@ -65,7 +66,25 @@ static void drain_with_python() {
   if (auto at_end = reinterpret_cast<int (*)(void (*)())>(dlsym(RTLD_DEFAULT, "Py_AtExit"))) at_end(drain);
 }
 
+/* Where no device is asked for, the ranks that a launcher started on a host share out its devices of the best kind. */
+static void choose_by_rank() {
+  const char *wanted = std::getenv("MLX_VK_DEVICE"), *rank = nullptr;
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MLX_RANK", "SLURM_LOCALID"})
+    if (!rank) rank = std::getenv(name);
+  if (!rank || (wanted && *wanted)) return;
+  using Found = std::map<std::string, std::vector<int>>;     // by kind, the indices
+  Found found;
+  auto note = [](int i, const char*, const char* kind, void* to) { (*static_cast<Found*>(to))[kind].push_back(i); };
+  mlxvk_device_list(note, &found);
+  for (const char* kind : {"discrete", "integrated", "virtual", "cpu", "other"})
+    if (auto& all = found[kind]; !all.empty()) {
+      setenv("MLX_VK_DEVICE", std::to_string(all[std::strtoul(rank, nullptr, 10) % all.size()]).c_str(), 1);
+      return;
+    }
+}
+
 static mlxvk_device make_device() {
+  choose_by_rank();
 #if MLX_VERSION_NUMERIC < 32000
   setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);              // these releases of MLX round them so
 #endif
@@ -310,7 +329,7 @@ static std::shared_ptr<Counter> counter(const std::shared_ptr<void>& p) { return
 /* A CPU stream's worker still writes what a GPU operation is about to take in: MLX would let go of it when that operation is
  * recorded. The stream itself holds it until then, which also keeps it from being overwritten in place. */
 static void hold_in(Stream producer, const array& a) {
-  if (producer.device == Device::cpu && a.data_shared_ptr()) scheduler::enqueue(producer, [data = a.data_shared_ptr()] {});
+  if (a.data_shared_ptr()) scheduler::enqueue(producer, [data = a.data_shared_ptr()] {});
 }
 
 #if MLX_VERSION_NUMERIC >= 32000
@@ -352,6 +371,22 @@ static void keep_promises() {
     else scheduler::enqueue(s, [c] { c->signal(1); });
   }
   promised.clear();
+}
+#endif
+
+#if MLX_VERSION_NUMERIC >= 32000
+/* What a ring of MLX's does in a CPU stream's thread. A connection that was lost fails the transfers that wait for it,
+ * and nobody serves it any more: later ones would wait without end, so they fail before they begin. */
+static void run_in_ring(const std::function<void()>& task) {
+  static const char lost_text[] = "[ring] connection to a peer was lost";
+  static std::atomic<bool> lost{false};
+  if (lost) throw std::runtime_error(lost_text);
+  try {
+    task();
+  } catch (const std::exception& e) {
+    if (!std::strcmp(e.what(), lost_text)) lost = true;
+    throw;
+  }
 }
 #endif
 
@@ -415,6 +450,12 @@ void Event::signal(Stream s) {
 }
 
 std::atomic<Error*>& Event::error() { return counter(event_)->error(); }
+
+/* MLX asks it for one purpose: to throw a CPU stream's error where the main thread gives that stream more to do.
+ * Whether it knows of the error by then is chance: async_eval() throws it or what waits for the result. And work that
+ * was counted and then not taken is waited for without end, after ten of them. So no thread is the main one: who waits
+ * is told, always. */
+bool is_main_thread() { return false; }
 #else
 void Event::wait() { mlxvk_mlx::stop_if_exiting(); counter(event_)->wait(value_); }
 
@@ -510,7 +551,8 @@ void eval(array& a) {
   std::vector<array> held;                                 // the inputs of a tracer must not be donated
   if (a.is_tracer()) held = a.inputs();
   for (auto& in : a.inputs())
-    if (in.event().valid() && !in.event().is_signaled()) mlxvk_mlx::hold_in(in.event().stream(), in);
+    if (in.event().valid() && in.event().stream().device == Device::cpu && !in.event().is_signaled())
+      mlxvk_mlx::hold_in(in.event().stream(), in);
   try {
     mlxvk_mlx::run(a.primitive(), a.inputs(), outputs);
   } catch (...) {
@@ -538,6 +580,18 @@ void synchronize(Stream s) {
 }
 
 }  // namespace gpu
+
+#if MLX_VERSION_NUMERIC >= 32000
+namespace scheduler {
+
+void Scheduler::enqueue(Stream s, std::function<void()> task) {
+  if (std::strstr(task.target_type().name(), "4ring9RingGroup"))
+    task = [task = std::move(task)] { mlxvk_mlx::run_in_ring(task); };
+  mlxvk_mlx::original_enqueue(*this, s, std::move(task));
+}
+
+}  // namespace scheduler
+#endif
 
 namespace cpu {
 

@@ -148,7 +148,7 @@ r = mx.fast.rope(h, 128, traditional=False, base=10000.0, scale=1.0, offset=4)
 a = [mx.fast.scaled_dot_product_attention(r[:, :, :n], r, h, scale=0.1, mask="causal" if n > 1 else None) for n in (1, 3)]
 m = mx.compile(lambda x, y: nn.silu(x) * y)(x, n)
 d = mx.dequantize(q, s, b, bits=4, group_size=64)
-out = [y, y[:1, :1], n, r, *a, m, d, mx.argmax(y, axis=-1), x[mx.array([1, 0, 1])]]
+out = [y, y[:1, :1], n, r, *a, m, d, mx.argmax(x, axis=-1), x[mx.array([1, 0, 1])]]
 print([z.astype(mx.float32).reshape(-1)[::7].tolist() for z in out])
 """
     names = ("QMM_NATIVE", "QMM_NATIVE_M1", "QMM_NATIVE_M1_REDUCE", "QMM_NATIVE_M1_REDUCE_SUBGROUP", "RMSNORM_NATIVE",
@@ -159,5 +159,6 @@ print([z.astype(mx.float32).reshape(-1)[::7].tolist() for z in out])
     for chosen in (names, names[:4], names[4:9], names[9:]):
         got = run(code, **{f"MLX_VK_ENABLE_{name}": "0" for name in chosen})
         assert got.returncode == 0 and got.stderr == "", got.stderr
-        for g, w in zip(eval(got.stdout), want):
-            assert np.allclose(g, w, rtol=0.02, atol=0.03), (chosen, np.abs(np.subtract(g, w)).max())
+        for i, (g, w) in enumerate(zip(eval(got.stdout), want)):     # a product may round its weights, 256 of them, or not
+            atol = 4 * 256 ** 0.5 * 2 ** -8 if i < 2 else 0.03
+            assert np.allclose(g, w, rtol=0.02, atol=atol), (chosen, i, np.abs(np.subtract(g, w)).max())

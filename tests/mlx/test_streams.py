@@ -415,3 +415,14 @@ def test_errors_of_the_cpu_arrive(way):
                 mx.async_eval(y)
                 y.tolist()
         assert mx.exp(mx.zeros(3), stream=stream).tolist() == [1, 1, 1]
+
+
+@pytest.mark.skipif(MLX < (0, 32), reason="such an error ended the process")
+def test_errors_of_the_cpu_wait_for_who_waits():
+    """Not for whoever gives that stream more to do: who may be quicker than the error, or not."""
+    for _ in range(300):
+        mx.async_eval(mx.linalg.inv(mx.array([[1.0, 2.0], [2.0, 4.0]]), stream=mx.cpu))
+        mx.async_eval(mx.array(1.0) + mx.add(mx.array(1.0), 2.0, stream=mx.cpu))
+        with pytest.raises(RuntimeError, match="LU factorization"):
+            mx.synchronize(mx.cpu)
+        assert mx.add(mx.array(1.0), 2.0, stream=mx.cpu).item() == 3

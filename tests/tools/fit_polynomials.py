@@ -127,13 +127,16 @@ def parts(name, x, *places, nearest=mp.nint):
 
 
 def words_of_inverse_pi():
-    """The bits of 2^(8 k - 16) / pi from that of 1 on, 32 of them for each k."""
+    """The 96 bits of 2^(8 k - 16) / pi from that of 1 on, k < 16: chosen from seven words, not from a table with an index, of
+    which some compilers make a copy for each call."""
     with mp.workdps(100):
-        words = [int(mp.floor(mp.ldexp(1 / mp.pi, 8 * k - 16 + 31))) & 0xffffffff for k in range(24)]
-    lines = ["    const uint word[24] = {"]
-    for k in range(0, 24, 6):
-        lines.append("        " + ", ".join("0x%08xu" % w for w in words[k:k + 6]) + ("," if k < 18 else " };"))
-    return ["uint word_of_inverse_pi(uint k)", "{"] + lines + ["    return word[k];", "}"]
+        words = ["0x%08xu" % (int(mp.floor(mp.ldexp(1 / mp.pi, 32 * k - 16 + 31))) & 0xffffffff) for k in range(7)]
+    return ["uvec3 words_of_inverse_pi(const uint k)", "{",
+            "    uint shift = 8u * (k & 3u), last = (k & 8u) == 0u ? %s : %s;" % (words[4], words[6]),
+            "    uvec4 far = (k & 8u) == 0u ? uvec4(%s)" % ", ".join(words[:4]),
+            "        : uvec4(%s);" % ", ".join(words[2:6]),
+            "    uvec4 w = (k & 4u) == 0u ? far : uvec4(far.yzw, last);",
+            "    return w.xyz << shift | w.yzw >> 1u >> 31u - shift;", "}"]
 
 
 def relative(f):
@@ -237,10 +240,10 @@ def contents():
               constant("LN2", to_float(mp.log(2)))]
     lines += [constant("LOG2_E", to_float(1 / mp.log(2))), constant("LOG2_E_LOW", to_float(1 / mp.log(2) - to_float(1 / mp.log(2)))),
               constant("LOG10_E", to_float(1 / mp.log(10))), ""]
-    lines += ["// The bits of 2^(8 k - 16) / pi from that of 1 on"] + words_of_inverse_pi() + [""]
+    lines += ["// The 96 bits of 2^(8 k - 16) / pi from that of 1 on; k < 16"] + words_of_inverse_pi() + [""]
     for name, x, comment, function, weight, interval, degree, write in fits():
         c, error = fit(function, weight, *interval, degree)
-        lines += ["// %s; %.3f" % (comment, float(error * 2 ** 24)), "float %s(float %s)" % (name, x), "{"] + write(c, x) + ["}"]
+        lines += ["// %s; %.3f" % (comment, float(error * 2 ** 24)), "float %s(const float %s)" % (name, x), "{"] + write(c, x) + ["}"]
     return "\n".join(lines + ["", "#endif", ""])
 
 

@@ -11,6 +11,7 @@ static VkInstance instance;
 static VkPhysicalDevice physical;
 static VkDevice logical;
 static PFN_vkQueueSubmit real_submit;
+struct driver driver;
 int fail_submits_after = -1, fail_submits = -1, submit_failure = VK_ERROR_DEVICE_LOST;
 
 #define LOAD(name) PFN_##name name = (PFN_##name)get_instance(instance, #name)
@@ -48,6 +49,19 @@ static void want_small_storage(bool wanted)
     features12.storageBuffer8BitAccess = wanted && has12.storageBuffer8BitAccess;
 }
 
+/* So many of the list at `names`: what the device is made with, and dma-buf where that is to be pretended. */
+static uint32_t sharing_extensions(const char *const **names)
+{
+    static const char *const list[] = { "VK_KHR_external_memory_fd", "VK_EXT_external_memory_dma_buf" };
+    VkExtensionProperties has[512];
+    uint32_t count = COUNT(has);
+    LOAD(vkEnumerateDeviceExtensionProperties);
+    *names = list;
+    if (!driver.shares || vkEnumerateDeviceExtensionProperties(physical, NULL, &count, has) < 0) return 0;
+    for (uint32_t i = 0; i < count; i++) if (!strcmp(has[i].extensionName, list[0])) return driver.renames ? 2 : 1;
+    return 0;
+}
+
 static bool make_logical(mlxvk_adopt *adopt, bool small_storage)
 {
     const float priority = 1;
@@ -58,17 +72,22 @@ static bool make_logical(mlxvk_adopt *adopt, bool small_storage)
     LOAD(vkGetDeviceProcAddr);
     const VkDeviceQueueCreateInfo queues = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1,
                                              .pQueuePriorities = &priority };
-    const VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &features,
-                                      .queueCreateInfoCount = 1, .pQueueCreateInfos = &queues };
+    VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &features,
+                                .queueCreateInfoCount = 1, .pQueueCreateInfos = &queues };
+    const char *const *extensions;
+    uint32_t extension_count;
     get_device = vkGetDeviceProcAddr;
     if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || !count) return false;
     want_small_storage(small_storage);
+    extension_count = sharing_extensions(&extensions);
+    info.enabledExtensionCount = extension_count > 0;              /* the second one is not there */
+    info.ppEnabledExtensionNames = extensions;
     if (vkCreateDevice(physical, &info, NULL, &logical)) return false;
     PFN_vkGetDeviceQueue vkGetDeviceQueue = (PFN_vkGetDeviceQueue)get_device(logical, "vkGetDeviceQueue");
     real_submit = (PFN_vkQueueSubmit)get_device(logical, "vkQueueSubmit");
     vkGetDeviceQueue(logical, 0, 0, &queue);
     *adopt = (mlxvk_adopt){ .instance = instance, .physical_device = physical, .device = logical, .queue = queue,
-                            .features = &features };
+                            .features = &features, .extensions = extensions, .extension_count = extension_count };
     return true;
 }
 
@@ -153,12 +172,91 @@ static VKAPI_ATTR VkResult VKAPI_CALL failing_submit(VkQueue q, uint32_t count, 
     return real_submit(q, count, submits, fence);
 }
 
-struct driver driver;
-
 static VKAPI_ATTR VkResult VKAPI_CALL failing_wait(VkDevice d, const VkSemaphoreWaitInfo *info, uint64_t timeout)
 {
     if (driver.fail_waits && driver.fail_waits--) return (VkResult)driver.wait_failure;
     return DEVICE_CALL(vkWaitSemaphores)(d, info, timeout);
+}
+
+/* ---- descriptors of dma-buf, which are opaque ones to the device ---- */
+
+static VkExternalMemoryHandleTypeFlagBits renamed(VkExternalMemoryHandleTypeFlags types)
+{
+    if (!driver.renames || types != VK_EXTERNAL_MEMORY_HANDLE_TYPE_DMA_BUF_BIT_EXT)
+        return (VkExternalMemoryHandleTypeFlagBits)types;
+    driver.renamed++;
+    return VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT;
+}
+
+static VKAPI_ATTR void VKAPI_CALL renamed_properties(VkPhysicalDevice p, const VkPhysicalDeviceExternalBufferInfo *info,
+                                                     VkExternalBufferProperties *properties)
+{
+    VkPhysicalDeviceExternalBufferInfo opaque = *info;
+    LOAD(vkGetPhysicalDeviceExternalBufferProperties);
+    opaque.handleType = renamed(info->handleType);
+    vkGetPhysicalDeviceExternalBufferProperties(p, &opaque, properties);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL renamed_buffer(VkDevice d, const VkBufferCreateInfo *info,
+                                                     const VkAllocationCallbacks *callbacks, VkBuffer *buffer)
+{
+    VkBufferCreateInfo opaque = *info;
+    VkExternalMemoryBufferCreateInfo external;
+    const VkBaseInStructure *first = info->pNext;
+    if (first && first->sType == VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO) {
+        memcpy(&external, first, sizeof external);
+        external.handleTypes = renamed(external.handleTypes);
+        opaque.pNext = &external;
+    }
+    return DEVICE_CALL(vkCreateBuffer)(d, &opaque, callbacks, buffer);
+}
+
+/* What leads the chain of an allocation. */
+struct renamed_chain { VkImportMemoryFdInfoKHR import; VkExportMemoryAllocateInfo exported; };
+
+static const void *renamed_chain(struct renamed_chain *c, const void *chain)
+{
+    const VkBaseInStructure *first = chain;
+    if (first && first->sType == VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR) {
+        memcpy(&c->import, first, sizeof c->import);
+        c->import.handleType = renamed(c->import.handleType);
+        return &c->import;
+    }
+    if (first && first->sType == VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO) {
+        memcpy(&c->exported, first, sizeof c->exported);
+        c->exported.handleTypes = renamed(c->exported.handleTypes);
+        return &c->exported;
+    }
+    return chain;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL renamed_fd(VkDevice d, const VkMemoryGetFdInfoKHR *info, int *fd)
+{
+    VkMemoryGetFdInfoKHR opaque = *info;
+    opaque.handleType = renamed(info->handleType);
+    return DEVICE_CALL(vkGetMemoryFdKHR)(d, &opaque, fd);
+}
+
+/* Of opaque ones the device may not be asked: all types, and whether it is good shows in the import. */
+static VKAPI_ATTR VkResult VKAPI_CALL renamed_fd_properties(VkDevice d, VkExternalMemoryHandleTypeFlagBits type, int fd,
+                                                            VkMemoryFdPropertiesKHR *properties)
+{
+    if (renamed(type) == type) return DEVICE_CALL(vkGetMemoryFdPropertiesKHR)(d, type, fd, properties);
+    properties->memoryTypeBits = ~0u;
+    return VK_SUCCESS;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL failing_bind(VkDevice d, VkBuffer buffer, VkDeviceMemory memory, VkDeviceSize at)
+{
+    if (driver.fail_binds && driver.fail_binds--) return VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    return DEVICE_CALL(vkBindBufferMemory)(d, buffer, memory, at);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL failing_map(VkDevice d, VkDeviceMemory memory, VkDeviceSize at, VkDeviceSize size,
+                                                  VkMemoryMapFlags flags, void **data)
+{
+    if (driver.fail_maps && driver.fail_maps--) return VK_ERROR_MEMORY_MAP_FAILED;
+    return DEVICE_CALL(vkMapMemory)(d, memory, at, size, flags, data);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL exhausted_allocate(VkDevice d, const VkMemoryAllocateInfo *info,
@@ -166,6 +264,8 @@ static VKAPI_ATTR VkResult VKAPI_CALL exhausted_allocate(VkDevice d, const VkMem
 {
     VkMemoryAllocateInfo true_info = *info;
     VkResult r = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    struct renamed_chain chain;
+    true_info.pNext = renamed_chain(&chain, info->pNext);
     if (driver.types) true_info.memoryTypeIndex = mapped_type(physical, ~0u);
     if (!(driver.exhausted >> info->memoryTypeIndex & 1))
         r = DEVICE_CALL(vkAllocateMemory)(d, &true_info, callbacks, memory);
@@ -220,6 +320,22 @@ static VKAPI_ATTR void VKAPI_CALL checked_update(VkDevice d, uint32_t count, con
     DEVICE_CALL(vkUpdateDescriptorSets)(d, count, writes, copies, copy);
 }
 
+#ifdef VK_EXT_device_fault
+static VKAPI_ATTR VkResult VKAPI_CALL tell_fault(VkDevice d, VkDeviceFaultCountsEXT *counts, VkDeviceFaultInfoEXT *info)
+{
+    (void)d;
+    assert_true(counts->addressInfoCount && counts->vendorInfoCount);
+    strcpy(info->description, "a page that is not there");
+    info->pAddressInfos[0] = (VkDeviceFaultAddressInfoEXT){
+        VK_DEVICE_FAULT_ADDRESS_TYPE_WRITE_INVALID_EXT, 0xabcd000, 1 };
+    info->pVendorInfos[0] = (VkDeviceFaultVendorInfoEXT){ "unit 7", 77, 0 };
+    counts->addressInfoCount = counts->vendorInfoCount = 1;
+    return VK_INCOMPLETE;
+}
+#else
+#define tell_fault NULL                                        /* the headers are older */
+#endif
+
 /* Of memory that serves every purpose. */
 static VKAPI_ATTR void VKAPI_CALL more_types(VkPhysicalDevice p, VkPhysicalDeviceMemoryProperties *m)
 {
@@ -240,14 +356,165 @@ static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice device, VkPhysic
     if (driver.max_buffers) l->maxPerStageDescriptorStorageBuffers = driver.max_buffers;
     if (driver.alignment > l->minStorageBufferOffsetAlignment) l->minStorageBufferOffsetAlignment = driver.alignment;
     if (driver.alignment) driver.alignment = (uint32_t)l->minStorageBufferOffsetAlignment;
+    if (driver.updated) { p->properties.driverVersion++; p->properties.pipelineCacheUUID[0] ^= 1; }
     if (driver.max_threads) l->maxComputeWorkGroupInvocations = l->maxComputeWorkGroupSize[0] = driver.max_threads;
+}
+
+/* ---- pipeline caches whose data are of any size ---- */
+
+unsigned char cache_byte(size_t i) { return (unsigned char)(i * 7 + i / 256 + 3); }
+
+static VKAPI_ATTR VkResult VKAPI_CALL own_cache(VkDevice d, const VkPipelineCacheCreateInfo *info,
+                                                const VkAllocationCallbacks *callbacks, VkPipelineCache *cache)
+{
+    const unsigned char *data = info->pInitialData;
+    VkPipelineCacheCreateInfo empty = *info;
+    if (!driver.own_cache) return DEVICE_CALL(vkCreatePipelineCache)(d, info, callbacks, cache);
+    driver.cache_given = info->initialDataSize;
+    driver.cache_wrong = false;
+    for (size_t i = 0; i < info->initialDataSize; i++)
+        driver.cache_wrong = driver.cache_wrong || data[i] != cache_byte(i);
+    if (driver.refuses_cache && info->initialDataSize) return VK_ERROR_INITIALIZATION_FAILED;
+    empty.initialDataSize = 0;
+    empty.pInitialData = NULL;
+    return DEVICE_CALL(vkCreatePipelineCache)(d, &empty, callbacks, cache);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL own_cache_data(VkDevice d, VkPipelineCache cache, size_t *size, void *data)
+{
+    size_t room = *size;
+    if (!driver.own_cache) return DEVICE_CALL(vkGetPipelineCacheData)(d, cache, size, data);
+    *size = driver.cache_bytes;
+    if (!data) return VK_SUCCESS;
+    if (room < *size) *size = room;
+    for (size_t i = 0; i < *size; i++) ((unsigned char *)data)[i] = cache_byte(i);
+    return *size < driver.cache_bytes ? VK_INCOMPLETE : VK_SUCCESS;
+}
+
+/* ---- images of queue families ---- */
+
+struct image_command image_commands[IMAGE_COMMANDS];
+int image_command_count;
+
+static void note_image(struct image_command c, VkImage image)
+{
+    memcpy(&c.image, &image, sizeof image);
+    if (image_command_count < IMAGE_COMMANDS) image_commands[image_command_count++] = c;
+}
+
+static VKAPI_ATTR void VKAPI_CALL noted_barrier(VkCommandBuffer b, VkPipelineStageFlags from, VkPipelineStageFlags to,
+    VkDependencyFlags flags, uint32_t memories, const VkMemoryBarrier *memory, uint32_t buffers,
+    const VkBufferMemoryBarrier *buffer, uint32_t images, const VkImageMemoryBarrier *image)
+{
+    VkImageMemoryBarrier passed[8];
+    assert_true(images <= COUNT(passed));
+    for (uint32_t i = 0; i < images; i++) {
+        const VkImageMemoryBarrier *m = &image[i];
+        passed[i] = *m;
+        note_image((struct image_command){ false, { m->srcQueueFamilyIndex, m->dstQueueFamilyIndex },
+            { m->oldLayout, m->newLayout }, { from, to }, { m->srcAccessMask, m->dstAccessMask },
+            m->subresourceRange.baseMipLevel, m->subresourceRange.baseArrayLayer, 0 }, m->image);
+        if (!driver.more_families) continue;
+        passed[i].srcQueueFamilyIndex = passed[i].dstQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED;
+    }
+    DEVICE_CALL(vkCmdPipelineBarrier)(b, from, to, flags, memories, memory, buffers, buffer, images, passed);
+}
+
+static VKAPI_ATTR void VKAPI_CALL noted_read(VkCommandBuffer b, VkImage image, VkImageLayout layout, VkBuffer buffer,
+                                             uint32_t count, const VkBufferImageCopy *copies)
+{
+    note_image((struct image_command){ .copy = true, .layouts = { layout, layout },
+        .mip = copies->imageSubresource.mipLevel, .layer = copies->imageSubresource.baseArrayLayer }, image);
+    DEVICE_CALL(vkCmdCopyImageToBuffer)(b, image, layout, buffer, count, copies);
+}
+
+static VKAPI_ATTR void VKAPI_CALL noted_write(VkCommandBuffer b, VkBuffer buffer, VkImage image, VkImageLayout layout,
+                                              uint32_t count, const VkBufferImageCopy *copies)
+{
+    note_image((struct image_command){ .copy = true, .layouts = { layout, layout },
+        .mip = copies->imageSubresource.mipLevel, .layer = copies->imageSubresource.baseArrayLayer }, image);
+    DEVICE_CALL(vkCmdCopyBufferToImage)(b, buffer, image, layout, count, copies);
+}
+
+/* As the last of the device's own. */
+static VKAPI_ATTR void VKAPI_CALL more_families(VkPhysicalDevice p, uint32_t *count, VkQueueFamilyProperties *families)
+{
+    uint32_t own = 0, room = *count;
+    VkQueueFamilyProperties last;
+    LOAD(vkGetPhysicalDeviceQueueFamilyProperties);
+    vkGetPhysicalDeviceQueueFamilyProperties(p, families ? count : &own, families);
+    if (!families) { *count = own + driver.more_families; return; }
+    for (last = families[*count - 1], own = *count; *count < own + driver.more_families && *count < room; ++*count)
+        families[*count] = last;
+}
+
+/* ---- kernels with a capability that do nothing ---- */
+
+/* Handles of one kind; one that comes again is another object. */
+struct broken { void *handle[256]; int count; };
+static struct broken broken_modules, broken_pipelines;
+static bool bound_broken;
+
+static bool is_broken(const struct broken *b, void *handle)
+{
+    for (int i = 0; i < b->count; i++) if (b->handle[i] == handle) return true;
+    return false;
+}
+
+static void set_broken(struct broken *b, void *handle, bool broken)
+{
+    for (int i = 0; i < b->count; i++) if (b->handle[i] == handle) b->handle[i--] = b->handle[--b->count];
+    if (broken && b->count < (int)COUNT(b->handle)) b->handle[b->count++] = handle;
+}
+
+/* Pointers, but on 32-bit machines. */
+#define HANDLE(object) ((void *)(uintptr_t)(object))
+
+static VKAPI_ATTR VkResult VKAPI_CALL breaking_module(VkDevice d, const VkShaderModuleCreateInfo *info,
+                                                      const VkAllocationCallbacks *callbacks, VkShaderModule *module)
+{
+    VkResult r = DEVICE_CALL(vkCreateShaderModule)(d, info, callbacks, module);
+    const uint32_t capability = 2 << 16 | 17;
+    bool broken = false;
+    for (size_t at = 5; at + 1 < info->codeSize / 4 && info->pCode[at] == capability; at += 2)
+        broken = broken || (driver.broken && info->pCode[at + 1] == driver.broken);
+    if (r == VK_SUCCESS) set_broken(&broken_modules, HANDLE(*module), broken);
+    return r;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL breaking_pipeline(VkDevice d, VkPipelineCache cache, uint32_t count,
+                                                        const VkComputePipelineCreateInfo *info,
+                                                        const VkAllocationCallbacks *callbacks, VkPipeline *pipeline)
+{
+    VkResult r = DEVICE_CALL(vkCreateComputePipelines)(d, cache, count, info, callbacks, pipeline);
+    if (r == VK_SUCCESS)
+        set_broken(&broken_pipelines, HANDLE(*pipeline), is_broken(&broken_modules, HANDLE(info->stage.module)));
+    return r;
+}
+
+static VKAPI_ATTR void VKAPI_CALL breaking_bind(VkCommandBuffer b, VkPipelineBindPoint point, VkPipeline pipeline)
+{
+    bound_broken = is_broken(&broken_pipelines, HANDLE(pipeline));
+    DEVICE_CALL(vkCmdBindPipeline)(b, point, pipeline);
+}
+
+static VKAPI_ATTR void VKAPI_CALL breaking_dispatch(VkCommandBuffer b, uint32_t x, uint32_t y, uint32_t z)
+{
+    driver.dispatches++;
+    if (!bound_broken) DEVICE_CALL(vkCmdDispatch)(b, x, y, z);
 }
 
 #define REPLACED(X)                                                                                                   \
     X(vkQueueSubmit, failing_submit) X(vkWaitSemaphores, failing_wait) X(vkAllocateMemory, exhausted_allocate)        \
     X(vkFreeMemory, counted_free) X(vkGetBufferMemoryRequirements, picky_requirements)                                \
     X(vkGetQueryPoolResults, half_ready) X(vkCreateDescriptorSetLayout, counted_layout)                               \
-    X(vkUpdateDescriptorSets, checked_update)
+    X(vkUpdateDescriptorSets, checked_update) X(vkCreateShaderModule, breaking_module)                                \
+    X(vkCreateComputePipelines, breaking_pipeline) X(vkCmdBindPipeline, breaking_bind)                                \
+    X(vkCmdDispatch, breaking_dispatch) X(vkCreatePipelineCache, own_cache)                                           \
+    X(vkGetPipelineCacheData, own_cache_data) X(vkCmdPipelineBarrier, noted_barrier)                                  \
+    X(vkCmdCopyImageToBuffer, noted_read) X(vkCmdCopyBufferToImage, noted_write)                                      \
+    X(vkCreateBuffer, renamed_buffer) X(vkBindBufferMemory, failing_bind) X(vkMapMemory, failing_map)                 \
+    X(vkGetMemoryFdKHR, renamed_fd) X(vkGetMemoryFdPropertiesKHR, renamed_fd_properties)
 
 static PFN_vkVoidFunction replaced(const char *name)
 {
@@ -260,6 +527,7 @@ static PFN_vkVoidFunction replaced(const char *name)
 static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL failing_device_proc(VkDevice d, const char *name)
 {
     PFN_vkVoidFunction ours = replaced(name);
+    if (driver.tells_fault && !strcmp(name, "vkGetDeviceFaultInfoEXT")) return (PFN_vkVoidFunction)tell_fault;
     return ours ? ours : get_device(d, name);
 }
 
@@ -270,6 +538,8 @@ static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL failing_instance_proc(VkInstance
     if (!strcmp(name, "vkGetDeviceProcAddr")) return (PFN_vkVoidFunction)failing_device_proc;
     if (!strcmp(name, "vkGetPhysicalDeviceMemoryProperties")) return (PFN_vkVoidFunction)more_types;
     if (!strcmp(name, "vkGetPhysicalDeviceProperties2")) return (PFN_vkVoidFunction)lower_limits;
+    if (!strcmp(name, "vkGetPhysicalDeviceQueueFamilyProperties")) return (PFN_vkVoidFunction)more_families;
+    if (!strcmp(name, "vkGetPhysicalDeviceExternalBufferProperties")) return (PFN_vkVoidFunction)renamed_properties;
     return get_instance(i, name);
 }
 

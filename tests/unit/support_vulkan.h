@@ -28,9 +28,32 @@ struct driver {
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
     uint64_t lasts;                                    /* of two timestamps: nanoseconds between them; 0: the truth */
     uint32_t max_buffers, max_threads, largest_layout; /* limits, if not 0; most bindings of a set layout */
+    uint32_t broken;                                   /* kernels whose SPIR-V has that capability do nothing */
+    int dispatches;                                    /* so many were recorded */
+    bool tells_fault;                                  /* it has VK_EXT_device_fault, and tells of one */
     uint32_t alignment, misaligned;                    /* of bindings, made the device's if that is more; wrong ones */
+    bool own_cache;                                    /* a pipeline cache's data are cache_byte(0), (1) ... */
+    size_t cache_bytes, cache_given;                   /* so many; so many were given back, */
+    bool cache_wrong, refuses_cache, updated;          /* others than those; none is taken; its version is another */
+    uint32_t more_families;                            /* queue families beside the device's, which are not there */
+    /* The device shares memory by descriptors where it can; says that they are of dma-buf, so many times. Set before it
+     * is made. */
+    bool shares, renames;
+    int renamed, fail_binds, fail_maps;                /* calls that fail: vkBindBufferMemory; vkMapMemory */
 };
 extern struct driver driver;
+unsigned char cache_byte(size_t i);
+
+/* Barriers and copies of images in the order in which they are recorded, the first IMAGE_COMMANDS of them; each pair is
+ * from and to. A barrier of a family that is not there reaches the device without one. */
+enum { IMAGE_COMMANDS = 64 };
+struct image_command {
+    bool copy;
+    uint32_t families[2], layouts[2], stages[2], access[2], mip, layer;
+    uint64_t image;
+};
+extern struct image_command image_commands[IMAGE_COMMANDS];
+extern int image_command_count;
 /* own_vulkan() with that driver, adopted; to be freed before end_vulkan(). */
 mlxvk_device own_device(const char *gates);
 

@@ -8,6 +8,11 @@ enum mask_kind { NO_MASK, CAUSAL, BOOL_MASK, ADDED_MASK };
 
 struct shape { int batch, heads, kv_heads, queries, keys, width, value_width; enum mask_kind mask; bool sinks; };
 
+/* shift: elements before the first one of each operand. */
+struct job { struct shape shape; mlxvk_dtype dtype; float scale; int shift; };
+
+enum { MOST_KEYS = 320 };
+
 static const struct shape shapes[] = {
     { 1, 4, 1,  1, 70, 64,  64, NO_MASK,    true  },
     { 1, 2, 2,  5, 33, 80,  80, CAUSAL,     false },
@@ -26,12 +31,14 @@ struct tensor { float *data; int64_t stride[4]; mlxvk_array array; };
 /* Half types hold these, too. */
 static float noise(struct rng *r) { return (float)random_int(r, -128, 128) / 64.0f; }
 
-/* (b, h, n, d) in one of the layouts that models use: plain, part of a larger cache, or heads and positions swapped. */
-static struct tensor tensor(struct rng *r, int b, int h, int n, int d, mlxvk_device device, mlxvk_stream s)
+/* (b, h, n, d) in one of the layouts that models use: plain, part of a larger cache, or heads and positions swapped.
+ * Behind `shift` others. */
+static struct tensor tensor(struct rng *r, mlxvk_dtype dtype, const int shape[4], int shift, mlxvk_device device,
+                            mlxvk_stream s)
 {
     struct tensor t = { .array = mlxvk_array_new() };
-    int capacity = n + random_int(r, 0, 5), order = random_int(r, 0, 1), size = b * h * capacity * d;
-    const int shape[4] = { b, h, n, d };
+    int b = shape[0], h = shape[1], n = shape[2], d = shape[3];
+    int capacity = n + random_int(r, 0, 5), order = random_int(r, 0, 1), size = shift + b * h * capacity * d;
     t.data = malloc((size_t)size * sizeof *t.data);
     assert_non_null(t.data);
     for (int i = 0; i < size; i++) t.data[i] = noise(r);
@@ -40,7 +47,9 @@ static struct tensor tensor(struct rng *r, int b, int h, int n, int d, mlxvk_dev
     t.stride[2] = order ? (int64_t)h * d : d;
     t.stride[3] = 1;
     t.array = floats(device, t.data, &size, 1);
-    OK(mlxvk_as_strided(&t.array, t.array, shape, 4, t.stride, 4, 0, s), s);
+    if (dtype != MLXVK_FLOAT32) OK(mlxvk_astype(&t.array, t.array, dtype, s), s);
+    OK(mlxvk_as_strided(&t.array, t.array, shape, 4, t.stride, 4, (size_t)shift, s), s);
+    memmove(t.data, t.data + shift, sizeof *t.data * (size_t)(size - shift));
     return t;
 }
 
@@ -56,27 +65,29 @@ static void tensor_free(struct tensor *t)
 }
 
 /* One row of scores with its mask applied; -inf where a key is not attended to. */
-static void score_row(const struct shape *p, const struct tensor *q, const struct tensor *k, const float *mask, double *score, int b,
-                      int h, int i)
+static void score_row(const struct job *job, const struct tensor *q, const struct tensor *k, const float *mask,
+                      double *score, int b, int h, int i)
 {
+    const struct shape *p = &job->shape;
     for (int j = 0; j < p->keys; j++) {
         double m = p->mask == CAUSAL ? j <= i + p->keys - p->queries : p->mask == NO_MASK ? 1 : mask[i * p->keys + j];
         score[j] = 0;
         for (int d = 0; d < p->width; d++) score[j] += at(q, b, h, i, d) * at(k, b, h / (p->heads / p->kv_heads), j, d);
-        score[j] *= 0.125;
+        score[j] *= job->scale;
         if (p->mask == ADDED_MASK) score[j] += m;
         else if (m == 0) score[j] = -INFINITY;
     }
 }
 
-static void reference(const struct shape *p, const struct tensor *q, const struct tensor *k, const struct tensor *v, const float *mask,
-                      const float *sinks, float *out)
+static void reference(const struct job *job, const struct tensor *q, const struct tensor *k, const struct tensor *v,
+                      const float *mask, const float *sinks, float *out)
 {
-    double score[128];
+    const struct shape *p = &job->shape;
+    double score[MOST_KEYS];
     for (int row = 0; row < p->batch * p->heads * p->queries; row++) {
         int i = row % p->queries, h = row / p->queries % p->heads, b = row / p->queries / p->heads;
         double best = p->sinks ? sinks[h] : -1e30, sum;
-        score_row(p, q, k, mask, score, b, h, i);
+        score_row(job, q, k, mask, score, b, h, i);
         for (int j = 0; j < p->keys; j++) best = fmax(best, score[j]);
         sum = p->sinks ? exp(sinks[h] - best) : 0;
         for (int j = 0; j < p->keys; j++) sum += score[j] = exp(score[j] - best);
@@ -98,34 +109,47 @@ static mlxvk_array mask_array(const struct shape *p, const float *mask, mlxvk_de
     return a;
 }
 
-/* In a dtype; errors up to `off`. */
-static void attend_as(const struct shape *p, mlxvk_dtype dtype, double off, mlxvk_device device, mlxvk_stream s, struct rng *r)
+/* Errors up to `off`. */
+static void attend_job(const struct job *job, double off, mlxvk_device device, mlxvk_stream s, struct rng *r)
 {
-    struct tensor q = tensor(r, p->batch, p->heads, p->queries, p->width, device, s);
-    struct tensor k = tensor(r, p->batch, p->kv_heads, p->keys, p->width, device, s);
-    struct tensor v = tensor(r, p->batch, p->kv_heads, p->keys, p->value_width, device, s);
+    const struct shape *p = &job->shape;
+    const mlxvk_dtype dtype = job->dtype;
+    struct tensor q = tensor(r, dtype, (int[]){ p->batch, p->heads, p->queries, p->width }, job->shift, device, s);
+    struct tensor k = tensor(r, dtype, (int[]){ p->batch, p->kv_heads, p->keys, p->width }, job->shift, device, s);
+    struct tensor v = tensor(r, dtype, (int[]){ p->batch, p->kv_heads, p->keys, p->value_width }, job->shift, device,
+                             s);
     size_t count = (size_t)(p->batch * p->heads * p->queries * p->value_width);
-    float mask[128 * 128], sinks[32], *want = malloc(count * sizeof *want);
+    float sinks[64], *want = malloc(count * sizeof *want);
+    float *mask = malloc(sizeof *mask * (size_t)(p->queries * p->keys));
     mlxvk_array out = mlxvk_array_new(), m, sink = mlxvk_array_new();
     assert_non_null(want);
+    assert_non_null(mask);
     for (int i = 0; i < p->queries * p->keys; i++)                   /* the first row is masked as a whole */
         mask[i] = p->mask == BOOL_MASK ? (float)(i >= p->keys && random_chance(r, 60)) : random_chance(r, 20) ? -INFINITY : noise(r);
     for (int i = 0; i < p->heads; i++) sinks[i] = noise(r);
     m = mask_array(p, mask, device, s);
+    if (p->mask == ADDED_MASK) OK(mlxvk_astype(&m, m, dtype, s), s);
     if (p->sinks) sink = floats(device, sinks, &p->heads, 1);
-    if (dtype != MLXVK_FLOAT32)
-        OK(mlxvk_astype(&q.array, q.array, dtype, s) || mlxvk_astype(&k.array, k.array, dtype, s) || mlxvk_astype(&v.array, v.array, dtype, s), s);
-    OK(mlxvk_fast_scaled_dot_product_attention(&out, q.array, k.array, v.array, 0.125f, p->mask == CAUSAL ? "causal" : "", m, sink, s), s);
+    if (p->sinks) OK(mlxvk_astype(&sink, sink, dtype, s), s);
+    OK(mlxvk_fast_scaled_dot_product_attention(&out, q.array, k.array, v.array, job->scale,
+                                               p->mask == CAUSAL ? "causal" : "", m, sink, s), s);
     OK(mlxvk_astype(&out, out, MLXVK_FLOAT32, s), s);
-    reference(p, &q, &k, &v, mask, sinks, want);
+    reference(job, &q, &k, &v, mask, sinks, want);
     expect_floats(out, want, count, off, off, s);
     free(want);
+    free(mask);
     mlxvk_array_free(out);
     mlxvk_array_free(m);
     mlxvk_array_free(sink);
     tensor_free(&q);
     tensor_free(&k);
     tensor_free(&v);
+}
+
+static void attend_as(const struct shape *p, mlxvk_dtype dtype, double off, mlxvk_device device, mlxvk_stream s,
+                      struct rng *r)
+{
+    attend_job(&(struct job){ *p, dtype, 0.125f, 0 }, off, device, s, r);
 }
 
 static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, struct rng *r)
@@ -174,6 +198,111 @@ static void test_more_queries(void **state)
             for (int d = 0; d < (more[i].sinks ? 1 : 3); d++) attend_as(&more[i], dtypes[d], off[d], t.device, t.stream, &r);
         finish(&t);
     }
+}
+
+/* Not by the kernel for few queries, which takes all of them on a CPU driver. */
+#define PROMPT "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0"
+
+static double off_of(mlxvk_dtype t) { return t == MLXVK_BFLOAT16 ? 2e-2 : t == MLXVK_FLOAT16 ? 3e-3 : 1e-5; }
+
+/* What the kernels for prompts take: queries of several heads in a block, blocks with rows that are not there, tiles
+ * with keys that are not there; enough rows to fill a large GPU, and not; scores that grow from tile to tile. By each
+ * kernel. */
+static void test_prompts(void **state)
+{
+    static const char *const gates[] = { PROMPT, PROMPT " MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
+                                         PROMPT " MLX_VK_MAX_SHARED_MEMORY=32768",
+                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536" };
+    static const struct job prompts[] = {
+        { { 1, 4, 2, 70, 70, 128, 128, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 },
+        { { 2, 4, 1, 37, 101, 64, 64, CAUSAL, true }, MLXVK_BFLOAT16, 0.125f, 8 },
+        { { 1, 2, 2, 65, 300, 96, 80, NO_MASK, true }, MLXVK_FLOAT16, 0.125f, 0 },
+        { { 1, 3, 1, 90, 47, 80, 128, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 },
+        { { 1, 2, 1, 77, 129, 72, 40, BOOL_MASK, false }, MLXVK_BFLOAT16, 0.125f, 16 },
+        { { 2, 2, 1, 66, 97, 128, 64, ADDED_MASK, true }, MLXVK_FLOAT16, 0.125f, 0 },
+        { { 1, 2, 1, 40, 260, 128, 128, CAUSAL, true }, MLXVK_FLOAT16, 2, 0 },
+        { { 1, 2, 2, 130, 200, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 2, 0 },
+        { { 1, 33, 3, 261, 150, 64, 56, CAUSAL, true }, MLXVK_BFLOAT16, 0.125f, 0 },
+        { { 1, 33, 11, 257, 113, 128, 128, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 },
+        { { 1, 33, 3, 262, 67, 80, 80, BOOL_MASK, true }, MLXVK_BFLOAT16, 0.125f, 0 },
+    };
+    (void)state;
+    for (size_t g = 0; g < COUNT(gates); g++) {
+        struct setting t = start(gates[g]);
+        struct rng r = { 23 };
+        size_t many = 0;                                             /* a CPU driver would take minutes for those */
+        assert_int_equal(mlxvk_device_info_get_size(&many, t.device, "cooperative_matrix2"), 0);
+        for (size_t i = 0; i < COUNT(prompts) - (many ? 0 : 3); i++)
+            attend_job(&prompts[i], off_of(prompts[i].dtype), t.device, t.stream, &r);
+        finish(&t);
+    }
+}
+
+/* What the kernel that keeps scores in registers assumes, one broken a case: it takes the first two alone, where the
+ * device has cooperative matrices that are converted. */
+static void test_prompt_assumptions(void **state)
+{
+    static const struct { const char *gates; struct job job; } cases[] = {
+        { PROMPT, { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 } },
+        { PROMPT, { { 1, 2, 1, 70, 40, 72, 128, NO_MASK, false }, MLXVK_BFLOAT16, 0.125f, 8 } },
+        { PROMPT, { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_FLOAT32, 0.125f, 0 } },
+        /* rows are not aligned */
+        { PROMPT, { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 4 } },
+        { PROMPT, { { 1, 2, 1, 70, 40, 60, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 } },
+        /* features beyond 128 */
+        { PROMPT, { { 1, 2, 1, 70, 40, 136, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 } },
+        { PROMPT, { { 1, 2, 1, 70, 40, 64, 136, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 } },
+        /* the scale is not positive */
+        { PROMPT, { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, -0.125f, 0 } },
+        { PROMPT " MLX_VK_MAX_SHARED_MEMORY=32768",
+          { { 1, 2, 1, 70, 40, 128, 128, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 } },
+        { PROMPT " MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
+          { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 } },
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct setting t = start(cases[i].gates);
+        struct rng r = { 29 };
+        size_t able = 0;
+        uint64_t before = dispatches_of(cases[i].gates, "attention_coopmat2");
+        assert_int_equal(mlxvk_device_info_get_size(&able, t.device, "cooperative_matrix2"), 0);
+        attend_job(&cases[i].job, off_of(cases[i].job.dtype), t.device, t.stream, &r);
+        assert_int_equal(dispatches_of(cases[i].gates, "attention_coopmat2") - before, i < 2 && able);
+        finish(&t);
+    }
+}
+
+/* A query and a key that are no numbers: so is its row, and those of all that attend to the key. */
+static void test_prompt_nan(void **state)
+{
+    enum { HEADS = 2, QUERIES = 70, KEYS = 90, WIDTH = 64, BAD_QUERY = 20, BAD_KEY = 60 };
+    static const mlxvk_dtype types[] = { MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    static float q[HEADS * QUERIES * WIDTH], k[HEADS * KEYS * WIDTH], out[HEADS * QUERIES * WIDTH];
+    struct setting t = start(PROMPT);
+    struct rng r = { 31 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(q); i++) q[i] = noise(&r);
+    for (size_t i = 0; i < COUNT(k); i++) k[i] = noise(&r);
+    q[BAD_QUERY * WIDTH + 3] = NAN;
+    k[(KEYS + BAD_KEY) * WIDTH + 5] = NAN;
+    for (size_t d = 0; d < COUNT(types); d++) {
+        mlxvk_array x = floats(t.device, q, (int[]){ 1, HEADS, QUERIES, WIDTH }, 4), none = { NULL }, y = { NULL };
+        mlxvk_array z = floats(t.device, k, (int[]){ 1, HEADS, KEYS, WIDTH }, 4);
+        mlxvk_array v = normals((int[]){ 1, HEADS, KEYS, WIDTH }, 4, types[d], 1, t.stream);
+        OK(mlxvk_astype(&x, x, types[d], t.stream) || mlxvk_astype(&z, z, types[d], t.stream), t.stream);
+        OK(mlxvk_fast_scaled_dot_product_attention(&y, x, z, v, 0.125f, "causal", none, none, t.stream), t.stream);
+        OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, t.stream), t.stream);
+        OK(mlxvk_array_read(y, out, sizeof out, t.stream), t.stream);
+        for (int i = 0; i < HEADS * QUERIES * WIDTH; i++) {
+            int row = i / WIDTH % QUERIES, first = i / WIDTH < QUERIES;
+            assert_int_equal(isnan(out[i]) != 0, first ? row == BAD_QUERY : row + KEYS - QUERIES >= BAD_KEY);
+        }
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+        mlxvk_array_free(z);
+        mlxvk_array_free(v);
+    }
+    finish(&t);
 }
 
 /* More parts than a thread loads at once, more rows than are joined at once. */
@@ -283,7 +412,8 @@ static void test_norm_layouts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_attention_edges),
-                                        cmocka_unit_test(test_more_queries),
+                                        cmocka_unit_test(test_more_queries), cmocka_unit_test(test_prompts),
+                                        cmocka_unit_test(test_prompt_assumptions), cmocka_unit_test(test_prompt_nan),
                                         cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
     return run_group("attention", tests, NULL, NULL);
 }

@@ -2,6 +2,8 @@
  * driver that fails. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
+#define VK_NO_PROTOTYPES
+#include <vulkan/vulkan.h>
 #include "support_vulkan.h"
 
 /* ---- finding ---- */
@@ -386,6 +388,56 @@ static void test_refused_work(void **state)
     submit_failure = -4;                                       /* VK_ERROR_DEVICE_LOST */
 }
 
+#ifdef VK_EXT_device_fault
+static char logged[600];
+static void take_line(const char *line, void *user) { (void)user; snprintf(logged, sizeof logged, "%s", line); }
+
+/* A device that is lost when a queue is asked for the second time says what the driver says, and what was at work. */
+static void test_why_lost(void **state)
+{
+    (void)state;
+    static const char *const extensions[] = { "VK_EXT_device_fault" };
+    static VkPhysicalDeviceFaultFeaturesEXT fault = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FAULT_FEATURES_EXT, .deviceFault = VK_TRUE };
+    mlxvk_error error = { 0 };
+    mlxvk_adopt a;
+    own_vulkan(&a, true);
+    fault.pNext = (void *)(uintptr_t)a.features;
+    a.features = &fault;
+    a.extensions = extensions;
+    a.extension_count = 1;
+    a.get_instance_proc_addr = failing_driver();
+    fail_submits_after = 1;
+    driver.tells_fault = true;
+    mlxvk_device d = { NULL };
+    assert_int_equal(create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .on_log = take_line }), 0);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array x = counting(d, 3), y = { NULL };
+    OK(mlxvk_square(&y, x, s), s);
+    expect_ints(y, (int32_t[]){ 0, 1, 4 }, 3, s);
+    OK(mlxvk_cumsum(&y, y, 0, false, true, s), s);
+    assert_int_equal(mlxvk_synchronize(s), MLXVK_ERROR_DEVICE_LOST);
+    mlxvk_stream_error(s, &error);
+    const char *const said[] = { "the device was lost", "a page that is not there", "0xabcd000", "unit 7 (0x4d)", "scan" };
+    for (size_t i = 0; i < COUNT(said); i++) if (!strstr(error.text, said[i])) fail_msg("not said: %s", error.text);
+    assert_null(strstr(error.text, "unary"));                  /* that was done */
+    assert_non_null(strstr(logged, said[1]));
+    mlxvk_device_error(d, &error);
+    assert_int_equal(error.code, MLXVK_ERROR_DEVICE_LOST);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    fail_submits_after = -1;
+    driver.tells_fault = false;
+    end_vulkan();
+}
+
+#define WHY_LOST cmocka_unit_test(test_why_lost),
+#else
+#define WHY_LOST                                               /* the headers are older */
+#endif
+
 /* A lost device is an error that stays; nothing crashes, and closing works. */
 static void test_lost(void **state)
 {
@@ -423,7 +475,7 @@ int main(void)
         cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
         cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two),
         cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt), cmocka_unit_test(test_adopt_less),
-        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_refused_work),
+        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), WHY_LOST cmocka_unit_test(test_refused_work),
     };
     return run_group("device", tests, NULL, NULL);
 }

@@ -616,6 +616,179 @@ static void test_images_refused(void **state)
     renderer_close();
 }
 
+/* ---- images of another queue family ---- */
+
+static void expect_layouts(int at, VkImageLayout from, VkImageLayout to, const mlxvk_image *image)
+{
+    const struct image_command *m = &image_commands[at];
+    if (m->layouts[0] != (uint32_t)from || m->layouts[1] != (uint32_t)to)
+        fail_msg("command %d: layout %u to %u, not %d to %d", at, m->layouts[0], m->layouts[1], from, to);
+    assert_true(m->image == image->vk_image && m->mip == image->mip && m->layer == image->layer);
+}
+
+static void expect_families(int at, uint32_t from, uint32_t to)
+{
+    const struct image_command *m = &image_commands[at];
+    assert_false(m->copy);
+    if (m->families[0] != from || m->families[1] != to)
+        fail_msg("command %d: family %u to %u, not %u to %u", at, m->families[0], m->families[1], from, to);
+}
+
+/* One copy's commands, from the first: acquired as the other family released it, and released as it will acquire it;
+ * what lies between stays in the library's family, and only stages of its queue are named. */
+static void expect_commands(const mlxvk_image *image, bool write, bool acquired, bool released)
+{
+    const uint32_t none = VK_QUEUE_FAMILY_IGNORED, ours = 0, graphics = ~(uint32_t)(
+        VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT | VK_PIPELINE_STAGE_ALL_COMMANDS_BIT);
+    VkImageLayout layout = (VkImageLayout)image->layout, final = (VkImageLayout)image->final_layout,
+                  between = VK_IMAGE_LAYOUT_TRANSFER_SRC_OPTIMAL;
+    const uint32_t access = write ? VK_ACCESS_TRANSFER_WRITE_BIT : VK_ACCESS_TRANSFER_READ_BIT;
+    int at = 0;
+    if (write) between = VK_IMAGE_LAYOUT_TRANSFER_DST_OPTIMAL;
+    if (!final) final = layout;
+    assert_int_equal(image_command_count, 3 + acquired + released);
+    if (acquired) {
+        expect_families(at, image->family, ours);
+        assert_true(image_commands[at].access[1] & access);
+        expect_layouts(at++, layout, layout, image);
+    }
+    expect_families(at, none, none);
+    assert_true(image_commands[at].access[1] & access);
+    expect_layouts(at++, layout, between, image);
+    assert_true(image_commands[at].copy);
+    expect_layouts(at++, between, between, image);
+    expect_families(at, none, none);
+    expect_layouts(at++, between, final, image);
+    if (released) {
+        expect_families(at, ours, image->family);
+        expect_layouts(at++, final, final, image);
+    }
+    for (int i = 0; i < at && (acquired || released); i++)
+        for (int side = 0; side < 2; side++)
+            if (image_commands[i].stages[side] & graphics)
+                fail_msg("command %d: stages %#x of the other family's", i, image_commands[i].stages[side]);
+    for (int i = acquired; i + 1 < at; i++)          /* each behind the one before */
+        assert_true(image_commands[i].copy || image_commands[i].stages[0] & VK_PIPELINE_STAGE_TRANSFER_BIT ||
+                    image_commands[i].stages[0] & VK_PIPELINE_STAGE_ALL_COMMANDS_BIT);
+}
+
+/* A copy of it, submitted. */
+static void copy_image(const mlxvk_image *image, bool write, mlxvk_array x)
+{
+    mlxvk_array y = { NULL };
+    image_command_count = 0;
+    if (write) OK(mlxvk_image_write(image, x, r.s), r.s);
+    else OK(mlxvk_image_read(&y, image, MLXVK_UINT8, r.s), r.s);
+    OK(mlxvk_synchronize(r.s), r.s);
+    mlxvk_array_free(y);
+}
+
+/* Into a layout and the library's hands. */
+static mlxvk_image family_image(VkImage vk)
+{
+    mlxvk_image image = { .format = VK_FORMAT_R8_UNORM, .width = W, .height = H, .mip = 1, .layer = 1,
+                          .final_layout = VK_IMAGE_LAYOUT_GENERAL, .planar = true };
+    mlxvk_array x = array_of(r.device, MLXVK_UINT8, (uint8_t[W * H]){ 0 }, (int[]){ 1, H, W }, 3);
+    memcpy(&image.vk_image, &vk, sizeof vk);
+    copy_image(&image, true, x);
+    expect_commands(&image, true, false, false);
+    image.layout = VK_IMAGE_LAYOUT_GENERAL;
+    image.final_layout = 0;
+    mlxvk_array_free(x);
+    return image;
+}
+
+/* Of a family that the device only seems to have, of other devices and APIs, and of the library's own, where nothing is
+ * to be transferred. The second round replays the first. */
+static void test_families(void **state)
+{
+    (void)state;
+    static const struct { uint32_t family; bool owned; uint32_t stages, access; } ways[] = {
+        { 1, true, 0, 0 }, { 1, true, VK_PIPELINE_STAGE_FRAGMENT_SHADER_BIT, VK_ACCESS_SHADER_READ_BIT },
+        { VK_QUEUE_FAMILY_EXTERNAL, true, 0, 0 }, { VK_QUEUE_FAMILY_FOREIGN_EXT, true, 0, 0 }, { 0, true, 0, 0 },
+        { 1, false, 0, 0 }, { 0, true, VK_PIPELINE_STAGE_FRAGMENT_SHADER_BIT, VK_ACCESS_SHADER_READ_BIT },
+    };
+    static const uint32_t layouts[] = { VK_IMAGE_LAYOUT_GENERAL, VK_IMAGE_LAYOUT_TRANSFER_SRC_OPTIMAL,
+                                        VK_IMAGE_LAYOUT_TRANSFER_DST_OPTIMAL, VK_IMAGE_LAYOUT_GENERAL };
+    uint8_t values[W * H];
+    driver = (struct driver){ .more_families = 1 };
+    renderer_open(NULL);
+    VkImage vk = new_image(VK_FORMAT_R8_UNORM);
+    mlxvk_image image = family_image(vk);
+    for (int i = 0; i < W * H; i++) values[i] = (uint8_t)(i * 3);
+    mlxvk_array x = array_of(r.device, MLXVK_UINT8, values, (int[]){ 1, H, W }, 3), y = { NULL };
+    for (size_t way = 0; way < COUNT(ways); way++)
+        for (int round = 0; round < 2; round++) {
+            bool other = ways[way].owned && ways[way].family;
+            image.owned = ways[way].owned;
+            image.family = ways[way].family;
+            image.stages = ways[way].stages;
+            image.access = ways[way].access;
+            for (size_t k = 0; k + 1 < COUNT(layouts); k++) {
+                image.layout = layouts[k];
+                image.final_layout = layouts[k + 1];
+                bool write = (k + way) % 2;
+                copy_image(&image, write, x);
+                expect_commands(&image, write, other, other);
+                for (int i = 0; i < image_command_count && ways[way].stages && !other; i++)
+                    assert_true(image_commands[i].copy || (image_commands[i].stages[0] | image_commands[i].stages[1]) &
+                                                              ways[way].stages);
+            }
+            image.final_layout = 0;
+            image.layout = VK_IMAGE_LAYOUT_GENERAL;
+            copy_image(&image, false, x);            /* its layout stays */
+            expect_commands(&image, false, other, other);
+            /* of what is lost nothing is acquired: no layout is undefined behind a barrier */
+            image.layout = 0;
+            image.final_layout = VK_IMAGE_LAYOUT_GENERAL;
+            copy_image(&image, true, x);
+            expect_commands(&image, true, false, other);
+        }
+    image.layout = VK_IMAGE_LAYOUT_GENERAL;
+    OK(mlxvk_image_read(&y, &image, MLXVK_UINT8, r.s), r.s);
+    uint8_t back[W * H];
+    OK(mlxvk_array_read(y, back, sizeof back, r.s), r.s);
+    assert_memory_equal(back, values, sizeof values);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    end_image(vk);
+    renderer_close();
+    driver = (struct driver){ 0 };
+}
+
+/* In a command buffer of the renderer's nothing is transferred; families that there are not are refused, and nothing is
+ * recorded. */
+static void test_families_refused(void **state)
+{
+    (void)state;
+    mlxvk_semaphore_value waits[16];
+    mlxvk_recording m = { .waits = waits, .wait_room = 16 };
+    mlxvk_array y = { NULL };
+    driver = (struct driver){ .more_families = 1 };
+    renderer_open(NULL);
+    VkImage vk = new_image(VK_FORMAT_R8_UNORM);
+    mlxvk_image image = family_image(vk);
+    image.owned = true;
+    image.family = VK_QUEUE_FAMILY_IGNORED;
+    REFUSED(mlxvk_image_read(&y, &image, MLXVK_UINT8, r.s), MLXVK_ERROR_ARGUMENT, r.s, "queue family");
+    image.family = 99;
+    REFUSED(mlxvk_image_read(&y, &image, MLXVK_UINT8, r.s), MLXVK_ERROR_ARGUMENT, r.s, "queue family 99");
+    image.family = 1;
+    VkCommandBuffer commands = new_commands(false);
+    image_command_count = 0;
+    OK(mlxvk_image_read(&y, &image, MLXVK_UINT8, r.s), r.s);
+    OK(mlxvk_stream_record(r.s, commands, &m), r.s);
+    expect_commands(&image, false, false, false);
+    end_commands(commands);
+    submit(commands, &m, VK_NULL_HANDLE, 0);
+    queue_idle();
+    OK(mlxvk_stream_recorded(r.s, m.ticket), r.s);
+    mlxvk_array_free(y);
+    end_image(vk);
+    renderer_close();
+    driver = (struct driver){ 0 };
+}
+
 /* A frame: the image in, work, the image out, in the renderer's command buffer, again and again. */
 static void image_frames(const char *gates)
 {
@@ -872,6 +1045,7 @@ int main(void)
         cmocka_unit_test(test_orphans),     cmocka_unit_test(test_semaphores),     cmocka_unit_test(test_images),
         cmocka_unit_test(test_images_refused), cmocka_unit_test(test_image_frames), cmocka_unit_test(test_advance),
         cmocka_unit_test(test_measured),    cmocka_unit_test(test_cut),            cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_families),    cmocka_unit_test(test_families_refused),
     };
     return run_group("engine", tests, NULL, NULL);
 }

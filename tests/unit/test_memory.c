@@ -184,6 +184,87 @@ static void test_too_large(void **state)
     assert_int_equal(mlxvk_device_status(device), 0);
 }
 
+/* ---- less memory than the work would take ---- */
+
+enum { PARTS = 10, PART_LEAST = 1 << 19, PART_MORE = 170000 };
+
+/* Sums of sqrt(i) + 1 of ever longer rows, recorded at once. Returns the first error; sums[k] is written where there is
+ * none of the k-th. */
+static int sum_rows(mlxvk_stream s, mlxvk_array *sums)
+{
+    int first = 0;
+    for (int k = 0; k < PARTS; k++) {
+        mlxvk_array x = mlxvk_array_new(), y = mlxvk_array_new();
+        int code = mlxvk_arange(&x, 0, PART_LEAST + k * PART_MORE, 1, MLXVK_FLOAT32, s);
+        if (!code) code = mlxvk_slice(&y, x, (int[]){ 1 }, 1, (int[]){ PART_LEAST }, 1, (int[]){ 3 }, 1, s);
+        if (!code) code = mlxvk_sqrt(&x, x, s);
+        if (!code) code = mlxvk_cumsum(&x, x, 0, false, true, s);
+        if (!code) code = mlxvk_sum(&y, y, false, s);
+        if (!code) code = mlxvk_max(&x, x, false, s);
+        if (!code) code = mlxvk_add(&sums[k], x, y, s);
+        if (!first) first = code;
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+    }
+    return first;
+}
+
+/* The rows on a device of so many MiB: how many sums were computed, each of which is right. The others' errors say what
+ * was too large. */
+static int sums_within(int megabytes, const char *more, float want[PARTS], size_t *held)
+{
+    char gates[128];
+    int computed = 0;
+    mlxvk_device d = { NULL };
+    mlxvk_array sums[PARTS] = { { NULL } };
+    mlxvk_error error = { 0 };
+    snprintf(gates, sizeof gates, "MLX_VK_MAX_MEMORY_MB=%d %s", megabytes, more);
+    OK_DEVICE(create_device(&d, &(mlxvk_device_desc){ .gates = gates }), d);
+    mlxvk_stream s = open_stream(d);
+    int code = sum_rows(s, sums);
+    for (int k = 0; k < PARTS; k++) {
+        float got = -1;
+        int read = sums[k].ctx ? mlxvk_array_read(sums[k], &got, sizeof got, s) : code;
+        if (!held && !read) assert_float_equal(got, want[k], 0);
+        if (held) want[k] = got;
+        if (read) assert_true(read == MLXVK_ERROR_MEMORY && got == -1);
+        computed += !read;
+        mlxvk_array_free(sums[k]);
+    }
+    mlxvk_stream_error(s, &error);
+    if (computed < PARTS && !strstr(error.text, "bytes")) fail_msg("it does not say what was too large: %s", error.text);
+    if (held) {
+        size_t cached = 0;
+        OK_DEVICE(mlxvk_device_get_peak_memory(held, d), d);
+        OK_DEVICE(mlxvk_device_get_cache_memory(&cached, d), d);
+        if (cached > *held) *held = cached;
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    return computed;
+}
+
+/* With half of what it takes otherwise everything is computed still; with less, what fits. */
+static void test_budget(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = { "", "MLX_VK_FORCE_STAGING=1 MLX_VK_ENABLE_DONATION=0" };
+    float want[PARTS];
+    for (size_t i = 0; i < COUNT(kinds); i++) {
+        size_t held = 0;
+        assert_int_equal(sums_within(0, kinds[i], want, &held), PARTS);
+        int whole = (int)(held >> 20), less = PARTS;
+        assert_true(whole > 40);
+        assert_int_equal(sums_within(whole / 2, kinds[i], want, NULL), PARTS);
+        for (int most = 16; most > 0; most /= 8) {
+            int computed = sums_within(most, kinds[i], want, NULL);
+            assert_true(computed <= less);
+            less = computed;
+        }
+        assert_true(less < PARTS);
+    }
+}
+
 static void test_zero_bytes(void **state)
 {
     (void)state;
@@ -365,7 +446,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_counters), TEST(test_arrays_are_counted), TEST(test_cache_rule), TEST(test_cache_takes_smallest),
-        TEST(test_cache_limit), TEST(test_memory_limit), TEST(test_wired_limit), TEST(test_too_large),
+        TEST(test_cache_limit), TEST(test_memory_limit), TEST(test_wired_limit), TEST(test_too_large), TEST(test_budget),
         TEST(test_zero_bytes), TEST(test_churn), TEST(test_buffer_in_use), TEST(test_freed_while_in_use),
         TEST(test_buffer_wait), TEST(test_temporaries_are_reused), TEST(test_poison),
     };

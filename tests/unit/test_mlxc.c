@@ -536,6 +536,9 @@ static void gguf_round(void **state)
     }
     CHECK(mlxvk_array_set_int(&b, -5));
     CHECK(mlxvk_io_gguf_set_metadata_array(g, "number", b));
+    mlxvk_array_free(b);
+    b = mlxvk_array_new_data(&(uint32_t){ 512 }, NULL, 0, MLXVK_UINT32);
+    CHECK(mlxvk_io_gguf_set_metadata_array(g, "general.alignment", b));
     CHECK(mlxvk_arange(&b, 0, 4, 1, MLXVK_FLOAT32, stream));
     CHECK(mlxvk_io_gguf_set_metadata_array(g, "numbers", b));
     CHECK(mlxvk_io_gguf_set_metadata_string(g, "text", "hello"));

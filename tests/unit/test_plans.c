@@ -199,6 +199,8 @@ struct lab {
     mlxvk_array made[16];                                /* handles of this call's operands */
     int made_count, mistakes;
     unsigned steps, refused, planned, most_steps, calls;  /* calls: of golden cases */
+    double longest;                                      /* microseconds of a step, by estimate: the most, */
+    char slowest[128];                                   /* and its kernel */
     const char *call;
     char told[256];                                      /* the call in words, for messages */
 };
@@ -226,6 +228,7 @@ static void lab_open(struct lab *l, const struct row *row)
     memcpy(c->max_groups, row->groups, sizeof c->max_groups);
     memcpy(c->coopmat_size, row->coopmat, sizeof c->coopmat_size);
     if (row->type == VK_PHYSICAL_DEVICE_TYPE_CPU && row->subgroup == 8) c->quirks = QUIRK_SHORT_LOOPS;
+    if (!strncmp(row->name, "H200", 4)) c->quirks = quirks_of(VK_DRIVER_ID_NVIDIA_PROPRIETARY, 0x2335);
     for (int i = 0; i < GATE_COUNT; i++) d->gate[i] = gate_table[i].value;
     d->tuning = tuning_for(row->type, c->memory_size);
     d->vk.vkCreateShaderModule = no_module;
@@ -531,6 +534,10 @@ static void check_step(struct lab *l, const struct step *t, const struct bound *
     for (int i = 0; i < 3; i++)
         if (!t->groups[i] || t->groups[i] > l->row->groups[i]) WRONG(l, "%s: a grid with %u in dimension %d", name,
             t->groups[i], i);
+    if (t->time > l->longest) {
+        l->longest = t->time;
+        snprintf(l->slowest, sizeof l->slowest, "%s of %s", name, l->call ? l->call : "?");
+    }
     if (t->push_used > PUSH_SIZE) WRONG(l, "%s: %u bytes pushed", name, t->push_used);
     if (t->late_at && t->late_at > t->push_used) WRONG(l, "%s: late parameter at %u", name, t->late_at - 4);
     if (bindings > l->row->bindings) WRONG(l, "%s: %u bindings", name, bindings);
@@ -1240,6 +1247,22 @@ static void plan_for(void **state)
     free(l);
 }
 
+/* ---- how long one dispatch takes on a device of 1 TFLOP/s: the tuning of those that share the host's memory ---- */
+
+enum { LONGEST_US = 500000 };
+
+static bool is_slow(const struct row *row)
+{
+    const struct tuning *t = tuning_for(row->type, row->memory << 30);
+    return t->type < 0 && t->rate == 5e5;
+}
+
+static void expect_short(const struct lab *l)
+{
+    if (is_slow(l->row) && l->longest > LONGEST_US)
+        fail_msg("%s: a dispatch of %.0f ms: %s", l->row->name, l->longest / 1e3, l->slowest);
+}
+
 /* ---- golden cases ---- */
 
 static void case_begins(void *user, const char *name, const char *op)
@@ -1284,21 +1307,156 @@ static void plan_golden(void **state)
                   l->calls, l->planned, l->steps, l->most_steps);
     assert_int_equal(l->mistakes, 0);
     assert_true(cases > 2500 && l->calls > 6000);
+    expect_short(l);
     the_default.device = NULL;
+    lab_close(l);
+    free(l);
+}
+
+/* ---- benchmarks ---- */
+
+/* The call may be more than the device takes. */
+static void bench_done(struct lab *l, int code, mlxvk_array res)
+{
+    if (code != MLXVK_ERROR_LIMIT) done(l, code, res);
+}
+
+/* One call of a benchmark, which is planned. */
+#define BENCH(function, ...)                                                                                          \
+    do {                                                                                                              \
+        l->call = #function;                                                                                          \
+        y = none;                                                                                                     \
+        bench_done(l, function(&y, __VA_ARGS__, l->s), y);                                                            \
+        for (int n = 0; n < l->made_count; n++) mlxvk_array_free(l->made[n]);                                         \
+        l->made_count = 0;                                                                                            \
+    } while (0)
+#define OF(dtype, ...) make(l, ROWS, MLXVK_##dtype, SHAPE(__VA_ARGS__))
+
+/* Those of bench_ops, bench_elementwise, bench_reduce and bench_indexing. */
+static void bench_bytes(struct lab *l)
+{
+    mlxvk_array y;
+    BENCH(mlxvk_add, OF(FLOAT32, 1 << 28), OF(FLOAT32, 1 << 28));
+    BENCH(mlxvk_exp, OF(BFLOAT16, 1 << 28));
+    BENCH(mlxvk_where, OF(BOOL, 1 << 28), OF(FLOAT32, 1 << 28), OF(FLOAT32, 1 << 28));
+    BENCH(mlxvk_softmax_axis, OF(BFLOAT16, 16384, 8192), 1, true);
+    BENCH(mlxvk_fast_rms_norm, OF(BFLOAT16, 16384, 8192), OF(BFLOAT16, 8192), 1e-5f);
+    BENCH(mlxvk_fast_layer_norm, OF(BFLOAT16, 16384, 8192), OF(BFLOAT16, 8192), OF(BFLOAT16, 8192), 1e-5f);
+    BENCH(mlxvk_sum, OF(FLOAT32, 1 << 28), false);
+    BENCH(mlxvk_sum_axis, OF(FLOAT32, 16384, 8192), 0, false);
+    BENCH(mlxvk_cumsum, OF(FLOAT32, 1 << 28), 0, false, true);
+    BENCH(mlxvk_take_axis, OF(BFLOAT16, 1048576, 512), OF(UINT32, 1048576), 0);
+    BENCH(mlxvk_scatter_add_single, OF(BFLOAT16, 1048576, 512), OF(UINT32, 1048576), OF(BFLOAT16, 1048576, 1, 512), 0);
+    BENCH(mlxvk_sort_axis, OF(FLOAT32, 1 << 26), 0);
+    BENCH(mlxvk_argsort_axis, OF(FLOAT32, 4096, 16384), 1);
+    BENCH(mlxvk_random_bits, (int[]){ 1 << 28 }, 1, 4, OF(UINT32, 2));
+    BENCH(mlxvk_fft_fft, OF(COMPLEX64, 4096, 4096), 4096, 1, MLXVK_FFT_NORM_BACKWARD);
+    BENCH(mlxvk_fft_fft, OF(COMPLEX64, 1, 1 << 24), 1 << 24, 1, MLXVK_FFT_NORM_BACKWARD);
+    BENCH(mlxvk_fft_fft, OF(COMPLEX64, 4093, 4099), 4099, 1, MLXVK_FFT_NORM_BACKWARD);
+    BENCH(mlxvk_linalg_inv, OF(FLOAT32, 256, 96, 96));
+}
+
+/* Those of bench_matmul, bench_qmv, bench_conv and bench_attention, and a prompt of Qwen3-8B. */
+static void bench_products(struct lab *l)
+{
+    const mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    mlxvk_array y;
+    BENCH(mlxvk_matmul, OF(FLOAT32, 8192, 8192), OF(FLOAT32, 8192, 8192));
+    BENCH(mlxvk_matmul, OF(BFLOAT16, 8192, 8192), OF(BFLOAT16, 8192, 8192));
+    BENCH(mlxvk_matmul, OF(BFLOAT16, 512, 4096), OF(BFLOAT16, 4096, 14336));
+    BENCH(mlxvk_matmul, OF(FLOAT16, 32, 2048, 2048), OF(FLOAT16, 32, 2048, 2048));
+    BENCH(mlxvk_matmul, OF(FLOAT32, 1, 1 << 20), OF(FLOAT32, 1 << 20, 512));
+    for (int m = 1; m <= 4096; m *= 8) {
+        BENCH(mlxvk_quantized_matmul, OF(BFLOAT16, m, 4096), OF(UINT32, 14336, 512), OF(BFLOAT16, 14336, 64),
+              OF(BFLOAT16, 14336, 64), true, group, bits, "affine");
+        BENCH(mlxvk_quantized_matmul, OF(BFLOAT16, m, 4096), OF(UINT32, 151936, 512), OF(BFLOAT16, 151936, 64),
+              OF(BFLOAT16, 151936, 64), true, group, bits, "affine");
+    }
+    BENCH(mlxvk_gather_mm, OF(BFLOAT16, 4096, 1, 4096), OF(BFLOAT16, 64, 4096, 1536), none, OF(UINT32, 4096), false);
+    BENCH(mlxvk_conv2d, OF(BFLOAT16, 32, 64, 64, 256), OF(BFLOAT16, 256, 3, 3, 256), 1, 1, 1, 1, 1, 1, 1);
+    BENCH(mlxvk_conv2d, OF(FLOAT32, 32, 64, 64, 256), OF(FLOAT32, 256, 3, 3, 256), 1, 1, 1, 1, 1, 1, 1);
+    BENCH(mlxvk_fast_scaled_dot_product_attention, OF(BFLOAT16, 1, 32, 8192, 128), OF(BFLOAT16, 1, 8, 8192, 128),
+          OF(BFLOAT16, 1, 8, 8192, 128), 0.1f, "causal", none, none);
+    BENCH(mlxvk_fast_scaled_dot_product_attention, OF(BFLOAT16, 8, 32, 1, 128), OF(BFLOAT16, 8, 8, 131072, 128),
+          OF(BFLOAT16, 8, 8, 131072, 128), 0.1f, "", none, none);
+}
+
+static void plan_benchmarks(void **state)
+{
+    struct lab *l = calloc(1, sizeof *l);
+    assert_non_null(l);
+    lab_open(l, *state);
+    the_default.device = &l->device;
+    bench_bytes(l);
+    bench_products(l);
+    print_message("%s: the longest dispatch takes %.0f ms: %s\n", l->row->name, l->longest / 1e3, l->slowest);
+    assert_true(l->steps > 40);
+    assert_int_equal(l->mistakes, 0);
+    expect_short(l);
+    the_default.device = NULL;
+    lab_close(l);
+    free(l);
+}
+
+/* ---- what is chosen ---- */
+
+static const char *chosen_for(struct lab *l, int m, int n, int k, int group, int bits, mlxvk_dtype dtype)
+{
+    mlxvk_array a[] = { make(l, ROWS, dtype, SHAPE(m, k)), make(l, ROWS, MLXVK_UINT32, SHAPE(n, k * bits / 32)),
+                        make(l, ROWS, dtype, SHAPE(n, k / group)), make(l, ROWS, dtype, SHAPE(n, k / group)),
+                        make(l, ROWS, dtype, SHAPE(m, n)) };
+    struct quant_job j = { .format = { .bits = bits, .group = group, .transpose = true }, .x = a[0].ctx,
+        .m = (uint32_t)m, .k = (uint32_t)k, .x_row = (uint32_t)k, .batch = 1, .to = dtype, .sets = 1,
+        .set = { { a[1].ctx, a[2].ctx, a[3].ctx, a[4].ctx, (uint32_t)n, (uint32_t)n } } };
+    l->made_count = 0;
+    const char *name = choose(&l->stream.encoder, quant_kernels, COUNT(quant_kernels), 0, NOTE_QMM, &j, "")->name;
+    for (size_t i = 0; i < COUNT(a); i++) mlxvk_array_free(a[i]);
+    return name;
+}
+
+/* By rows of x, as measured on an H200; each condition of qmv_matrix's choice broken once. */
+static void few_rows_choice(void **state)
+{
+    static const struct { int m, n, k, group, bits; mlxvk_dtype dtype; const char *name; } cases[] = {
+        { 1, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 4, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
+        { 5, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
+        { 16, 4096, 12288, 128, 8, MLXVK_BFLOAT16, "qmv_matrix" },
+        { 17, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmm by cooperative matrices" },
+        { 8, 4096, 4096, 64, 4, MLXVK_FLOAT16, "qmv_held" }, { 8, 4096, 4096, 32, 4, MLXVK_BFLOAT16, "qmv_held" },
+        { 8, 2096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 8, 4096, 960, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
+        { 8, 4096, 16448, 64, 4, MLXVK_BFLOAT16, "qmv" }, { 8, 4096, 4096, 64, 6, MLXVK_BFLOAT16, "qmv" },
+    };
+    struct lab *l = calloc(1, sizeof *l);
+    (void)state;
+    assert_non_null(l);
+    for (size_t r = 0; r < COUNT(rows); r++) if (!strncmp(rows[r].name, "H200", 4)) lab_open(l, &rows[r]);
+    assert_non_null(l->row);
+    for (size_t i = 0; i < COUNT(cases); i++)
+        assert_string_equal(chosen_for(l, cases[i].m, cases[i].n, cases[i].k, cases[i].group, cases[i].bits,
+                                       cases[i].dtype), cases[i].name);
+    l->device.caps.quirks = quirks_of(VK_DRIVER_ID_NVIDIA_PROPRIETARY, 0x2684);          /* another chip of theirs */
+    assert_string_equal(chosen_for(l, 8, 4096, 4096, 64, 4, MLXVK_BFLOAT16), "qmv_held");
     lab_close(l);
     free(l);
 }
 
 int main(int argc, char **argv)
 {
-    struct CMUnitTest tests[2 * COUNT(rows)];
-    char names[COUNT(rows)][64];
+    struct CMUnitTest tests[3 * COUNT(rows) + 1];
+    char names[COUNT(rows)][64], slow_names[COUNT(rows)][64];
+    size_t count = 2 * COUNT(rows);
     for (size_t i = 0; i < COUNT(rows); i++) {
         void *row = (void *)(uintptr_t)&rows[i];
         snprintf(names[i], sizeof names[i], "golden cases: %s", rows[i].name);
         tests[i] = (struct CMUnitTest){ rows[i].name, plan_for, NULL, NULL, row };
         tests[COUNT(rows) + i] = (struct CMUnitTest){ names[i], plan_golden, NULL, NULL, row };
     }
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        snprintf(slow_names[i], sizeof slow_names[i], "benchmarks: %s", rows[i].name);
+        if (is_slow(&rows[i]))
+            tests[count++] = (struct CMUnitTest){ slow_names[i], plan_benchmarks, NULL, NULL, (void *)(uintptr_t)&rows[i] };
+    }
+    tests[count++] = (struct CMUnitTest){ "few rows", few_rows_choice, NULL, NULL, NULL };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return _cmocka_run_group_tests("plans", tests, count, NULL, NULL);
 }

@@ -349,9 +349,27 @@ static void nan_stays(void **state)
             }
 }
 
+/* Axes that repeat between axes that do not: each is a row of its own, more of them than the shader walks. */
+static void many_that_repeat(void **state)
+{
+    static const int from[] = { 5, 1, 5, 1, 5, 1 }, to[] = { 5, 5, 5, 5, 5, 5 }, axes[] = { 0, 1, 2, 3, 4 };
+    mlxvk_array x, wide = mlxvk_array_new(), y = mlxvk_array_new();
+    float data[125], got[5], want = 0;
+    (void)state;
+    for (int i = 0; i < 125; i++) want += 25 * (data[i] = (float)(i * 7 % 23) - 9);
+    x = floats(device, data, from, 6);
+    OK(mlxvk_broadcast_to(&wide, x, to, 6, stream), stream);
+    OK(mlxvk_sum_axes(&y, wide, axes, 5, false, stream), stream);
+    OK(mlxvk_array_read(y, got, sizeof got, stream), stream);
+    for (int i = 0; i < 5; i++) assert_float_equal(got[i], want, 0);
+    mlxvk_array_free(x);
+    mlxvk_array_free(wide);
+    mlxvk_array_free(y);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts), cmocka_unit_test(softmax_rows),
-                                        cmocka_unit_test(nan_stays) };
+                                        cmocka_unit_test(nan_stays), cmocka_unit_test(many_that_repeat) };
     return run_group("reduce", tests, set_up, tear_down);
 }

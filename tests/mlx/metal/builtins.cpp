@@ -6,7 +6,7 @@
 namespace metal {
 namespace {
 
-const Reg U32{Base::u32, 1}, BOOL{Base::boolean, 1}, F32{Base::f32, 1};
+const Reg U32{Base::u32, 1}, BOOL{Base::boolean, 1};
 
 /* Numbers in, numbers of the same type out; the instructions of GLSL.std.450 for floats, signed and unsigned integers
  * (0: no such function of them, and integers become floats). Folded where all is constant. */
@@ -15,6 +15,7 @@ struct Math {
   uint8_t args;
   uint16_t f, s, u;
   double (*folded)(double, double, double);
+  const char* prelude = nullptr;              // a function of float there: the device's is not exact enough
 };
 const Math maths[] = {
     {"exp", 1, 27, 0, 0, [](double x, double, double) { return std::exp(x); }},
@@ -23,13 +24,15 @@ const Math maths[] = {
     {"log2", 1, 30, 0, 0, [](double x, double, double) { return std::log2(x); }},
     {"sqrt", 1, 31, 0, 0, [](double x, double, double) { return std::sqrt(x); }},
     {"rsqrt", 1, 32, 0, 0, [](double x, double, double) { return 1 / std::sqrt(x); }},
-    {"sin", 1, 13, 0, 0, [](double x, double, double) { return std::sin(x); }},
-    {"cos", 1, 14, 0, 0, [](double x, double, double) { return std::cos(x); }},
-    {"tan", 1, 15, 0, 0, [](double x, double, double) { return std::tan(x); }},
-    {"asin", 1, 16, 0, 0, nullptr}, {"acos", 1, 17, 0, 0, nullptr}, {"atan", 1, 18, 0, 0, nullptr},
-    {"sinh", 1, 19, 0, 0, nullptr}, {"cosh", 1, 20, 0, 0, nullptr}, {"builtin_tanh", 1, 21, 0, 0, nullptr},
-    {"asinh", 1, 22, 0, 0, nullptr}, {"acosh", 1, 23, 0, 0, nullptr}, {"atanh", 1, 24, 0, 0, nullptr},
-    {"atan2", 2, 25, 0, 0, nullptr}, {"powr", 2, 26, 0, 0, [](double x, double y, double) { return std::pow(x, y); }},
+    {"sin", 1, 13, 0, 0, [](double x, double, double) { return std::sin(x); }, "builtin_sin"},
+    {"cos", 1, 14, 0, 0, [](double x, double, double) { return std::cos(x); }, "builtin_cos"},
+    {"tan", 1, 15, 0, 0, [](double x, double, double) { return std::tan(x); }, "builtin_tan"},
+    {"asin", 1, 16, 0, 0, nullptr, "builtin_asin"}, {"acos", 1, 17, 0, 0, nullptr, "builtin_acos"},
+    {"atan", 1, 18, 0, 0, nullptr, "builtin_atan"}, {"sinh", 1, 19, 0, 0, nullptr, "builtin_sinh"},
+    {"cosh", 1, 20, 0, 0, nullptr, "builtin_cosh"}, {"builtin_tanh", 1, 21, 0, 0, nullptr},
+    {"asinh", 1, 22, 0, 0, nullptr, "builtin_asinh"}, {"acosh", 1, 23, 0, 0, nullptr, "builtin_acosh"},
+    {"atanh", 1, 24, 0, 0, nullptr, "builtin_atanh"}, {"atan2", 2, 25, 0, 0, nullptr, "builtin_atan2"},
+    {"powr", 2, 26, 0, 0, [](double x, double y, double) { return std::pow(x, y); }},
     {"fabs", 1, 4, 0, 0, [](double x, double, double) { return std::fabs(x); }},
     {"floor", 1, 8, 0, 0, [](double x, double, double) { return std::floor(x); }},
     {"ceil", 1, 9, 0, 0, [](double x, double, double) { return std::ceil(x); }},
@@ -134,8 +137,21 @@ struct Caller {
     if (s->is_int() && fold_int(m, s, v, out)) return true;
     uint16_t op = s->is_float() ? m->f : s->sign ? m->s : m->u;
     if (!op) fail(at, "'" + name + "' of " + l.name_of(t) + " is outside the language");
-    out = l.ext(op, t, v, at);
+    out = m->prelude ? by_prelude(m->prelude, t, l.t_float, v) : l.ext(op, t, v, at);
     return true;
+  }
+
+  /* A function of the prelude's for each component, computed in `in`. */
+  Value by_prelude(const char* function, const Type* t, const Type* in, const std::vector<Value>& v) {
+    std::vector<Value> parts;
+    for (uint32_t i = 0; i < l.width(t); i++) {
+      std::vector<Operand> one(v.size());
+      bool found = false;
+      for (size_t k = 0; k < v.size(); k++) one[k].value = l.convert(l.component(v[k], i, at), in, at, true);
+      Operand r = l.call_candidates(l.find_in(function, l.global)->list, {}, one, nullptr, function, at, found, true);
+      parts.push_back(l.convert(l.load(r, at), l.scalar(t), at, true));
+    }
+    return l.join(t, parts, at);
   }
 
   /* min and max of integers in array sizes */
@@ -263,8 +279,10 @@ struct Caller {
     Value a = arg(0), b = arg(1);
     const Type* t = l.common(number(a.type), number(b.type), at);
     const Type* s = l.scalar(t);
-    if (s->kind != Type::integer || s->bytes > 4 || !l.options.int64)
-      fail(at, "mulhi of " + l.name_of(t) + " is outside the language");
+    if (s->kind != Type::integer || s->bytes > 4) fail(at, "mulhi of " + l.name_of(t) + " is outside the language");
+    if (!l.options.int64 && s->bytes == 4)
+      return by_prelude("builtin_mulhi", t, s->sign ? l.t_int : l.t_uint,
+                        {l.convert(a, t, at, true), l.convert(b, t, at, true)});
     const Type* w = l.vector_of(l.integer(8, s->sign), l.width(t));
     Value p = l.binary_numbers("*", l.convert(l.convert(a, t, at, true), w, at, true),
                                l.convert(l.convert(b, t, at, true), w, at, true), at);
@@ -444,6 +462,7 @@ bool Lower::call_builtin(const std::string& name, const std::string&, std::vecto
   else if (name == "dot") out.value = c.dot();
   else if (name == "popcount" || name == "clz" || name == "ctz" || name == "reverse_bits") out.value = c.bits();
   else if (name == "mulhi") out.value = c.mulhi();
+  else if (name == "builtin_lane") out.value = builtin_value(Builtin::lane);
   else if (name == "addressof" && args.size() == 1 && args[0].is_place)
     out.value = address_of(args[0].place, Space::none, at);
   else if (name == "declval") fail(at, "declval is outside the language");

@@ -18,7 +18,7 @@ std::string text_of(const std::string& file) {
   return text.str();
 }
 
-/* grid X GROUP; in NAME DTYPE COUNT; out NAME DTYPE COUNT */
+/* exact; grid X GROUP; in NAME DTYPE COUNT; out NAME DTYPE COUNT */
 Kernel read(const std::string& folder) {
   Kernel k;
   std::ifstream spec(folder + "/spec");
@@ -27,6 +27,10 @@ Kernel read(const std::string& folder) {
   k.source = text_of(folder + "/source");
   k.header = text_of(folder + "/header");
   while (spec >> word) {
+    if (word == "exact") {
+      k.exact = true;
+      continue;
+    }
     if (word == "grid") {
       spec >> k.grid[0] >> k.group[0];
       continue;

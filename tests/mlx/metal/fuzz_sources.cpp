@@ -43,6 +43,11 @@ const Seed seeds[] = {
      "P p = P(1.0f) + P(x[0]); auto f = [&](int i) { return p.a * i; }; do { p.a -= 1; } while (p.a > 0); long n = "
      "x_shape[0];\n"
      "out[0] = f(3) + n + elem_to_loc(uint(n), x_shape, x_strides, x_ndim) + (n > 3 ? p.b[0] : -1) + sizeof(P);"},
+    {"#include <metal_simdgroup_matrix>\nusing M = simdgroup_matrix<float, 8, 8>;",
+     "M a, b(2); simdgroup_load(a, (const device float*)x, 8, ulong2(0, 1), true);\n"
+     "simdgroup_multiply_accumulate(b, a, a, b);\n"
+     "a.thread_elements()[0] += 1; simdgroup_store(a * b, (device float*)out); out[64] = T(sin(float(x[0])) + "
+     "atan2(float(x[1]), 2.0f) + uint(simd_vote::vote_t(simd_ballot(x[2] > T(0)))));"},
 };
 const char* const words[] = {"(",
                              ")",

@@ -224,6 +224,7 @@ void compile_into(Program& p, const std::string& source, const std::string& kern
   Tree tree;
   Names names;
   Macros macros;
+  if (options.fast_math) preprocess(lex("#define __FAST_MATH__ 1\n", 1), macros);
   std::vector<Item> library = parse(preprocess(lex(prelude, 1), macros), tree, names);
   std::vector<Item> items = parse(preprocess(lex(source, 0), macros), tree, names);
   std::map<uint32_t, std::vector<Target>> known;

@@ -21,6 +21,7 @@ struct Options {
   bool whole[3] = {false, false, false};  // the grid is a multiple of them: nobody need look whether a thread is in it
   bool int64 = true;                          // the device has 64-bit integers; else they are computed in 32 bits
   bool exact = false;                         // a * b + c is never contracted
+  bool fast_math = false;                     // __FAST_MATH__ says so; the code is the same
   /* Buffers that are bytes of the host's (shape, strides, ndim): index of the buffer, size in bytes. */
   std::vector<std::pair<uint32_t, uint32_t>> bytes;
 };

@@ -51,6 +51,15 @@ typedef bfloat bfloat16_t;
 typedef float float32_t;
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
 enum memory_order { memory_order_relaxed };
+/* What simd_ballot answers with, for those who name it; here it is its number at once. */
+struct simd_vote {
+  using vote_t = ulong;
+  vote_t bits;
+  simd_vote(ulong v) : bits(v) {}
+  operator vote_t() const { return bits; }
+  bool all() const { return (bits & 0xffffffffu) == 0xffffffffu; }
+  bool any() const { return bits != 0; }
+};
 
 template <typename T> struct numeric_limits {};
 #define METAL_INTEGER_LIMITS(T, low, high, size) \
@@ -98,6 +107,120 @@ template <> struct Limits<T> { \
 METAL_FLOAT_BOUNDS(float)
 METAL_FLOAT_BOUNDS(half)
 METAL_FLOAT_BOUNDS(bfloat)
+
+inline uint builtin_mulhi(uint a, uint b) {
+  uint al = a & 0xffffu, ah = a >> 16, bl = b & 0xffffu, bh = b >> 16;
+  uint m = ah * bl + ((al * bl) >> 16), n = al * bh + (m & 0xffffu);
+  return ah * bh + (m >> 16) + (n >> 16);
+}
+inline int builtin_mulhi(int a, int b) {
+  return int(builtin_mulhi(uint(a), uint(b)) - (a < 0 ? uint(b) : 0u) - (b < 0 ? uint(a) : 0u));
+}
+
+/* What is left of an angle at or above 0 without its quarter turns, which are counted. Small: the turns and the parts
+ * of pi / 2 have 12 bits each, so that products are exact. Large, below 2^55: by 96 bits of 2 / pi. */
+inline float builtin_rest(float x, thread uint& quarters) {
+  if (x < 6400.0f) {
+    float j = rint(x * M_2_PI_F);
+    quarters = uint(j);
+    return fma(-j, 2.563344e-12f, fma(-j, 1.5890691e-8f, fma(j, 4.4703484e-6f, fma(-j, 1.5708008f, x))));
+  }
+  uint bits = as_type<uint>(x), m = (bits & 0x7fffffu) | 0x800000u;
+  int e = min(int(bits >> 23) - 150, 31);
+  uint l0 = m * 0xa2f9836eu, l1 = m * 0x4e441529u, low = builtin_mulhi(m, 0xfc2757d1u) + l1, carry = low < l1 ? 1u : 0u;
+  uint middle = builtin_mulhi(m, 0x4e441529u) + l0, high = builtin_mulhi(m, 0xa2f9836eu) + (middle < l0 ? 1u : 0u);
+  middle += carry;
+  high += middle < carry ? 1u : 0u;
+  if (e < 0) {
+    middle = (middle >> uint(-e)) | (high << uint(32 + e));
+    high >>= uint(-e);
+  }
+  if (e > 0) {
+    high = (high << uint(e)) | (middle >> uint(32 - e));
+    middle = (middle << uint(e)) | (low >> uint(32 - e));
+  }
+  quarters = high + (middle >> 31);
+  return float(int(middle)) * 3.6572952e-10f;
+}
+inline float builtin_sin_of(float r) {
+  float s = r * r;
+  return fma(fma(fma(fma(2.8325396e-6f, s, -0.00019853064f), s, 0.008333379f), s, -0.16666667f) * s, r, r);
+}
+inline float builtin_cos_of(float r) {
+  float s = r * r;
+  return fma(fma(fma(fma(2.4430672e-5f, s, -0.0013887301f), s, 0.041666646f), s, -0.5f), s, 1.0f);
+}
+inline float builtin_turned(float x, uint more) {
+  uint q;
+  float a = fabs(x), r = builtin_rest(a, q);
+  q += more;
+  float y = (q & 1u) == 0u ? builtin_sin_of(r) : builtin_cos_of(r);
+  return a < __builtin_inf ? ((q & 2u) == 0u ? y : -y) : __builtin_nan;
+}
+inline float builtin_cos(float x) { return builtin_turned(x, 1u); }
+inline float builtin_sin(float x) {
+  float y = builtin_turned(x, 0u);
+  return x == 0.0f ? x : x < 0.0f ? -y : y;
+}
+inline float builtin_tan(float x) {
+  uint q;
+  float a = fabs(x), r = builtin_rest(a, q), s = builtin_sin_of(r), c = builtin_cos_of(r);
+  float y = (q & 1u) == 0u ? s / c : -c / s;
+  return !(a < __builtin_inf) ? __builtin_nan : x == 0.0f ? x : x < 0.0f ? -y : y;
+}
+inline float builtin_asin_tail(float s) {
+  return fma(fma(fma(fma(0.042156126f, s, 0.024185738f), s, 0.045469046f), s, 0.074953094f), s, 0.16666752f);
+}
+inline float builtin_asin(float x) {
+  float t = fabs(x), z = 0.5f - 0.5f * t, s = sqrt(z), y = 1.57079637f - 2.0f * fma(builtin_asin_tail(z) * z, s, s);
+  if (t <= 0.5f) return fma(builtin_asin_tail(x * x) * (x * x), x, x);
+  return t <= 1.0f ? (x < 0.0f ? -y : y) : __builtin_nan;
+}
+inline float builtin_acos(float x) {
+  float t = fabs(x), z = 0.5f - 0.5f * t, s = sqrt(z), y = 2.0f * fma(builtin_asin_tail(z) * z, s, s);
+  if (t <= 0.5f) return 1.57079637f - fma(builtin_asin_tail(x * x) * (x * x), x, x);
+  return t <= 1.0f ? (x < 0.0f ? 3.14159274f - y : y) : __builtin_nan;
+}
+inline float builtin_atan_unit(float x) {
+  float s = x * x, r = fma(-0.0017848244f, s, 0.010877406f);
+  r = fma(fma(fma(r, s, -0.031112054f), s, 0.057894472f), s, -0.08399896f);
+  r = fma(fma(fma(r, s, 0.109510064f), s, -0.14264025f), s, 0.1999853f);
+  return fma(fma(r, s, -0.333333f) * s, x, x);
+}
+inline float builtin_atan(float x) {
+  float t = fabs(x), r = builtin_atan_unit(t > 1.0f ? 1.0f / min(t, 1e30f) : t), y = t > 1.0f ? 1.57079637f - r : r;
+  return isnan(x) || x == 0.0f ? x : x < 0.0f ? -y : y;
+}
+inline float builtin_atan2(float y, float x) {
+  float a = fabs(x), b = fabs(y), high = max(a, b), scale = high > 1e28f ? 0x1p-32f : high < 1e-28f ? 0x1p32f : 1.0f;
+  float part = high == 0.0f || high == __builtin_inf ? (a == b ? high : 0.0f) : (min(a, b) * scale) / (high * scale);
+  part = min(part, 1.0f);
+  float r = builtin_atan_unit(part);
+  if (b > a) r = 1.57079637f - r;
+  if (signbit(x)) r = 3.14159274f - r;
+  return isnan(x) || isnan(y) ? x + y : signbit(y) ? -r : r;
+}
+inline float builtin_sinh(float x) {
+  float t = fabs(x), s = x * x, e = exp(0.5f * t), y = t > 10.0f ? 0.5f * e * e : 0.5f * e * e - 0.5f / (e * e);
+  float r = fma(fma(fma(2.8934103e-6f, s, 0.00019815777f), s, 0.008333516f), s, 0.16666663f);
+  return t < 1.5f ? fma(r * s, x, x) : x < 0.0f ? -y : y;
+}
+inline float builtin_cosh(float x) {
+  float e = exp(0.5f * fabs(x));
+  return 0.5f * e * e + 0.5f / (e * e);
+}
+inline float builtin_asinh(float x) {
+  float t = fabs(x), s = t * t, y = t > 1e9f ? log(t) + M_LN2_F : log1p(t + s / (1.0f + sqrt(1.0f + s)));
+  return x == 0.0f || isnan(x) ? x : x < 0.0f ? -y : y;
+}
+inline float builtin_acosh(float x) {
+  float t = x - 1.0f;
+  return x < 1.0f ? __builtin_nan : x > 1e9f ? log(x) + M_LN2_F : log1p(t + sqrt(fma(t, t, t + t)));
+}
+inline float builtin_atanh(float x) {
+  float t = fabs(x), y = t == 1.0f ? __builtin_inf : 0.5f * log1p(fma((t + t) * t, 1.0f / (1.0f - t), t + t));
+  return t > 1.0f ? __builtin_nan : x == 0.0f || isnan(x) ? x : x < 0.0f ? -y : y;
+}
 
 template <typename T> T copysign(T x, T s) { return signbit(s) != signbit(x) ? -x : x; }
 template <typename T> T round(T x) { T t = trunc(x); return select(t, t + copysign(T(1), x), fabs(x - t) >= T(0.5f)); }
@@ -260,6 +383,72 @@ template <typename T> complex_t<T> operator/(complex_t<T> a, complex_t<T> b) {
 }
 template <typename T> bool operator==(complex_t<T> a, complex_t<T> b) { return a.real == b.real && a.imag == b.imag; }
 template <typename T> bool operator!=(complex_t<T> a, complex_t<T> b) { return a.real != b.real || a.imag != b.imag; }
+
+/* 8 x 8 numbers among the 32 threads of a simdgroup, two side by side in each, as Apple's devices have them. */
+inline uint builtin_row() { return (builtin_lane() >> 2 & 4u) | (builtin_lane() >> 1 & 3u); }
+inline uint builtin_column() { return (builtin_lane() >> 1 & 4u) | (builtin_lane() << 1 & 2u); }
+inline ushort builtin_thread_of(uint row, uint column) {
+  return ushort((row & 4u) << 2 | (column & 4u) << 1 | (row & 3u) << 1 | (column >> 1 & 1u));
+}
+template <typename T, int Columns, int Rows> struct simdgroup_matrix {
+  static_assert(Columns == 8 && Rows == 8, "a simdgroup_matrix is 8 x 8");
+  vec<T, 2> elements;
+  simdgroup_matrix() {}
+  simdgroup_matrix(T diagonal) {
+    elements[0] = builtin_row() == builtin_column() ? diagonal : T(0);
+    elements[1] = builtin_row() == builtin_column() + 1u ? diagonal : T(0);
+  }
+  thread vec<T, 2>& thread_elements() { return elements; }
+};
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+template <typename T, int Columns, int Rows> simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, Columns, Rows> m;
+  m.elements = vec<T, 2>(value);
+  return m;
+}
+template <typename T, int Columns, int Rows>
+simdgroup_matrix<T, Columns, Rows> make_diagonal_simdgroup_matrix(T value) {
+  return simdgroup_matrix<T, Columns, Rows>(value);
+}
+template <typename T, typename P>
+void simdgroup_load(thread simdgroup_matrix<T, 8, 8>& m, P from, ulong stride = 8, ulong2 origin = ulong2(0),
+                    bool turned = false) {
+  for (uint i = 0; i < 2; i++) {
+    uint row = turned ? builtin_column() + i : builtin_row(), column = turned ? builtin_row() : builtin_column() + i;
+    m.elements[i] = T(from[(uint(origin.y) + row) * uint(stride) + uint(origin.x) + column]);
+  }
+}
+template <typename T, typename P>
+void simdgroup_store(simdgroup_matrix<T, 8, 8> m, P to, ulong stride = 8, ulong2 origin = ulong2(0),
+                     bool turned = false) {
+  for (uint i = 0; i < 2; i++) {
+    uint row = turned ? builtin_column() + i : builtin_row(), column = turned ? builtin_row() : builtin_column() + i;
+    to[(uint(origin.y) + row) * uint(stride) + uint(origin.x) + column] = m.elements[i];
+  }
+}
+template <typename T, typename A, typename B, typename C>
+void simdgroup_multiply_accumulate(thread simdgroup_matrix<T, 8, 8>& d, simdgroup_matrix<A, 8, 8> a,
+                                   simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c) {
+  float2 left = float2(a.elements), right = float2(b.elements), sum = float2(c.elements);
+  for (uint k = 0; k < 8; k += 2) {
+    float2 x = simd_shuffle(left, builtin_thread_of(builtin_row(), k));
+    float2 y = simd_shuffle(right, builtin_thread_of(k, builtin_column()));
+    float2 z = simd_shuffle(right, builtin_thread_of(k + 1u, builtin_column()));
+    sum += x[0] * y + x[1] * z;
+  }
+  d.elements = vec<T, 2>(sum);
+}
+template <typename T, typename A, typename B>
+void simdgroup_multiply(thread simdgroup_matrix<T, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b) {
+  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<float, 8, 8>(0.0f));
+}
+template <typename T> simdgroup_matrix<T, 8, 8> operator*(simdgroup_matrix<T, 8, 8> a, simdgroup_matrix<T, 8, 8> b) {
+  simdgroup_matrix<T, 8, 8> d;
+  simdgroup_multiply(d, a, b);
+  return d;
+}
 
 /* Where element i of an array of this shape and these strides lies. */
 template <typename IdxT = long>

@@ -602,6 +602,86 @@ void float_functions() {
   expect("float functions", run(k)[0], want, 1e-4, 2e-4);
 }
 
+/* Those that drivers have roughly: within some units of the last place, at any angle. */
+struct Exact { const char* call; double (*of)(double); double low, high; };
+const Exact exacts[] = {{"sin(v)", std::sin, -7, 7},           {"cos(v)", std::cos, -7, 7},
+                        {"tan(v)", std::tan, -1.5, 1.5},       {"precise::sin(v)", std::sin, -6000, 6000},
+                        {"fast::cos(v)", std::cos, 6000, 1e9}, {"sin(v)", std::sin, -1e16, 1e16},
+                        {"asin(v)", std::asin, -1, 1},         {"acos(v)", std::acos, -1, 1},
+                        {"atan(v)", std::atan, -20, 20},       {"sinh(v)", std::sinh, -5, 5},
+                        {"cosh(v)", std::cosh, -5, 5},         {"asinh(v)", std::asinh, -1e3, 1e3},
+                        {"acosh(v)", std::acosh, 1, 1e3},      {"atanh(v)", std::atanh, -1, 1},
+                        {"atan2(v, -v)", [](double v) { return std::atan2(v, -v); }, -9, 9}};
+
+void exact_functions() {
+  for (const Exact& e : exacts) {
+    Numbers x = numbers(300, 27, 1), want;
+    for (double& d : x) {
+      d = static_cast<float>(e.low + (e.high - e.low) * std::fabs(std::remainder(d, 1)) * 2);
+      want.push_back(e.of(d));
+    }
+    Kernel k = elementwise(std::string("uint i = thread_position_in_grid.x; T v = inp[i]; out[i] = ") + e.call + ";",
+                           F32, 300, x);
+    expect(e.call, run(k)[0], want, 1e-6, 3e-7);
+  }
+}
+
+/* A product of 24 x 16 and 16 x 8 by simdgroup_matrix, with a part transposed, and what a thread holds. */
+void simdgroup_matrices() {
+  Numbers a = numbers(24 * 16, 28, 1), b = numbers(8 * 16, 29, 1), want(24 * 8), held;
+  for (double& v : a) v = rounded(v, F16);
+  for (double& v : b) v = rounded(v, F16);
+  for (size_t i = 0; i < 24; i++)
+    for (size_t j = 0; j < 8; j++)
+      for (size_t k = 0; k < 16; k++) want[8 * i + j] += a[16 * i + k] * b[16 * j + k];
+  for (uint32_t t = 0; t < 32; t++) {
+    uint32_t row = (t >> 2 & 4) | (t >> 1 & 3), column = (t >> 1 & 4) | (t << 1 & 2);
+    held.push_back(want[8 * row + column + 1] + 2);
+  }
+  Kernel k;
+  k.source =
+      "uint row = threadgroup_position_in_grid.y; threadgroup float kept[8][9];"
+      "simdgroup_matrix<float, 8, 8> sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);"
+      "for (uint k = 0; k < 16; k += 8) {"
+      "  simdgroup_half8x8 x, y;"
+      "  simdgroup_load(x, a + row * 128, 16, ulong2(k, 0)); simdgroup_load(y, b + k, 16, 0, true);"
+      "  simdgroup_multiply_accumulate(sum, x, y, sum); }"
+      "simdgroup_store(sum, &kept[0][0], 9); threadgroup_barrier(mem_flags::mem_threadgroup);"
+      "simdgroup_load(sum, &kept[0][0], 9); simdgroup_float8x8 twice(2); simdgroup_multiply(twice, sum, twice);"
+      "simdgroup_store(twice, out + row * 64); sum.thread_elements() += float2(1, 2);"
+      "if (row == 0) held[thread_index_in_simdgroup] = sum.thread_elements()[1];";
+  k.in = {{"a", F16, {24, 16}, a}, {"b", F16, {8, 16}, b}};
+  k.out = {{"out", F32, {24, 8}}, {"held", F32, {32}}};
+  k.grid[0] = 32;
+  k.grid[1] = 3;
+  k.group[0] = 32;
+  for (double& v : want) v *= 2;
+  std::vector<Numbers> got = run(k);
+  expect("products", got[0], want, 1e-5, 1e-5);
+  expect("elements", got[1], held, 1e-5, 1e-5);
+}
+
+/* Where arcs have corners: zeros with signs, infinities, what is none. */
+void corners_of_arcs() {
+  const double inf = INFINITY, values[] = {0.0, -0.0, 1.0, -1.0, inf, -inf, NAN, 2e-38, -1e38};
+  Numbers y, x, want, sines;
+  for (double b : values)
+    for (double a : values) {
+      y.push_back(b);
+      x.push_back(a);
+      want.push_back(std::atan2(static_cast<float>(b), static_cast<float>(a)));
+      sines.push_back(std::isinf(a) ? NAN : std::sin(static_cast<double>(static_cast<float>(a))));
+    }
+  Kernel k = elementwise("uint i = thread_position_in_grid.x; T v = inp[i]; out[i] = atan2(y[i], v);"
+                         "if (fabs(v) < 1e30f || !isfinite(v)) sines[i] = sin(v);", F32, 81, x);
+  k.in.push_back({"y", F32, {81}, y});
+  k.out.push_back({"sines", F32, {81}});
+  std::vector<Numbers> got = run(k);
+  for (size_t i = 0; i < x.size(); i++) if (std::fabs(x[i]) == 1e38) sines[i] = got[1][i];
+  expect("atan2", got[0], want, 1e-6, 1e-30);
+  expect("sin", got[1], sines, 1e-6, 1e-30);
+}
+
 /* ---- errors ---- */
 
 struct Wrong { const char* source; const char* says; };
@@ -664,6 +744,9 @@ const Test all[] = {{"exponential", exponential},
                     {"casts", casts},
                     {"integer_functions", integer_functions},
                     {"float_functions", float_functions},
+                    {"exact_functions", exact_functions},
+                    {"simdgroup_matrices", simdgroup_matrices},
+                    {"corners_of_arcs", corners_of_arcs},
                     {"errors", errors}};
 
 }  // namespace

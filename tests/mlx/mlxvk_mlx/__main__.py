@@ -30,7 +30,7 @@ Environment:
   MLX_VK_FALLBACK=warn|error|silent   what MLX should do when mlxvk has not got an operation
   MLX_VK_FALLBACK_FOR=Exp,FFT         these fall back although mlxvk has them
   MLX_VK_STATS=1                      at exit a table of what ran on the GPU and what did not
-  MLX_VK_DEVICE=index|name            the Vulkan device
+  MLX_VK_DEVICE=index|name            the Vulkan device; unset, a launcher's ranks share out the host's
   MLXVK_MLX_LIBRARY=path              another bridge
 """
 

@@ -1,0 +1,313 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+// y = x W^T for a few rows of x in a half type (BF: bfloat16, else float16), 2, 4 or 8 bits with scales and biases of x's
+// type, by cooperative matrices: SIZE rows of W at a time, a round, meet SIZE rows of x.
+// Codes are small integers, which x's type holds exactly: they go into the matrices as they are, offset by a power of two
+// that takes no conversion (OFFSET), and each group's sum, in float32, gets its scale, its bias times the sum of the group's
+// x, and what the offset added. The workgroup's subgroups span K, CHUNK groups each, whose x they hold in registers while
+// round after round passes; each round's sums meet in shared memory. A longer K is passed in several goes. (On an H200 it is
+// latency, not memory, that 43 us for 24576 x 4096 are: of them 6 are reading x, 8 scales and biases, 11 multiplications.)
+// The order of k within a group is chosen so that a lane's elements are the codes of words that it reads itself. Which
+// elements a lane has, Vulkan does not say. KNOWN: they are those seen with NVIDIA's driver, and words go straight from
+// memory into matrices; else element by element, each lane asking for its places.
+#ifdef BF
+#extension GL_EXT_bfloat16 : require
+#define T bfloat16_t
+#define ELEMENT(bits) uintBitsToBFloat16EXT(uint16_t(bits))
+#else
+#define T float16_t
+#define ELEMENT(bits) uint16BitsToFloat16(uint16_t(bits))
+#endif
+#define PRODUCT
+#include "quant.glsl"
+layout(constant_id = 5) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE; 8 or 16
+layout(constant_id = 6) const bool KNOWN = false;      // 16, of 32 lanes
+layout(constant_id = 7) const uint LANES = 32;
+layout(constant_id = 8) const uint GROUP = 64;         // codes of a group
+layout(constant_id = 9) const uint CHUNK = 4;
+layout(constant_id = 10) const uint GROUPS = 64;       // K / GROUP
+layout(constant_id = 11) const uint EPILOGUE = 0;      // of QMV_
+layout(constant_id = 12) const uint KEPT = 1;          // rounds of a workgroup whose sums are kept between goes
+#include "qmv.glsl"
+
+const uint STEPS = GROUP / SIZE, WARPS = gl_WorkGroupSize.x / LANES, AREA = SIZE * SIZE;
+const uint EACH = AREA / LANES;                        // elements of a lane
+const uint HALF = 16 / BITS;                           // codes of half a word; one of each half make a pair of elements
+const uint CLASS = GROUP / 4;                          // codes of a group that are in one lane's words: a class of columns
+const uint WORDS = CLASS * BITS / 32;                  // their words
+const uint ROW = GROUP / 8 + 1;                        // uvec4s of a staged row of x, padded
+shared uvec4 stage[KNOWN ? 1 : WARPS * SIZE * ROW];
+shared vec2 factor[WARPS * CHUNK * SIZE];              // of a group of a row of W: scale, and bias less the offset
+shared float part[2 * WARPS * AREA], kept[KEPT * AREA];
+
+// 8 bits of a bfloat16 are two digits: its mantissa holds 7.
+#ifdef BF
+const bool DIGITS = BITS == 8u;
+const uint MAGIC = 0x43004300u, MAGIC_HIGH = 0x45004500u;                           // 128 + code; 2048 + 16 * code
+const float OFFSET = DIGITS ? 2176.0 : 128.0;
+#else
+const bool DIGITS = false;
+const uint MAGIC = 0x64006400u, MAGIC_HIGH = 0u;                                    // 1024 + code
+const float OFFSET = 0.0;                              // taken away at once
+#endif
+const uint PAIR = (DIGITS ? 0xfu : MASK) * 0x00010001u;
+
+#define MATRIX_A coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA>
+#define MATRIX_B coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB>
+#define SUMS coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>
+MATRIX_B held[CHUNK * STEPS];
+const uint SUMS_X = KNOWN ? EACH / 2 : EACH;           // known: the same for a lane's first and second row
+float sum_x[CHUNK * SUMS_X];
+SUMS row_of;
+MATRIX_A place_of_element;
+const uint FACTORS = (CHUNK * SIZE + LANES - 1) / LANES;
+uint code[2 * CHUNK * WORDS], scale_word[FACTORS], bias_word[FACTORS], odd_word[FACTORS];
+
+// Round n of this workgroup's: the first of its rows of W, and the first of them that is read: the last round's are moved
+// back. All workgroups go through the rounds side by side.
+uvec2 place_of(const uint n)
+{
+    uint row = (n * gl_NumWorkGroups.x + gl_WorkGroupID.x) * SIZE;
+    return uvec2(row, min(row, rows[0] - SIZE));
+}
+
+// ---- x ----
+
+// Column `column` of step j of a group, as an element of the group, where places are not known.
+uint element_of(const uint j, const uint column)
+{
+    uint t = j * (SIZE / 8u) + column / 8u, pair = column & 1u;
+    return column % 8u / 2u * CLASS + t / HALF * 2u * HALF + t % HALF + pair * HALF;
+}
+
+// A piece is 16 elements of a group; its pair v of elements, and where in a staged row their word lies.
+uint low_of_pair(const uint v) { return v / HALF * 2u * HALF + v % HALF; }
+uint staged_word(const uint p, const uint v)
+{
+    uint at = p * 16u + low_of_pair(v), in_class = at % CLASS, t = in_class / (2u * HALF) * HALF + in_class % HALF;
+    return (t / (SIZE / 8u) * SIZE + t % (SIZE / 8u) * 8u) / 2u + at / CLASS;
+}
+uint two_of(const uint a, const uint b, const uint first, const uint second)       // 16 bits of each
+{
+    return (first % 2u == 0u ? a & 0xffffu : a >> 16) | (second % 2u == 0u ? b << 16 : b & 0xffff0000u);
+}
+
+// Group g's x, by way of shared memory; behind K there are zeros.
+void hold_any(const uint g, const uint group, const uint x_first, const uint count, const uint lane)
+{
+    const uint base = gl_SubgroupID * SIZE * ROW, pieces = GROUP / 16u;
+    subgroupBarrier();
+    for (uint i = lane; i < count * pieces; i += LANES) {
+        uint row = i / pieces, p = i % pieces, at = x_first + row * x_row + min(group, GROUPS - 1u) * GROUP + p * 16u;
+        uint word[8];
+        [[unroll]] for (uint c = 0u; c < 8u; c++) word[c] = group < GROUPS ? x128[(at >> 3) + c / 4u][c % 4u] : 0u;
+        [[unroll]] for (uint v = 0u; v < 8u; v++) {
+            uint low = low_of_pair(v), high = low + HALF, to = staged_word(p, v);
+            stage[base + row * ROW + to / 4u][to % 4u] = two_of(word[low / 2u], word[high / 2u], low, high);
+        }
+    }
+    subgroupBarrier();
+    [[unroll]] for (uint j = 0u; j < STEPS; j++)
+        coopMatLoad(held[g * STEPS + j], stage, base + j * SIZE / 8u, ROW, gl_CooperativeMatrixLayoutColumnMajor);
+}
+
+// The same straight from memory: a lane has a class of two rows of x.
+void hold_known(const uint g, const uint group, const uint x_first, const uint count, const uint lane)
+{
+    [[unroll]] for (uint h = 0u; h < 2u; h++) {
+        uint row = lane / 4u + 8u * h, word[CLASS / 2u];
+        uint at = x_first + min(row, count - 1u) * x_row + min(group, GROUPS - 1u) * GROUP + lane % 4u * CLASS;
+        [[unroll]] for (uint i = 0u; i < CLASS / 8u; i++) {
+            uvec4 q = x128[(at >> 3) + i];
+            [[unroll]] for (uint c = 0u; c < 4u; c++) word[4u * i + c] = row < count && group < GROUPS ? q[c] : 0u;
+        }
+        [[unroll]] for (uint v = 0u; v < CLASS / 2u; v++) {
+            uint low = low_of_pair(v), high = low + HALF, two = two_of(word[low / 2u], word[high / 2u], low, high);
+            held[g * STEPS + v / 2u][4u * h + v % 2u * 2u] = ELEMENT(two);
+            held[g * STEPS + v / 2u][4u * h + v % 2u * 2u + 1u] = ELEMENT(two >> 16);
+        }
+    }
+}
+
+// Holds the chunk's groups from `first` on.
+void hold(const uint first, const uint x_first, const uint count, const uint lane)
+{
+    MATRIX_A one = MATRIX_A(T(1.0));
+    [[unroll]] for (uint g = 0u; g < CHUNK; g++) {
+        SUMS sum = SUMS(0.0);
+        if (KNOWN) hold_known(g, first + g, x_first, count, lane);
+        else hold_any(g, first + g, x_first, count, lane);
+        [[unroll]] for (uint j = 0u; j < STEPS; j++) sum = coopMatMulAdd(one, held[g * STEPS + j], sum);
+        [[unroll]] for (uint i = 0u; i < SUMS_X; i++) sum_x[g * SUMS_X + i] = sum[i];
+    }
+}
+
+// Where places are not known: matrices of them. Rows of x that are not there are zeros.
+void prepare(const uint lane)
+{
+    uint base = gl_SubgroupID * SIZE * ROW;
+    for (uint i = lane; i < AREA / 8u; i += LANES) {
+        uvec4 words;
+        [[unroll]] for (uint c = 0u; c < 4u; c++) {
+            float at = float(i * 8u + 2u * c);
+            words[c] = float_to_bits(at, TX) | float_to_bits(at + 1.0, TX) << 16;
+        }
+        stage[base + i] = words;
+    }
+    subgroupBarrier();
+    coopMatLoad(place_of_element, stage, base, SIZE / 8u, gl_CooperativeMatrixLayoutRowMajor);
+    subgroupBarrier();
+    for (uint i = lane; i < SIZE * ROW; i += LANES) stage[base + i] = uvec4(0u);
+    if (gl_SubgroupID == 0u)
+        for (uint i = lane; i < AREA; i += LANES) part[i] = float(i / SIZE);
+    barrier();
+    coopMatLoad(row_of, part, 0u, SIZE, gl_CooperativeMatrixLayoutRowMajor);
+    barrier();
+}
+
+// ---- W ----
+
+// Of the rows of W from n on: the words of group `first` + g that hold a lane's elements, of two rows.
+void load_codes(const uint n, const uint first, const uint g, const uint lane)
+{
+    uint group = min(first + g, GROUPS - 1u);
+    [[unroll]] for (uint h = 0u; h < 2u; h++) {
+        uint row = n + lane / 4u + 8u * h, to = (g * 2u + h) * WORDS;
+        uint at = w_matrix * w_batch + w_at[0] + (row * GROUPS + group) * (4u * WORDS) + lane % 4u * WORDS;
+        if (WORDS == 1u) code[to] = wa32[at];
+        else if (WORDS == 2u) {
+            uvec2 q = wa64[at >> 1];
+            code[to] = q.x;
+            code[to + 1u] = q.y;
+        } else
+            [[unroll]] for (uint i = 0u; i < WORDS / 4u; i++) {
+                uvec4 q = wa128[(at >> 2) + i];
+                [[unroll]] for (uint c = 0u; c < 4u; c++) code[to + 4u * i + c] = q[c];
+            }
+    }
+}
+
+// Scales and biases of a chunk's groups from `first` on, of 16 bits, as the words that they lie in.
+void load_factors(const uint n, const uint first, const uint lane)
+{
+    [[unroll]] for (uint i = 0u; i < FACTORS; i++) {
+        uint f = min(i * LANES + lane, CHUNK * SIZE - 1u);
+        uint at = w_matrix * s_batch + (n + f / CHUNK) * GROUPS + min(first + f % CHUNK, GROUPS - 1u);
+        scale_word[i] = sa32[s_at[0] + at >> 1];
+        bias_word[i] = ba32[b_at[0] + at >> 1];
+        odd_word[i] = (s_at[0] + at & 1u) | (b_at[0] + at & 1u) << 1;
+    }
+}
+
+// What has been loaded, for all lanes of the subgroup: scales, and biases less what the offset adds.
+void put_factors(const uint lane)
+{
+    subgroupBarrier();
+    [[unroll]] for (uint i = 0u; i < FACTORS; i++) {
+        uint f = i * LANES + lane;
+        float s = number(scale_word[i] >> (odd_word[i] & 1u) * 16u & 0xffffu, TX);
+        float b = number(bias_word[i] >> (odd_word[i] >> 1) * 16u & 0xffffu, TX);
+        if (f < CHUNK * SIZE) factor[gl_SubgroupID * CHUNK * SIZE + f] = vec2(s, fma(-OFFSET, s, b));
+    }
+    subgroupBarrier();
+}
+
+// The matrix of step j of group g in `code`; high: of upper digits.
+MATRIX_A known_matrix(const uint g, const uint j, const bool high)
+{
+    MATRIX_A a;
+    [[unroll]] for (uint i = 0u; i < 4u; i++) {
+        uint t = 2u * j + i % 2u, w = (g * 2u + i / 2u) * WORDS + t / HALF;
+        uint two = code[w] >> t % HALF * BITS + (high ? 4u : 0u) & PAIR | (high ? MAGIC_HIGH : MAGIC);
+#ifdef BF
+        a[2u * i] = ELEMENT(two);
+        a[2u * i + 1u] = ELEMENT(two >> 16);
+#else
+        f16vec2 v = unpackFloat2x16(two) - f16vec2(1024.0);
+        a[2u * i] = v.x;
+        a[2u * i + 1u] = v.y;
+#endif
+    }
+    return a;
+}
+
+// The same where a lane's elements are any.
+MATRIX_A any_matrix(const uint row, const uint g, const uint j, const bool high)
+{
+    MATRIX_A a;
+    for (uint i = 0u; i < a.length(); i++) {
+        uint place = uint(place_of_element[i]), k = min(g, GROUPS - 1u) * GROUP + element_of(j, place % SIZE), n = row + place / SIZE;
+        uint c = wa32[w_matrix * w_batch + w_at[0] + n * (4u * WORDS * GROUPS) + k * BITS / 32u] >> k * BITS % 32u & MASK;
+        if (DIGITS) c = high ? c & 0xf0u : c & 0xfu;
+        a[i] = T(float(c) + (high ? 2048.0 : DIGITS || OFFSET != 0.0 ? 128.0 : 0.0));
+    }
+    return a;
+}
+
+// Groups `first` and on of those rows of W with what is held of x, into `to` of the parts; next: what is read after them.
+void meet(const uint row, const uint first, const uint next, const uint next_first, const uint to, const uint lane)
+{
+    SUMS y = SUMS(0.0);
+    put_factors(lane);
+    load_factors(next, next_first, lane);
+    [[unroll]] for (uint g = 0u; g < CHUNK; g++) {
+        SUMS sum = SUMS(0.0);
+        [[unroll]] for (uint j = 0u; j < STEPS; j++)
+            [[unroll]] for (uint high = 0u; high < (DIGITS ? 2u : 1u); high++) {
+                
+                if (KNOWN) sum = coopMatMulAdd(known_matrix(g, j, high != 0u), held[g * STEPS + j], sum);
+                else sum = coopMatMulAdd(any_matrix(row, first + g, j, high != 0u), held[g * STEPS + j], sum);
+            }
+        if (KNOWN) load_codes(next, next_first, g, lane);
+        [[unroll]] for (uint i = 0u; i < EACH; i++) {
+            uint r = KNOWN ? lane / 4u + i / 4u * 8u : uint(row_of[i]);
+            vec2 f = factor[gl_SubgroupID * CHUNK * SIZE + r * CHUNK + g];
+            y[i] = fma(f.x, sum[i], fma(f.y, sum_x[g * SUMS_X + i % SUMS_X], y[i]));
+        }
+    }
+    coopMatStore(y, part, (to * WARPS + gl_SubgroupID) * AREA, SIZE, gl_CooperativeMatrixLayoutColumnMajor);
+}
+
+// Adds up the parts `from` of round n. A thread has the same elements of all rounds.
+void finish(const uint n, const uvec2 at, const uint from, const bool started, const bool last, const uint m0, const uint thread)
+{
+    for (uint t = thread; t < min(m - m0, SIZE) * SIZE; t += gl_WorkGroupSize.x) {
+        float y = started ? kept[n * AREA + t] : 0.0;
+        [[unroll]] for (uint i = 0u; i < WARPS; i++) y += part[(from * WARPS + i) * AREA + t];
+        uint row = at.y + t % SIZE;
+        if (!last) kept[n * AREA + t] = y;
+        else if (row >= at.x) store(0u, m0 + t / SIZE, row, y);                 // those before are another round's
+    }
+}
+
+void main()
+{
+    const uint goes = (GROUPS + CHUNK * WARPS - 1u) / (CHUNK * WARPS);
+    uint lane = gl_SubgroupInvocationID, thread = gl_SubgroupID * LANES + lane, first = gl_SubgroupID * CHUNK;
+    uint m0 = gl_WorkGroupID.y * SIZE, x_first = x_at + x_matrix * x_batch + m0 * x_row, to = 0u;
+    uint count = (rows[0] + SIZE - 1u) / SIZE, mine = (count - gl_WorkGroupID.x + gl_NumWorkGroups.x - 1u) / gl_NumWorkGroups.x;
+    uvec2 at = place_of(0u);
+    if (!KNOWN) prepare(lane);
+    load_factors(at.y, first, lane);
+    if (KNOWN)
+        [[unroll]] for (uint g = 0u; g < CHUNK; g++) load_codes(at.y, first, g, lane);
+    for (uint c = 0u; c < goes; c++) {
+        hold(first, x_first, min(m - m0, SIZE), lane);
+        for (uint n = 0u; n < mine; n++) {
+            bool last = n + 1u == mine;
+            uint next_first = last ? first + WARPS * CHUNK : first;
+            uvec2 next = place_of(last ? 0u : n + 1u);
+            meet(at.y, first, next.y, next_first, to, lane);
+            barrier();
+            finish(n, at, to, c != 0u, c + 1u == goes, m0, thread);
+            first = next_first;
+            at = next;
+            to ^= 1u;
+        }
+    }
+}

@@ -1,0 +1,235 @@
+"""The bridge's walk over a graph: what it is for, what it leaves to MLX's, and that both give the same."""
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxvk_mlx
+from support import *
+
+
+class Walked:
+    """How many graphs the bridge walked in a block."""
+
+    def __enter__(self):
+        self.before = mlxvk_mlx.stats()["walks"]
+        return self
+
+    def __exit__(self, *_):
+        self.count = mlxvk_mlx.stats()["walks"] - self.before
+
+
+def wide(x, branches):
+    """Many branches that share what is below and above them."""
+    base = mx.sin(x) * 0.5
+    parts = [mx.cos(base + i / branches) for i in range(branches)]
+    return sum(parts[1:], parts[0]) + base
+
+
+def wide_numpy(x, branches):
+    base = np.sin(np.float64(x)) * 0.5
+    return sum(np.cos(base + i / branches) for i in range(branches)) + base
+
+
+@pytest.mark.parametrize("branches", [1, 2, 19, 20, 21, 22, 150])
+@pytest.mark.parametrize("evaluate", [mx.eval, mx.async_eval])
+def test_shapes_of_graphs(branches, evaluate):
+    x = mx.array(seeded("walk", branches).standard_normal(37).astype(np.float32))
+    with Walked() as w:
+        y = wide(x, branches)
+        evaluate(y)
+    assert w.count == 1
+    assert np.allclose(np.array(y), wide_numpy(np.array(x), branches), atol=1e-4 * branches)
+
+
+def test_deep_graph():
+    x = mx.zeros(3)
+    for _ in range(20000):
+        x = x + 1
+    with Walked() as w:
+        mx.eval(x)
+    assert w.count == 1 and x.tolist() == [20000] * 3
+
+
+@pytest.mark.parametrize("evaluate", [mx.eval, mx.async_eval])
+def test_several_results_of_one_primitive(evaluate):
+    x = mx.array(seeded("siblings").standard_normal((6, 10)).astype(np.float32))
+    with Walked() as w:
+        a, b, c = mx.split(mx.exp(x), 3, axis=0)
+        q, r = mx.divmod(b, c + 1)
+        y = a * q
+        evaluate(y, r)                                      # c's, q's and b's other readers are gone
+        evaluate(a + q, c)
+    assert w.count == 2
+    e = np.exp(np.array(x, dtype=np.float64))
+    A, B, C = e[:2], e[2:4], e[4:]
+    assert np.allclose(np.array(y), A * np.floor(B / (C + 1)), rtol=1e-4)
+    assert np.allclose(np.array(r), np.mod(B, C + 1), rtol=1e-3, atol=1e-4)
+    assert np.allclose(np.array(c), C, rtol=1e-5)
+
+
+def test_results_that_are_there_or_the_same():
+    x = mx.arange(5) + 1
+    mx.eval(x)
+    y = x * 2
+    with Walked() as w:
+        mx.eval(x, y, y, [y, {"z": y + x}])
+        mx.eval(y)                                          # nothing to do: not asked
+    assert w.count == 1 and y.tolist() == [2, 4, 6, 8, 10]
+    mx.async_eval(z := y * y)
+    with Walked() as w:
+        t = z + 1
+        mx.async_eval(t)                                    # on what is still being computed
+    assert w.count == 1 and t.tolist() == [5, 17, 37, 65, 101] and z.tolist() == [4, 16, 36, 64, 100]
+
+
+def test_part_of_a_graph_first():
+    x = mx.array([1.0, 2.0, 3.0])
+    a = mx.exp(x)
+    b = a * 2
+    c = b + a
+    mx.async_eval(b)
+    mx.async_eval(c)
+    assert np.allclose(np.array(c), 3 * np.exp([1, 2, 3]), rtol=1e-5) and np.allclose(np.array(b), 2 * np.exp([1, 2, 3]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("evaluate", [mx.eval, mx.async_eval])
+def test_what_is_for_mlx(evaluate):
+    x = mx.array([1.0, 2.0])
+    other = mx.new_stream(mx.gpu)
+    with Walked() as w:
+        a = mx.exp(x, stream=mx.cpu) + 1
+        evaluate(a)
+        b = mx.exp(x, stream=other) * x
+        evaluate(b)
+        c = mx.exp(x, stream=mx.cpu)
+        evaluate(c)
+    assert w.count == 0
+    e = np.exp([1.0, 2.0])
+    assert np.allclose(np.array(a), e + 1) and np.allclose(np.array(b), e * [1, 2]) and np.allclose(np.array(c), e)
+    with Walked() as w:
+        with mx.stream(other):
+            evaluate(d := mx.exp(x))
+    assert w.count == 1 and np.allclose(np.array(d), e)
+
+
+def test_results_of_other_streams_as_inputs():
+    x, other = mx.array([1.0, 2.0]), mx.new_stream(mx.gpu)
+    for _ in range(30):
+        a, b = mx.exp(x, stream=other), mx.exp(x, stream=mx.cpu)
+        mx.async_eval(a, b)
+        y = (a + b) * 2
+        mx.async_eval(y)
+        assert np.allclose(np.array(y), 4 * np.exp([1.0, 2.0]), rtol=1e-5)
+
+
+def test_transformations():
+    def f(x):
+        y = mx.sin(x) * x
+        mx.eval(y)                                          # within: the graph stays
+        return y.sum()
+
+    x = mx.array([0.5, 1.5])
+    g = mx.grad(f)(x)
+    assert np.allclose(np.array(g), np.cos([0.5, 1.5]) * [0.5, 1.5] + np.sin([0.5, 1.5]), rtol=1e-5)
+
+    def wrong(x):
+        mx.async_eval(x * 2)
+        return x.sum()
+    with pytest.raises(ValueError, match="async_eval"):
+        mx.grad(wrong)(x)
+    with pytest.raises(ValueError, match="transformations"):
+        mx.vmap(lambda a: mx.array(a.tolist()))(x)
+    with Walked() as w:
+        mx.eval(mx.exp(x))                                  # and after it as before
+    assert w.count == 1
+
+
+def test_an_error_in_the_middle():
+    x = mx.array([2.0, 1.0])
+    mx.eval(x)
+    good = x + 1
+    bad = mx.contiguous(mx.broadcast_to(good[0], (1 << 15, 1 << 15, 1 << 12)))       # 16 TiB
+    for evaluate in (mx.eval, mx.async_eval):
+        with Walked() as w:
+            with pytest.raises(RuntimeError):
+                evaluate(good, bad)
+        assert w.count == 1
+    assert (good + 1).tolist() == [4, 3] and (x * 2).tolist() == [4, 2]
+
+
+def test_memory_is_given_back_on_the_way():
+    """A chain of large arrays in which each is dropped as soon as the next is there."""
+    x = mx.zeros((1 << 14,))
+    mx.eval(x)
+    gc.collect()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    y = x
+    for i in range(32):
+        y = mx.sort(y + i)
+    mx.eval(y)
+    del y
+    assert mx.get_peak_memory() - before < 16 * x.nbytes
+
+
+def test_in_place():
+    """The cache of a language model: written in place, token by token."""
+    cache, memory = mx.zeros((1, 2, 64, 8)), []
+    for i in range(40):
+        cache[:, :, i:i + 1, :] = mx.full((1, 2, 1, 8), float(i))
+        total = cache[:, :, :i + 1, :].sum()
+        mx.async_eval(cache, total)
+        assert total.item() == 16 * i * (i + 1) / 2
+        memory.append(mx.get_active_memory())
+    assert max(memory[10:]) <= memory[9] + 8192
+
+
+def test_threads():
+    x = mx.array([1.0, 2.0])
+    mx.eval(x)
+    errors = []
+
+    def work(i):
+        try:
+            with mx.stream(mx.new_stream(mx.gpu)):
+                for k in (3, 4, 3, 4, 3):
+                    y = wide(x + i, k)
+                    mx.eval(y)
+                    assert np.allclose(np.array(y), wide_numpy(np.array([1.0, 2.0]) + i, k), atol=1e-3)
+        except BaseException as e:
+            errors.append(e)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(120)
+        assert not t.is_alive()
+    assert not errors, errors[0]
+
+
+PROGRAM = """
+import mlxvk_mlx as bridge, mlx.core as mx, mlx.nn as nn
+mx.random.seed(3)
+layer = nn.TransformerEncoderLayer(32, 4, 64)
+x = mx.random.normal((2, 7, 32))
+y = layer(x, None)
+mx.async_eval(y)
+print(bridge.stats()["walks"] > 0, [v.hex() for v in y.flatten().tolist()])
+"""
+
+
+def test_gate():
+    """The same bits by MLX's walk."""
+    lines = []
+    for value in ("0", "1"):
+        out = subprocess.run([sys.executable, "-c", PROGRAM], env={**os.environ, "MLX_VK_WALK": value}, capture_output=True, text=True)
+        assert out.returncode == 0, out.stderr
+        lines.append(out.stdout.split(" ", 1))
+    assert [line[0] for line in lines] == ["False", "True"] and lines[0][1] == lines[1][1]
