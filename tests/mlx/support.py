@@ -232,8 +232,8 @@ def run(code, timeout=120, **environment):
     """A program of its own, with the bridge as this one has it: preloaded or imported."""
     if "mlxvk_mlx" in sys.modules:
         code = "import mlxvk_mlx\n" + code
-    here = os.path.dirname(os.path.abspath(__file__))
-    return subprocess.run([sys.executable, "-B", "-c", code], env={**os.environ, "PYTHONPATH": here, **environment}, timeout=timeout,
+    path = os.pathsep.join(filter(None, (os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH"))))
+    return subprocess.run([sys.executable, "-B", "-c", code], env={**os.environ, "PYTHONPATH": path, **environment}, timeout=timeout,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
