@@ -19131,10 +19131,11 @@ static bool same_product_kind(const struct node *a, const struct node *b)
            a->in[2]->dtype == b->in[2]->dtype && a->out[0]->dtype == b->out[0]->dtype;
 }
 
-/* The nodes of silu(y0) * y1 behind the products m[0] and m[1], into m[2..4]; false where something else follows. */
-static bool swiglu_behind(struct stream *s, uint32_t m[5], uint32_t end)
+/* The nodes of silu(y) * y' behind the products m[0] and m[1], y being that of m[first], into m[2..4]; false where
+ * something else follows. */
+static bool swiglu_behind(struct stream *s, uint32_t m[5], int first, uint32_t end)
 {
-    struct array *gate = s->nodes[m[0]].out[0], *up = s->nodes[m[1]].out[0];
+    struct array *gate = s->nodes[m[first]].out[0], *up = s->nodes[m[!first]].out[0];
     const struct node *sigmoid, *silu, *product;
     if (gate->storage->owned || gate->storage->readers != 2 || gate->storage->writers != 1 || !only_between(up))
         return false;
@@ -19176,16 +19177,20 @@ static int products_of(struct encoder *e, struct stream *s, uint32_t m[1 + QMV_S
 }
 
 /* Adds the products m[1..count-1] to the job of m[0], and silu(y0) * y1 where that is all that follows: the nodes in
- * m then. */
+ * m then. MLX records the second operand's product first. */
 static int join_products(struct stream *s, struct quant_job *j, uint32_t m[5], int count, uint32_t end)
 {
+    bool second = false;
     for (int i = 1; i < count; i++) {
         const struct node *n = &s->nodes[m[i]];
         uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
         for (int k = 1; k < 4; k++) if (n->in[k]) n->in[k]->refs++;
         j->set[j->sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
     }
-    if (count == 2 && s->device->gate[GATE_SWIGLU] && j->set[0].rows == j->set[1].rows && swiglu_behind(s, m, end)) {
+    if (count == 2 && s->device->gate[GATE_SWIGLU] && j->set[0].rows == j->set[1].rows &&
+        (swiglu_behind(s, m, 0, end) || (second = swiglu_behind(s, m, 1, end)))) {
+        const struct quant_set up = j->set[0];
+        if (second) j->set[0] = j->set[1], j->set[1] = up;
         j->epilogue = QMV_SWIGLU;
         j->set[0].y = s->nodes[m[4]].out[0];
         j->set[1].y = NULL;

@@ -261,20 +261,32 @@ static void norm_product(struct bench *t, const struct layer *l, mlxvk_array *re
     mlxvk_array_free(x);
 }
 
-static void norm_swiglu(struct bench *t, const struct layer *l, mlxvk_array *res)
+/* silu(gate) * up of two products of x, of which the gate's is recorded first or second, and kept or not. */
+static void swiglu_of(struct bench *t, const struct layer *l, mlxvk_array x, bool second, bool keep, mlxvk_array *res)
 {
-    mlxvk_array x = mlxvk_array_new(), gate = mlxvk_array_new(), up = mlxvk_array_new(), sigmoid = mlxvk_array_new();
-    norm_of(t, l, &x);
-    by_weight(t, l, 0, x, &gate);
-    by_weight(t, l, 2, x, &up);
-    OK(mlxvk_sigmoid(&sigmoid, gate, t->s), t->s);
-    OK(mlxvk_multiply(&gate, gate, sigmoid, t->s), t->s);
-    OK(mlxvk_multiply(&res[0], gate, up, t->s), t->s);
-    mlxvk_array_free(x);
-    mlxvk_array_free(gate);
-    mlxvk_array_free(up);
-    mlxvk_array_free(sigmoid);
+    mlxvk_array y[2] = { mlxvk_array_new(), mlxvk_array_new() }, silu = mlxvk_array_new();
+    by_weight(t, l, 0, x, &y[0]);
+    by_weight(t, l, 2, x, &y[1]);
+    OK(mlxvk_sigmoid(&silu, y[second], t->s), t->s);
+    OK(mlxvk_multiply(&silu, y[second], silu, t->s), t->s);
+    OK(mlxvk_multiply(&res[0], silu, y[!second], t->s), t->s);
+    if (keep) OK(mlxvk_array_set(&res[1], y[second]), t->s);
+    for (int i = 0; i < 2; i++) mlxvk_array_free(y[i]);
+    mlxvk_array_free(silu);
 }
+
+static void norm_swiglu_of(struct bench *t, const struct layer *l, bool second, bool keep, mlxvk_array *res)
+{
+    mlxvk_array x = mlxvk_array_new();
+    norm_of(t, l, &x);
+    swiglu_of(t, l, x, second, keep, res);
+    mlxvk_array_free(x);
+}
+
+static void norm_swiglu(struct bench *t, const struct layer *l, mlxvk_array *res) { norm_swiglu_of(t, l, false, false, res); }
+static void norm_swiglu_second(struct bench *t, const struct layer *l, mlxvk_array *res) { norm_swiglu_of(t, l, true, false, res); }
+static void norm_swiglu_kept(struct bench *t, const struct layer *l, mlxvk_array *res) { norm_swiglu_of(t, l, true, true, res); }
+static void swiglu_second(struct bench *t, const struct layer *l, mlxvk_array *res) { swiglu_of(t, l, l->x, true, false, res); }
 
 /* Somebody holds the norm's result: only products that go together anyway are one dispatch. */
 static void held_norm(struct bench *t, const struct layer *l, mlxvk_array *res)
@@ -310,7 +322,11 @@ static const struct layer_case {
     uint64_t fused, apart;                           /* dispatches */
 } layer_cases[] = {
     { "rms_norm + 3 products", norm_products, 1, 1, 2 }, { "rms_norm + product", norm_product, 1, 1, 2 },
-    { "rms_norm + silu(product) * product", norm_swiglu, 1, 1, 2 }, { "rms_norm of 2 rows + products", norm_products, 2, 2, 2 },
+    { "rms_norm + silu(product) * product", norm_swiglu, 1, 1, 5 },
+    { "rms_norm + product * silu(product)", norm_swiglu_second, 1, 1, 5 },
+    { "rms_norm + product * silu(product kept)", norm_swiglu_kept, 1, 2, 5 },
+    { "product * silu(product)", swiglu_second, 1, 1, 4 }, { "2 rows: product * silu(product)", swiglu_second, 2, 1, 4 },
+    { "rms_norm of 2 rows + products", norm_products, 2, 2, 2 },
     { "rms_norm kept, product", held_norm, 1, 2, 2 }, { "product + addition", product_add, 1, 2, 3 },
     { "product of 3 rows + addition", product_add, 3, 2, 3 }, { "other additions", other_adds, 1, 3, 3 },
 };
@@ -350,7 +366,8 @@ static void test_layer(void **state)
             const struct layer_case *c = &layer_cases[i];
             size_t n = layer_results(c, "MLX_VK_QMM_KERNEL=5", kinds[k].dtype, c->fused, on);
             double most = 0;
-            assert_int_equal(n, layer_results(c, "MLX_VK_QMM_KERNEL=5 MLX_VK_ENABLE_QMM_ADD=0 MLX_VK_ENABLE_RMSNORM_QMM=0",
+            assert_int_equal(n, layer_results(c, "MLX_VK_QMM_KERNEL=5 MLX_VK_ENABLE_QMM_ADD=0 MLX_VK_ENABLE_RMSNORM_QMM=0 "
+                                              "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0",
                                               kinds[k].dtype, c->apart, off));
             for (size_t j = 0; j < n; j++) most = fmax(most, fabs(off[j]));
             for (size_t j = 0; j < n; j++)
