@@ -367,7 +367,7 @@ static void test_layer(void **state)
             size_t n = layer_results(c, "MLX_VK_QMM_KERNEL=5", kinds[k].dtype, c->fused, on);
             double most = 0;
             assert_int_equal(n, layer_results(c, "MLX_VK_QMM_KERNEL=5 MLX_VK_ENABLE_QMM_ADD=0 MLX_VK_ENABLE_RMSNORM_QMM=0 "
-                                              "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0",
+                                              "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0 MLX_VK_ENABLE_CHAINS=0",
                                               kinds[k].dtype, c->apart, off));
             for (size_t j = 0; j < n; j++) most = fmax(most, fabs(off[j]));
             for (size_t j = 0; j < n; j++)
