@@ -103,7 +103,7 @@ void finish(const uvec4 at, const uint first, const float mean, const float fact
 
 #ifdef BY_EIGHTS
 // The eights that a thread holds, as they are in memory.
-const uint WORDS = DTYPE == F32 ? 2u : 1u;
+const uint WORDS = DTYPE == F32 ? 2u : 1u, PER_WORD = 8u / WORDS;      // rows begin at any multiple of PER_WORD
 uvec4 words[HELD * WORDS];
 eight held(const uint i)
 {
@@ -128,7 +128,7 @@ void add_residual(const uvec4 at, const uint lane, const uint groups)
         eight v = held(i), r = load8_residual(at.z + 8u * min(g, last), DTYPE);
         hold(i, eight(v.a + r.a, v.b + r.b), false);
         if (g >= groups) continue;
-        [[unroll]] for (uint k = 0u; k < WORDS; k++) h128[(at.w / 8u + g) * WORDS + k] = words[i * WORDS + k];
+        [[unroll]] for (uint k = 0u; k < WORDS; k++) h128[at.w / PER_WORD + g * WORDS + k] = words[i * WORDS + k];
     }
 }
 
@@ -139,7 +139,7 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
     uint last = n / 8u - 1u;                           // beyond a row its end is read again, so that no load waits for a branch
     [[unroll]] for (uint i = 0u; i < HELD; i++)
         [[unroll]] for (uint k = 0u; k < WORDS; k++)
-            words[i * WORDS + k] = x128[(at.y / 8u + min(lane + i * LANES, last)) * WORDS + k];
+            words[i * WORDS + k] = x128[at.y / PER_WORD + min(lane + i * LANES, last) * WORDS + k];
     if (has(ADD)) add_residual(at, lane, groups);
     if (groups < HELD * LANES)
         [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++)
@@ -168,7 +168,7 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
     [[unroll]] for (uint i = 0u; i < HELD; i++)
         if (numbers && lane + i * LANES < groups)
             [[unroll]] for (uint k = 0u; k < WORDS; k++)
-                y128[(at.x / 8u + lane + i * LANES) * WORDS + k] = words[i * WORDS + k];
+                y128[at.x / PER_WORD + (lane + i * LANES) * WORDS + k] = words[i * WORDS + k];
     if (TESTED) for (uint g = numbers ? groups : lane; g < groups; g += LANES) finish(at, 8u * g, mean, factor);
 }
 

@@ -7,9 +7,9 @@
 enum op { SUM, PROD, MEAN, MAX, MIN, LSE, NORM, VAR, ARGMAX, SOFTMAX, RMS, LAYER, OPS };
 static const char *const names[OPS] = { "sum", "prod", "mean", "max", "min", "logsumexp", "norm", "var", "argmax",
                                         "softmax", "rms_norm", "layer_norm" };
-enum layout { ROWS, COLUMNS, TRANSPOSED, MIDDLE, GAPS, SHIFTED, REVERSED, REPEATED, LAYOUTS };
+enum layout { ROWS, COLUMNS, TRANSPOSED, MIDDLE, GAPS, SHIFTED, FOURS, REVERSED, REPEATED, LAYOUTS };
 static const char *const places[LAYOUTS] = { "rows", "columns", "a transposed view", "a middle axis", "rows with gaps",
-                                             "unaligned rows", "reversed rows", "repeated rows" };
+                                             "unaligned rows", "rows some fours apart", "reversed rows", "repeated rows" };
 
 /* ---- layouts: the rows of x along *axis of the result, which the caller frees ---- */
 
@@ -37,7 +37,7 @@ static mlxvk_array twice(mlxvk_array x, bool side_by_side)
 
 static mlxvk_array laid_out(mlxvk_array x, enum layout layout, int *axis)
 {
-    int rows = mlxvk_array_dim(x, 0), n = mlxvk_array_dim(x, 1);
+    int rows = mlxvk_array_dim(x, 0), n = mlxvk_array_dim(x, 1), shift;
     mlxvk_array a = { NULL };
     *axis = layout == COLUMNS ? 0 : layout == REPEATED ? 2 : 1;
     OK(mlxvk_array_set(&a, x), stream);
@@ -57,12 +57,13 @@ static mlxvk_array laid_out(mlxvk_array x, enum layout layout, int *axis)
         a = twice(x, true);
         part(&a, 2, 0, 1, 1);
         break;
-    case SHIFTED:
+    case SHIFTED: case FOURS:                        /* 1 or 4 elements in front of each */
+        shift = layout == SHIFTED ? 1 : n < 4 ? n : 4;
         mlxvk_array_free(a);
         a = twice(x, false);
-        part(&a, 1, n - 1, 2 * n, 1);
+        part(&a, 1, n - shift, 2 * n, 1);
         own(&a);
-        part(&a, 1, 1, n + 1, 1);
+        part(&a, 1, shift, n + shift, 1);
         break;
     case REVERSED:
         part(&a, 1, n - 1, -n - 1, -1);
