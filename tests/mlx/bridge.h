@@ -41,6 +41,22 @@ using mlx::core::Primitive;
 using mlx::core::Stream;
 using Arrays = std::vector<array>;
 
+/* Values of one call; up to N of them need no allocation, of which there are thousands a token otherwise. */
+template <class T, size_t N> class Few {
+ public:
+  explicit Few(size_t size) : size_(size) { if (size > N) more_.resize(size); }
+  T* begin() { return size_ > N ? more_.data() : few_; }
+  T* end() { return begin() + size_; }
+  T* data() { return begin(); }
+  size_t size() const { return size_; }
+  T& operator[](size_t i) { return begin()[i]; }
+
+ private:
+  size_t size_;
+  T few_[N]{};
+  std::vector<T> more_;
+};
+
 /* ---- hooks.cpp ---- */
 
 /* Is the bridge in MLX? If not it must call nothing of MLX. */

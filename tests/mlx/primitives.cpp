@@ -207,8 +207,7 @@ static int concatenate_native(Job& j) {
 }
 
 /* What a slice update does with what is there; `set` (and MLX before 0.31) replaces it. */
-static int reduced_update(mlxvk_array* res, Job& j, Binary reduce, const std::vector<int>& start, const std::vector<int>& stop,
-                          const std::vector<int>& step) {
+static int reduced_update(mlxvk_array* res, Job& j, Binary reduce, Few<int, 8>& start, Few<int, 8>& stop, Few<int, 8>& step) {
   Handle there;
   int code = mlxvk_slice(&there, j.in[0], start.data(), start.size(), stop.data(), stop.size(), step.data(), step.size(), j.s);
   return code ? code : reduce(res, there, j.in[1], j.s);
@@ -225,8 +224,10 @@ static int slice_update_native(Job& j) {
   auto [first, unused, strides] = j.as<SliceUpdate>().state();
 #endif
   if (!mlxvk_array_size(j.in[1])) return mlxvk_copy(j.out, j.in[0], j.s);
-  std::vector<int> start(first.begin(), first.end()), step(strides.begin(), strides.end()), stop(start.size());
+  Few<int, 8> start(first.size()), step(first.size()), stop(first.size());
   for (size_t i = 0; i < start.size(); i++) {
+    start[i] = first[i];
+    step[i] = strides[i];
     const int last = start[i] + (mlxvk_array_dim(j.in[1], int(i)) - 1) * step[i], size = mlxvk_array_dim(j.in[0], int(i));
     stop[i] = step[i] > 0 ? last + 1 : last > 0 ? last - 1 : -size - 1;
   }
@@ -663,6 +664,8 @@ static std::string type_name(const std::string& name) {
   return "N3mlx4core" + (colon == name.npos ? "" : std::to_string(colon) + name.substr(0, colon)) + std::to_string(last.size()) + last + "E";
 }
 
+static bool is_compiled(const Row& row) { return row.state == State::native && !row.native; }   // no other has no call
+
 static const char* short_name(const char* name) { const char* colon = std::strrchr(name, ':'); return colon ? colon + 1 : name; }
 
 const Row* find_row(const Primitive& p) {
@@ -708,8 +711,8 @@ enum { MAX_OUTPUTS = 16 };
 struct Operands {
   const Arrays& arrays;
   const size_t outputs;
-  std::vector<mlxvk_array> in;
-  std::vector<bool> lent;                                  // handles of MLX's own
+  Few<mlxvk_array, 8> in;
+  Few<char, 8> lent;                                       // handles of MLX's own
   mlxvk_array out[MAX_OUTPUTS]{};
   bool given = false;                                      // the first input's handle is in out[0]
   int number = 0;                                          // of an operand without a handle
@@ -765,7 +768,7 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   const Stream s = p.stream();
   Operands o(inputs, outputs.size());
   if (row.whole && !(fits(inputs) && fits(outputs))) { reason = "over the storage-buffer range"; return false; }
-  int code = o.open(s, row.in_place, is(row, "fast::RoPE") ? 1 : SIZE_MAX);
+  int code = o.open(s, row.in_place, row.native == rope_native ? 1 : SIZE_MAX);
   if (!code) {
     Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s), o.number, outputs.size()};
     code = row.native(j);
@@ -794,7 +797,7 @@ static bool excluded(const Row& row) {
 
 /* Those of Compiled and View are made up for each. */
 static const char* lasting_name(const Row& row, const Primitive& p) {
-  return is(row, "Compiled") || is(row, "View") ? short_name(row.name) : p.name();
+  return is_compiled(row) || row.layout == view_bits_layout ? short_name(row.name) : p.name();
 }
 
 void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
@@ -813,7 +816,7 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
     return;
   }
   if (row && excluded(*row)) { fall_back(p, inputs, outputs, "MLX_VK_FALLBACK_FOR"); return; }
-  if (row && is(*row, "Compiled")) { p.eval_gpu(inputs, outputs); return; }
+  if (row && is_compiled(*row)) { p.eval_gpu(inputs, outputs); return; }
   if (row && row->native && run_native(*row, p, inputs, outputs, reason)) {
     note_run(*row);
     count_native(lasting_name(*row, p));
@@ -825,45 +828,61 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
 
 /* ---- Compiled: its graph, operation by operation, without MLX's arrays in between ---- */
 
+/* The inputs' values, then those of the tape, in this order. Graphs are short: who wants one looks for its id. */
 class Values {
  public:
-  ~Values() { for (auto& [id, v] : values_) mlxvk_array_free(v.array); }
-  void put(uintptr_t id, mlxvk_array a, int uses) { values_[id] = {a, uses}; }
-  mlxvk_array* get(uintptr_t id) { auto it = values_.find(id); return it == values_.end() ? nullptr : &it->second.array; }
+  Values(const Arrays& inputs, const Arrays& tape, const Arrays& outputs) : values_(inputs.size() + tape.size()) {
+    size_t n = 0;
+    for (auto& a : inputs) values_[n++].id = a.id();
+    for (auto& t : tape) values_[n++].id = t.id();
+    for (auto& t : tape)
+      for (auto& a : t.inputs()) count(a);
+    for (auto& a : outputs) count(a);
+  }
+  Values(const Values&) = delete;
+  ~Values() { for (auto& v : values_) mlxvk_array_free(v.array); }
+
+  mlxvk_array& operator[](size_t n) { return values_[n].array; }
+  mlxvk_array* get(const array& a) { Value* v = find(a); return v && v->array.ctx ? &v->array : nullptr; }
   /* One reader fewer; the last one lets it go, so that what lies between can be fused. */
-  void used(uintptr_t id) {
-    auto it = values_.find(id);
-    if (it == values_.end() || --it->second.uses > 0) return;
-    mlxvk_array_free(it->second.array);
-    values_.erase(it);
+  void used(const array& a) {
+    Value* v = find(a);
+    if (!v || --v->uses > 0) return;
+    mlxvk_array_free(v->array);
+    v->array = {};
   }
 
  private:
-  struct Value { mlxvk_array array; int uses; };
-  std::unordered_map<uintptr_t, Value> values_;
+  struct Value { uintptr_t id; mlxvk_array array; int uses; };
+
+  Value* find(const array& a) {
+    const uintptr_t id = a.id();
+    for (auto& v : values_) if (v.id == id) return &v;
+    return nullptr;
+  }
+  void count(const array& a) { if (Value* v = find(a)) v->uses++; }
+
+  Few<Value, 24> values_;
 };
 
-static int run_tape(const Arrays& tape, Values& values, const std::unordered_map<uintptr_t, int>& uses, Stream s) {
-  for (auto& t : tape) {
+/* first: the number of the tape's first value. */
+static int run_tape(const Arrays& tape, size_t first, Values& values, Stream s) {
+  for (size_t n = 0; n < tape.size(); n++) {
+    const array& t = tape[n];
     const Row* row = find_row(t.primitive());
-    std::vector<mlxvk_array> in;
-    mlxvk_array out{};
+    Few<mlxvk_array, 8> in(t.inputs().size());
+    mlxvk_array& out = values[first + n];
     if (!row || (!row->native && !is(*row, "Broadcast"))) return MLXVK_ERROR_UNSUPPORTED;
-    for (auto& i : t.inputs()) {
-      mlxvk_array* a = values.get(i.id());
+    for (size_t i = 0; i < in.size(); i++) {
+      mlxvk_array* a = values.get(t.inputs()[i]);
       if (!a) return MLXVK_ERROR_UNSUPPORTED;
-      in.push_back(*a);
+      in[i] = *a;
     }
     Job j{t.primitive(), in.data(), in.size(), &out, &t, stream_of(s)};
     if (int code = row->native ? row->native(j) : broadcast_native(j)) return code;
     note_run(*row);
-    if (mlxvk_array_dtype(out) != dtype_of(t)) {
-      mlxvk_array_free(out);
-      return MLXVK_ERROR_DTYPE;
-    }
-    auto it = uses.find(t.id());
-    values.put(t.id(), out, it == uses.end() ? 0 : it->second);
-    for (auto& i : t.inputs()) values.used(i.id());
+    if (mlxvk_array_dtype(out) != dtype_of(t)) return MLXVK_ERROR_DTYPE;
+    for (auto& i : t.inputs()) values.used(i);
   }
   return 0;
 }
@@ -885,21 +904,14 @@ namespace mlx::core {
 void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& outputs) {
   using namespace mlxvk_mlx;
   const Stream s = stream();
-  std::unordered_map<uintptr_t, int> uses;
-  std::vector<mlxvk_array> results(outputs.size());
+  Few<mlxvk_array, 8> results(outputs.size());
   int code = 0;
-  for (auto& t : tape_) for (auto& i : t.inputs()) uses[i.id()]++;
-  for (auto& o : outputs_) uses[o.id()]++;
   {
-    Values values;
-    for (size_t i = 0; i < inputs.size() && !code; i++) {
-      mlxvk_array a{};
-      code = operand(&a, inputs[i], s);
-      values.put(inputs_[i].id(), a, uses[inputs_[i].id()]);
-    }
-    if (!code) code = run_tape(tape_, values, uses, s);
+    Values values(inputs_, tape_, outputs_);
+    for (size_t i = 0; i < inputs.size() && !code; i++) code = operand(&values[i], inputs[i], s);
+    if (!code) code = run_tape(tape_, inputs.size(), values, s);
     for (size_t i = 0; i < outputs.size() && !code; i++) {
-      mlxvk_array* value = values.get(outputs_[i].id());
+      mlxvk_array* value = values.get(outputs_[i]);
       code = value ? take_output(&results[i], *value, outputs[i], s) : MLXVK_ERROR_UNSUPPORTED;
     }
   }

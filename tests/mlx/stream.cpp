@@ -547,7 +547,10 @@ void new_thread_unsafe_stream(Stream s) {
 
 void eval(array& a) {
   mlxvk_mlx::stop_if_exiting();
-  auto outputs = a.outputs();
+  thread_local std::vector<array> spare;                   // taken by one call at a time: calls may be inside each other
+  std::vector<array> outputs = std::move(spare);
+  if (a.siblings().empty()) outputs.push_back(a);
+  else outputs = a.outputs();
   std::vector<array> held;                                 // the inputs of a tracer must not be donated
   if (a.is_tracer()) held = a.inputs();
   for (auto& in : a.inputs())
@@ -559,6 +562,8 @@ void eval(array& a) {
     mlxvk_mlx::keep_promises();
     throw;
   }
+  outputs.clear();
+  spare = std::move(outputs);
 }
 
 void finalize(Stream s) {
