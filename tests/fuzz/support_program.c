@@ -89,7 +89,7 @@ static double random_value(const struct data *d, size_t i, uint32_t word)
     case POSITIVE: return (double)(word % 128 + 64) / 128;
     case WHOLE:    return (int)(word % 19) - 9;
     case INDEX:    return word % (uint32_t)d->limit;
-    case DISTINCT: return (double)((i * 7 + d->seed) % (size_t)d->limit);
+    case DISTINCT: return (double)((i * (d->limit % 7 ? 7 : 1) + d->seed) % (size_t)d->limit);
     default:
         if (dtype_is_inexact(d->dtype)) return thousandths / 64.0;
         return d->dtype == MLXVK_BOOL ? (int)(word & 1) : thousandths / 12;
