@@ -1410,6 +1410,10 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
         queue.pNext = NULL;
         r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
     }
+    while (r < 0 && queue.queueCount > 1) {          /* so are queues: many devices at once use them up */
+        d->queue_count = queue.queueCount /= 2;
+        r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
+    }
     if (r == VK_SUCCESS) return 0;
     set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "vkCreateDevice failed on %s (VkResult %d)",
               d->caps.name, r);

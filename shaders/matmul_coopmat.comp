@@ -189,11 +189,13 @@ void main()
         [[unroll]] for (uint j = 0; j < WN / SIZE; j++) {
             uint r = row + i * SIZE, s = column + j * SIZE, corner = warp * SIZE * PATCH;
             if (whole) {
+                // In a matrix of its own: NVIDIA's driver (580.159) keeps an array, whose elements' elements are written, in
+                // memory, which made all of it five times slower.
+                coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> v = sum[i * (WN / SIZE) + j];
 #ifdef BF
-                [[unroll]] for (int e = 0; e < sum[i * (WN / SIZE) + j].length(); e++)
-                    sum[i * (WN / SIZE) + j][e] = nearest_bf16(sum[i * (WN / SIZE) + j][e]);
+                [[unroll]] for (int e = 0; e < v.length(); e++) v[e] = nearest_bf16(v[e]);
 #endif
-                coopMatStore(coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(sum[i * (WN / SIZE) + j]), d,
+                coopMatStore(coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(v), d,
                              p.d + r * out_row + s, out_row, gl_CooperativeMatrixLayoutRowMajor);
                 continue;
             }
