@@ -261,7 +261,7 @@ test-threads:
 
 # As for drivers that end what runs for long. The tests of submissions themselves count them, with gates of their own.
 watchdog_units := $(if $(WATCHDOG),$(patsubst %,$(BUILD)/unit/test_%,$(WATCHDOG)),$(units))
-test-watchdog: $(golden) $(watchdog_units)
+test-watchdog: $(golden) $(qwen3) $(watchdog_units)
 	@MLX_VK_MAX_US_PER_BUFFER=1000 tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/watchdog_logs $(RUNNER) \
 	    "golden: $(golden) $(golden_data) $(if $(WATCHDOG),--sample 1/16)" $(watchdog_units)
 

@@ -370,6 +370,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
+    X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps wait for each other without barriers (2: on every driver)")     \
     X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")          \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
@@ -511,6 +512,8 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
       "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")              \
     X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23,                                                                         \
       "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
+    X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23,                                                                             \
+      "workgroups were seen to start in the order of their dispatches, on an H200: recorded steps are linked")        \
     X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "multipliers are idle beside the adders: random bits add by them")      \
     X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, 0, "loops that ask for it are unrolled before constants are known: none asks")
 
@@ -1410,10 +1413,6 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
         queue.pNext = NULL;
         r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
     }
-    while (r < 0 && queue.queueCount > 1) {          /* so are queues: many devices at once use them up */
-        d->queue_count = queue.queueCount /= 2;
-        r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
-    }
     if (r == VK_SUCCESS) return 0;
     set_error(error, MLXVK_ERROR_NO_DEVICE, r, __LINE__, "device", "vkCreateDevice failed on %s (VkResult %d)",
               d->caps.name, r);
@@ -1693,6 +1692,7 @@ struct timeline {
     struct stream *stream;                           /* NULL once the stream is gone */
     uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
     uint64_t polled;                                 /* d->polls when it was last asked */
+    const volatile uint32_t *gave_up;                /* not 0: a linked step did, see >>replay; NULL: there are none */
     uint32_t index;
 };
 
@@ -2234,6 +2234,16 @@ static struct timeline *timeline_create(struct device *d)
     return t;
 }
 
+/* Were all steps of it that wait for each other done in time? */
+static int check_links(struct device *d, const struct timeline *t)
+{
+    if (d->lost || !t->gave_up || !*t->gave_up) return d->lost;
+    snprintf(d->why_lost, sizeof d->why_lost, "linked steps waited in vain, and the device counts as lost; "
+             "%s=0 does without them", gate_table[GATE_LINKS].name);
+    if (d->on_log) d->on_log(d->why_lost, d->user);
+    return d->lost = MLXVK_ERROR_DEVICE_LOST;
+}
+
 /* Blocks until the timeline reaches value. The lock is held on entry and on return, but not while waiting: what is
  * waited for may need another thread's signal. */
 static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
@@ -2247,7 +2257,7 @@ static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
     r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
     mutex_lock(&d->lock);
     if (r == VK_SUCCESS && t->completed < value) t->completed = value;
-    return vk_code(d, r);
+    return r == VK_SUCCESS ? check_links(d, t) : vk_code(d, r);
 }
 
 static int grow_uses(struct device *d, struct buffer *b)
@@ -2869,7 +2879,7 @@ struct encoder {
     uint64_t pending_in;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
-    uint64_t barriers;                               /* recorded so far */
+    uint64_t barriers, links_read;                   /* recorded so far; then, when counters of links were last read */
     void (*give_out)(struct encoder *e);             /* records what replay holds back; NULL: nothing is */
     struct window *held_in;                          /* steps of that window from `held` on, */
     uint32_t held, held_count;
@@ -4930,6 +4940,7 @@ static void stream_destroy(struct stream *s)
     *link = s->next;
     if (d->default_stream == s) d->default_stream = NULL;
     if (s->counters && idle) buffer_destroy(d, s->counters);
+    s->line->gave_up = NULL;
     if (s->late && idle) buffer_destroy(d, s->late);
     if (idle) d->vk.vkDestroyCommandPool(d->handle, s->segment_pool, NULL);
     d->queue_users[s->queue]--;
@@ -19445,8 +19456,8 @@ struct kept_step {
     uint8_t same, misses;
 };
 struct place { struct known_buffer known; VkDescriptorBufferInfo range; };
-/* value: of its last submission */
-struct segment { VkCommandBuffer commands; uint32_t first, count, words; uint64_t value; };
+/* links: steps of it that are linked; value: of its last submission */
+struct segment { VkCommandBuffer commands; uint32_t first, count, words, links; uint64_t value; };
 
 struct window {
     struct window *next;
@@ -19463,7 +19474,9 @@ struct window {
 
 /* ---- segments: steps that are recorded once, in a secondary command buffer ---- */
 
-enum { SEGMENT_MOST = 256, SEGMENT_MISSES = 6, LATE_WORDS = 1024, LATE_PARTS = 48 };
+/* Behind the parts of late words come the counters of links, of one segment at a time, and whether one gave up. */
+enum { SEGMENT_MOST = 256, SEGMENT_MISSES = 6, LATE_WORDS = 1024, LATE_PARTS = 48, LINK_COUNTERS = 255,
+       LINKS_AT = LATE_WORDS * LATE_PARTS, LINK_WORDS = LINK_COUNTERS + 1 };
 
 /* Ends a segment. Its command buffer is freed when no submission has it. */
 static void drop_segment(struct stream *s, struct window *w, struct segment *g)
@@ -19489,13 +19502,22 @@ static void free_dropped(struct stream *s)
 
 /* ---- late words ---- */
 
+static bool late_memory(struct encoder *e)
+{
+    struct stream *s = e->stream;
+    const size_t links = sizeof(uint32_t) * LINKS_AT, size = sizeof(uint32_t) * LINK_WORDS;
+    if (s->late) return true;
+    if (buffer_fresh(e->device, links + size, false, &s->late)) return false;
+    if (s->late->map) memset(s->late->map + links, 0, size);
+    return true;
+}
+
 /* The window's part of the stream's late words; false: there is none to be had. */
 static bool late_part(struct encoder *e, struct window *w)
 {
     struct stream *s = e->stream;
     if (w->late_part >= 0) return true;
-    if (!s->late && buffer_fresh(e->device, sizeof(uint32_t) * LATE_WORDS * LATE_PARTS, false, &s->late))
-        return false;
+    if (!late_memory(e)) return false;
     for (int i = 0; i < LATE_PARTS && w->late_part < 0; i++) if (!(s->late_parts >> i & 1)) w->late_part = i;
     if (w->late_part < 0) return false;
     s->late_parts |= 1ull << w->late_part;
@@ -19563,30 +19585,141 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
     record_dispatch(e, t, t->pipeline, ranges);
 }
 
-/* Records a step for good, with late words. */
-static void record_late(struct encoder *e, const struct window *w, uint32_t at)
+/* ---- links: steps of a segment that wait for those in front of them without a barrier ---- */
+
+/* Kernels that can: shaders/links.glsl. What they read or write at `passed` they do behind the wait; all else is read
+ * in front of it, and must not have been written since the last barrier. A waiting workgroup keeps its place, so those
+ * that it waits for must have started: only where a driver has been seen to start them in order (QUIRK_IN_ORDER).
+ * Attention could, too, but was slower for it: its code grew from 41 to 55 KB (an H200: Qwen3-0.6B 1,046 tokens/s
+ * without, 971 with; 1,038 with barriers alone). */
+static const struct link_row { uint32_t kernel, binding, word, passed; } link_table[] = {
+    { K_QMV_HELD, SLOT_qmv_held_link, PUSH_WORD(qmv_held, link),
+      1 << SLOT_qmv_held_x | 1 << SLOT_qmv_held_ya | 1 << SLOT_qmv_held_res },
+    { K_QMV_HELD_SETS, SLOT_qmv_held_sets_link, PUSH_WORD(qmv_held_sets, link),
+      1 << SLOT_qmv_held_sets_x | 1 << SLOT_qmv_held_sets_ya | 1 << SLOT_qmv_held_sets_yb |
+      1 << SLOT_qmv_held_sets_yc | 1 << SLOT_qmv_held_sets_res },
+};
+enum { LINK_GROUPS = 0xffff };                       /* as a link counts them */
+
+static const struct link_row *link_row(const struct step *t)
 {
-    struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    for (size_t i = 0; i < COUNT(link_table); i++) if (link_table[i].kernel == t->kernel) return &link_table[i];
+    return NULL;
+}
+
+/* Where a step's range may lie: a late one's anywhere in its buffer. */
+static VkDescriptorBufferInfo reach_of(const struct kept_step *k, const struct bound *b, const struct place *p)
+{
+    if (!k->moves || !is_late_slot(k, b->slot)) return p->range;
+    return (VkDescriptorBufferInfo){ p->range.buffer, p->known.buffer->offset, p->known.buffer->size };
+}
+
+/* Does a step of [since, at) write what step `at` reads early? */
+static bool early_written(const struct window *w, uint32_t since, uint32_t at, uint32_t passed)
+{
+    const struct step *t = ITEM(w->plan.steps, struct step, at);
+    for (uint32_t i = 0; i < t->bounds; i++) {
+        const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first + i);
+        VkDescriptorBufferInfo r = reach_of(ITEM(w->steps, struct kept_step, at), b,
+                                            ITEM(w->places, struct place, t->first + i));
+        if (passed >> b->slot & 1) continue;
+        for (uint32_t j = since; j < at; j++) {
+            const struct step *o = ITEM(w->plan.steps, struct step, j);
+            for (uint32_t n = o->first; n < o->first + o->bounds; n++) {
+                const struct bound *other = ITEM(w->plan.bounds, struct bound, n);
+                VkDescriptorBufferInfo s = reach_of(ITEM(w->steps, struct kept_step, j), other,
+                                                    ITEM(w->places, struct place, n));
+                if (other->write && r.buffer == s.buffer && r.offset < s.offset + s.range &&
+                    s.offset < r.offset + r.range) return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Can step n of those from `first` on wait for the one in front? Both are alone between barriers, and another barrier
+ * follows: what that is in front of relies on all that was done before. */
+static bool links(const struct window *w, uint32_t first, uint32_t count, uint32_t n, uint32_t since)
+{
+    const struct kept_step *k = ITEM(w->steps, struct kept_step, first + n);
+    const struct step *t = ITEM(w->plan.steps, struct step, first + n);
+    const struct link_row *row = link_row(t), *before = link_row(t - 1);
+    if (!row || !before || n > LINK_COUNTERS || n + 1 >= count || !k[1].barrier || (n > 1 && !k[-1].barrier)) return false;
+    if ((uint64_t)t[-1].groups[0] * t[-1].groups[1] * t[-1].groups[2] > LINK_GROUPS) return false;
+    return !early_written(w, since, first + n, row->passed);
+}
+
+/* The host must be able to see that a step gave up waiting: timeline_wait looks. */
+static bool may_link(struct encoder *e)
+{
+    const struct device *d = e->device;
+    const int gate = d->gate[GATE_LINKS];
+    struct stream *s = e->stream;
+    bool wanted = gate > 1 || (gate == 1 && d->caps.quirks & QUIRK_IN_ORDER);
+    if (!wanted || d->gate[GATE_NO_BARRIERS] || s->records || !late_memory(e) || !s->late->map) return false;
+    s->line->gave_up = (const volatile uint32_t *)s->late->map + LINKS_AT + LINK_COUNTERS;
+    return true;
+}
+
+/* The links of steps, as links.glsl has them; how many wait. A step counts itself by the counter of its number. */
+static uint32_t find_links(struct encoder *e, const struct window *w, uint32_t first, uint32_t count, uint32_t *link)
+{
+    uint32_t since = first, found = 0;
+    memset(link, 0, count * sizeof *link);
+    if (!may_link(e)) return 0;
+    for (uint32_t n = 1; n < count; n++) {
+        const struct step *before = ITEM(w->plan.steps, struct step, first + n - 1);
+        if (!ITEM(w->steps, struct kept_step, first + n)->barrier) continue;
+        if (!links(w, first, count, n, since)) { since = first + n; continue; }
+        link[n - 1] |= n;
+        link[n] = n << 8 | before->groups[0] * before->groups[1] * before->groups[2] << 16;
+        found++;
+    }
+    return found;
+}
+
+static void place_link(const struct encoder *e, struct step *t, uint32_t link, VkDescriptorBufferInfo *ranges)
+{
+    const struct link_row *row = link_row(t);
+    const struct buffer *late = e->stream->late;
+    const size_t at = sizeof(uint32_t) * LINKS_AT, size = sizeof(uint32_t) * LINK_WORDS;
+    ranges[row->binding] = (VkDescriptorBufferInfo){ late->handle, late->offset + at, size };
+    t->set_mask |= 1u << row->binding;
+    memcpy(t->push + 4 * row->word, &link, 4);
+}
+
+/* Sets a step's late words' places, which are recorded instead of what they are now. */
+static void place_late(const struct encoder *e, const struct window *w, struct kept_step *k, struct step *t,
+                     VkDescriptorBufferInfo *ranges)
+{
     const struct late_row *row = k->late;
-    struct step t = *ITEM(w->plan.steps, struct step, at);
-    const struct bound *b = ITEM(w->plan.bounds, struct bound, t.first);
-    const struct place *place = ITEM(w->places, struct place, t.first);
     const struct buffer *late = e->stream->late;
     const size_t part = sizeof(uint32_t) * LATE_WORDS;
-    uint32_t flags = word_of(&t, row->flag_at) | row->flag;
-    VkDescriptorBufferInfo ranges[MAX_BOUND];
-    for (uint32_t i = 0; i < t.bounds; i++) ranges[b[i].slot] = place[i].range;
+    uint32_t flags = word_of(t, row->flag_at) | row->flag;
     for (uint32_t i = 0; i < row->count; i++) {
-        const struct place *p = late_place(w, &t, row->word[i].slot);
-        k->baked[i] = word_of(&t, row->word[i].at);
+        const struct place *p = late_place(w, t, row->word[i].slot);
+        k->baked[i] = word_of(t, row->word[i].at);
         if (p)
             ranges[row->word[i].slot] = (VkDescriptorBufferInfo){ p->range.buffer, p->known.buffer->offset,
                                                                   p->known.buffer->size };
     }
     ranges[row->binding] = (VkDescriptorBufferInfo){ late->handle, late->offset + (size_t)w->late_part * part, part };
-    t.set_mask |= 1u << row->binding;
-    memcpy(t.push + 4 * row->flag_at, &flags, 4);
-    memcpy(t.push + 4 * row->base, &k->word, 4);
+    t->set_mask |= 1u << row->binding;
+    memcpy(t->push + 4 * row->flag_at, &flags, 4);
+    memcpy(t->push + 4 * row->base, &k->word, 4);
+}
+
+/* Records a step for good, with late words and links. */
+static void record_for_good(struct encoder *e, const struct window *w, uint32_t at, uint32_t link)
+{
+    struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    struct step t = *ITEM(w->plan.steps, struct step, at);
+    const struct bound *b = ITEM(w->plan.bounds, struct bound, t.first);
+    const struct place *place = ITEM(w->places, struct place, t.first);
+    VkDescriptorBufferInfo ranges[MAX_BOUND];
+    for (uint32_t i = 0; i < t.bounds; i++) ranges[b[i].slot] = place[i].range;
+    if (k->moves) place_late(e, w, k, &t, ranges);
+    if (link) place_link(e, &t, link, ranges);
     record_dispatch(e, &t, t.pipeline, ranges);
 }
 
@@ -19612,21 +19745,27 @@ static void execute_held(struct encoder *e, struct window *w, struct segment *g)
     const struct buffer *late = e->stream->late;
     const struct kept_step *k = ITEM(w->steps, struct kept_step, g->first);
     const struct step *t = ITEM(w->plan.steps, struct step, g->first);
+    const size_t part = g->words ? late->offset + sizeof(uint32_t) * LATE_WORDS * (size_t)w->late_part : 0;
     uint32_t words[SEGMENT_MOST * LATE_MOST] = { 0 }, from = k->word;
     e->give_out = NULL;
     e->held_count = 0;
     e->in_use = NULL;
     g->value = e->stream->line->open;
+    if ((g->words && w->late_read == e->barriers) || (g->links && e->links_read == e->barriers)) barrier_between(e);
     if (g->words) {
-        size_t at = sizeof *words * ((size_t)w->late_part * LATE_WORDS + from);
         for (uint32_t i = 0; i < g->count; i++)
             if (k[i].moves) late_words(w, &k[i], &t[i], words + k[i].word - from);
-        if (w->late_read == e->barriers) barrier_between(e);
-        d->vk.vkCmdUpdateBuffer(e->commands, late->handle, late->offset + at, sizeof *words * g->words, words);
+        d->vk.vkCmdUpdateBuffer(e->commands, late->handle, part + sizeof *words * from, sizeof *words * g->words,
+                                words);
     }
-    if (g->words || e->held_behind) { barrier_between(e); e->barriers++; }
+    if (g->links)
+        d->vk.vkCmdFillBuffer(e->commands, late->handle, late->offset + sizeof *words * LINKS_AT,
+                              sizeof *words * LINK_COUNTERS, 0);
+    if (g->words || g->links || e->held_behind) { barrier_between(e); e->barriers++; }
     w->late_read = e->barriers;
+    if (g->links) e->links_read = e->barriers;
     d->stats.recorded += g->count;
+    d->stats.linked += g->links;
     d->vk.vkCmdExecuteCommands(e->commands, 1, &g->commands);
 }
 
@@ -19658,16 +19797,17 @@ static void record_segment(struct stream *s, struct window *w, uint32_t first, u
     struct encoder *e = &s->encoder;
     VkCommandBuffer open = e->commands, commands = w->segments.count < NO_NUMBER ? segment_commands(s) : NULL;
     struct segment *g = commands ? ADD(s->device, &w->segments, struct segment) : NULL;
-    uint32_t words = 0;
+    uint32_t words = 0, link[SEGMENT_MOST], linked;
     if (!commands) return;
+    linked = find_links(e, w, first, count, link);
     e->commands = commands;
     e->in_use = NULL;
     for (uint32_t i = first; i < first + count; i++) {
         const struct kept_step *k = ITEM(w->steps, struct kept_step, i);
-        if (i > first && k->barrier) barrier_between(e);
-        if (!k->moves) { record_kept(e, w, i); continue; }
-        record_late(e, w, i);
-        words = k->word + k->late->count - ITEM(w->steps, struct kept_step, first)->word;
+        if (i > first && k->barrier && !(link[i - first] >> 8)) barrier_between(e);
+        record_for_good(e, w, i, link[i - first]);
+        if (k->moves)
+            words = k->word + k->late->count - ITEM(w->steps, struct kept_step, first)->word;
     }
     e->commands = open;
     e->in_use = NULL;
@@ -19676,7 +19816,7 @@ static void record_segment(struct stream *s, struct window *w, uint32_t first, u
         if (g) w->segments.count--;
         return;
     }
-    *g = (struct segment){ commands, first, count, words, 0 };
+    *g = (struct segment){ commands, first, count, words, linked, 0 };
     for (uint32_t i = first; i < first + count; i++)
         ITEM(w->steps, struct kept_step, i)->segment = (uint16_t)(w->segments.count - 1);
 }

@@ -1324,7 +1324,8 @@ typedef struct mlxvk_stats {
     uint64_t fused, dropped;         /* nodes that went into fused kernels; nodes nobody wanted */
     uint64_t lowering_ns, submit_ns; /* CPU time spent lowering and recording; in queue submissions */
     uint64_t replayed;               /* nodes that were encoded from plans kept, of windows that came again */
-    uint64_t recorded;               /* dispatches of these that were recorded once and executed again as they are */
+    uint64_t recorded;               /* dispatches of these that were recorded once and executed again as they are, */
+    uint64_t linked;                 /* and those of them that wait for the one in front themselves, without a barrier */
 } mlxvk_stats;
 
 MLXVK_API int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device);

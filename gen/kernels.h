@@ -324,8 +324,9 @@ struct quant_push {
     uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows[3];
     uint32_t w_at[3], s_at[3], b_at[3], y_at[3], y_row[3], weight_at;
     float eps;
+    uint32_t link;
 };
-static_assert(sizeof(struct quant_push) == 124, "quant_push");
+static_assert(sizeof(struct quant_push) == 128, "quant_push");
 
 struct quant_gather_push {
     uint32_t m, k, group_shift, rounds, x_at, x_row, x_batch, w_batch, s_batch, y_batch, r_at, rows[1];
@@ -736,7 +737,7 @@ struct qmv_held_constants { uint32_t threads, bits, tx, ts, ty, m, r, split, lan
     norm, parts; };
 typedef struct qmv_held_constants qmv_held_constants; typedef struct quant_push qmv_held_push;
 enum { SLOT_qmv_held_x = 0, SLOT_qmv_held_wa = 1, SLOT_qmv_held_sa = 2, SLOT_qmv_held_ba = 3,
-    SLOT_qmv_held_ya = 4, SLOT_qmv_held_res = 5, SLOT_qmv_held_weight = 6 };
+    SLOT_qmv_held_ya = 4, SLOT_qmv_held_res = 5, SLOT_qmv_held_weight = 6, SLOT_qmv_held_link = 7 };
 
 typedef struct qmv_held_constants qmv_held_gather_constants; typedef struct quant_gather_push qmv_held_gather_push;
 enum { SLOT_qmv_held_gather_x = 0, SLOT_qmv_held_gather_wa = 1, SLOT_qmv_held_gather_sa = 2,
@@ -747,7 +748,8 @@ typedef struct qmv_held_constants qmv_held_sets_constants; typedef struct quant_
 enum { SLOT_qmv_held_sets_x = 0, SLOT_qmv_held_sets_wa = 1, SLOT_qmv_held_sets_sa = 2, SLOT_qmv_held_sets_ba = 3,
     SLOT_qmv_held_sets_wb = 4, SLOT_qmv_held_sets_sb = 5, SLOT_qmv_held_sets_bb = 6, SLOT_qmv_held_sets_wc = 7,
     SLOT_qmv_held_sets_sc = 8, SLOT_qmv_held_sets_bc = 9, SLOT_qmv_held_sets_ya = 10, SLOT_qmv_held_sets_yb = 11,
-    SLOT_qmv_held_sets_yc = 12, SLOT_qmv_held_sets_res = 13, SLOT_qmv_held_sets_weight = 14 };
+    SLOT_qmv_held_sets_yc = 12, SLOT_qmv_held_sets_res = 13, SLOT_qmv_held_sets_weight = 14,
+    SLOT_qmv_held_sets_link = 15 };
 
 struct qmv_matrix_constants { uint32_t threads, bits, tx, ts, ty, size, known, lanes, group, chunk, groups,
     epilogue, kept; };
@@ -869,8 +871,7 @@ enum { SLOT_conv_d = 0, SLOT_conv_a = 1, SLOT_conv_b = 2 };
 enum { SLOT_matmul_gather_d = 0, SLOT_matmul_gather_a = 1, SLOT_matmul_gather_b = 2, SLOT_matmul_gather_lhs = 4,
     SLOT_matmul_gather_rhs = 5, SLOT_matmul_gather_ranges = 6, SLOT_matmul_gather_c = 3 };
 enum { SLOT_matmul_d = 0, SLOT_matmul_a = 1, SLOT_matmul_b = 2, SLOT_matmul_c = 3 };
-enum { SLOT_quant_x = 0, SLOT_quant_wc = 7, SLOT_quant_sc = 8, SLOT_quant_bc = 9, SLOT_quant_yb = 11,
-    SLOT_quant_yc = 12 };
+enum { SLOT_quant_x = 0, SLOT_quant_sc = 8, SLOT_quant_bc = 9, SLOT_quant_yb = 11, SLOT_quant_yc = 12 };
 enum { SLOT_quant_gather_x = 0 };
 
 /* X(kernel, ID, bindings, those that it writes, bytes of push constants, constants, needs) */
@@ -941,22 +942,22 @@ enum { SLOT_quant_gather_x = 0 };
     X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 6, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
-    X(qmm, QMM, 5, 0x10, 124, 10, CAP_SMALL) \
-    X(qmm_bf16, QMM_BF16, 5, 0x10, 124, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmm_f16, QMM_F16, 5, 0x10, 124, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmm, QMM, 5, 0x10, 128, 10, CAP_SMALL) \
+    X(qmm_bf16, QMM_BF16, 5, 0x10, 128, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmm_f16, QMM_F16, 5, 0x10, 128, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_grouped, QMM_GROUPED, 8, 0x10, 108, 10, CAP_SMALL) \
     X(qmm_grouped_bf16, QMM_GROUPED_BF16, 8, 0x10, 108, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_grouped_f16, QMM_GROUPED_F16, 8, 0x10, 108, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmv, QMV, 6, 0x10, 124, 11, CAP_SUBGROUP | CAP_SMALL) \
+    X(qmv, QMV, 6, 0x10, 128, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(qmv_gather, QMV_GATHER, 8, 0x10, 108, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(qmv_gather_plain, QMV_GATHER_PLAIN, 8, 0x10, 108, 11, CAP_SMALL) \
-    X(qmv_held, QMV_HELD, 7, 0x10, 124, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
+    X(qmv_held, QMV_HELD, 8, 0x90, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_gather, QMV_HELD_GATHER, 8, 0x10, 108, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
-    X(qmv_held_sets, QMV_HELD_SETS, 15, 0x1c00, 124, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
-    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 6, 0x10, 124, 13, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmv_matrix_f16, QMV_MATRIX_F16, 6, 0x10, 124, 13, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmv_plain, QMV_PLAIN, 6, 0x10, 124, 11, CAP_SMALL) \
-    X(qmv_sets, QMV_SETS, 14, 0x1c00, 124, 11, CAP_SUBGROUP | CAP_SMALL) \
+    X(qmv_held_sets, QMV_HELD_SETS, 16, 0x9c00, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
+    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 6, 0x10, 128, 13, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_f16, QMV_MATRIX_F16, 6, 0x10, 128, 13, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_plain, QMV_PLAIN, 6, 0x10, 128, 11, CAP_SMALL) \
+    X(qmv_sets, QMV_SETS, 14, 0x1c00, 128, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(quantize, QUANTIZE, 4, 0xe, 24, 5, CAP_SMALL) \
     X(quantize_fp, QUANTIZE_FP, 5, 0x6, 24, 9, CAP_SMALL) \
     X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \

@@ -4,7 +4,14 @@
 //! enum QMV_: what is stored: products; + residual; silu(first) * second
 const uint STORE = 0, ADD = 1, SWIGLU = 2;
 
-SOURCE(0, x)
+// Kernels that may be linked read what steps in front of them wrote, and write for those behind.
+#if defined(HELD) && !defined(GATHER)
+#define LINKED
+#define PASSED restrict coherent
+#else
+#define PASSED restrict
+#endif
+SOURCE_OF(PASSED, 0, x)
 SOURCE(1, wa)
 SOURCE(2, sa)
 SOURCE(3, ba)
@@ -15,19 +22,24 @@ SOURCE(6, bb)
 SOURCE(7, wc)
 SOURCE(8, sc)
 SOURCE(9, bc)
-TARGET(10, ya)
-TARGET(11, yb)
-TARGET(12, yc)
-SOURCE(13, res)
+TARGET_OF(PASSED, 10, ya)
+TARGET_OF(PASSED, 11, yb)
+TARGET_OF(PASSED, 12, yc)
+SOURCE_OF(PASSED, 13, res)
 #ifdef HELD
 SOURCE(14, weight)
+#define LINKS 15
 #endif
 #else
-TARGET(4, ya)
-SOURCE(5, res)
-#if defined(HELD) && !defined(GATHER)
+TARGET_OF(PASSED, 4, ya)
+SOURCE_OF(PASSED, 5, res)
+#ifdef LINKED
 SOURCE(6, weight)
+#define LINKS 7
 #endif
+#endif
+#ifdef LINKED
+#include "links.glsl"
 #endif
 #ifdef GATHER                                          // which matrices this workgroup takes: of x, of the weights, of y
 SOURCE(6, lhs)

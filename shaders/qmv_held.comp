@@ -326,10 +326,13 @@ void main()
     const uint apart = gl_WorkGroupSize.x / LANES / SPLIT;                      // rounds at a time
     uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % SPLIT, thread = gl_SubgroupID * LANES + lane, first = team * LANES + lane;
     uint m0 = gl_WorkGroupID.y * M, count = round_count(), x_first = x_at + x_matrix * x_batch, r = gl_SubgroupID / SPLIT;
-    read_pieces(x_first + m0 * x_row, 0u, thread);     // before the weights, behind which they would wait
     uint at_once = gl_NumWorkGroups.x * apart, round = round_of(r, apart), mine = rounds / apart;   // rounds of this team
     mine = round < count ? min(mine, (count - round + at_once - 1u) / at_once) : 0u;
     if (mine != 0u) load_round(round, first);
+#ifdef LINKED
+    if (is_linked()) wait_for_link(thread);            // x is not there yet; the weights are
+#endif
+    read_pieces(x_first + m0 * x_row, 0u, thread);
     [[unroll]] for (uint i = 0u; i < M; i++) {
         uint at = x_first + min(m0 + i, m - 1u) * x_row;
         if (i != 0u) read_pieces(at, 0u, thread);
@@ -354,4 +357,7 @@ void main()
         uint n = first_row(at.x, at.y) + j % (R / STEP);
         if (m0 + i < m && n >= at.y) store(at.x, m0 + i, n, STEP == 2u ? swiglu(sum_of(v), sum_of(v + 1u)) : sum_of(v));
     }
+#ifdef LINKED
+    count_for_link(thread);
+#endif
 }

@@ -32,23 +32,26 @@ layout(push_constant) uniform quant_push {                   // of up to three m
     uint rows[3], w_at[3], s_at[3], b_at[3], y_at[3], y_row[3];
     uint weight_at;                                    // of a norm of x, see qmv_held.comp
     float eps;
+    uint link;                                         // see links.glsl
 };
 #endif
 
 const uint MASK = (1u << BITS) - 1u;
 
-// Readable views of one binding.
-#define SOURCE(slot, name) \
-    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_bytes { uint8_t name##8[]; }; \
-    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_halves { uint16_t name##16[]; }; \
-    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_words { uint name##32[]; }; \
-    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_pairs { uvec2 name##64[]; }; \
-    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_quads { uvec4 name##128[]; };
-#define TARGET(slot, name) \
-    layout(std430, set = 0, binding = slot) restrict buffer name##_halves { uint16_t name##16[]; }; \
-    layout(std430, set = 0, binding = slot) restrict buffer name##_words { uint name##32[]; }; \
-    layout(std430, set = 0, binding = slot) restrict buffer name##_pairs { uvec2 name##64[]; }; \
-    layout(std430, set = 0, binding = slot) restrict buffer name##_quads { uvec4 name##128[]; };
+// Readable views of one binding; `with`: how else they are qualified.
+#define SOURCE_OF(with, slot, name) \
+    layout(std430, set = 0, binding = slot) with readonly buffer name##_bytes { uint8_t name##8[]; }; \
+    layout(std430, set = 0, binding = slot) with readonly buffer name##_halves { uint16_t name##16[]; }; \
+    layout(std430, set = 0, binding = slot) with readonly buffer name##_words { uint name##32[]; }; \
+    layout(std430, set = 0, binding = slot) with readonly buffer name##_pairs { uvec2 name##64[]; }; \
+    layout(std430, set = 0, binding = slot) with readonly buffer name##_quads { uvec4 name##128[]; };
+#define TARGET_OF(with, slot, name) \
+    layout(std430, set = 0, binding = slot) with buffer name##_halves { uint16_t name##16[]; }; \
+    layout(std430, set = 0, binding = slot) with buffer name##_words { uint name##32[]; }; \
+    layout(std430, set = 0, binding = slot) with buffer name##_pairs { uvec2 name##64[]; }; \
+    layout(std430, set = 0, binding = slot) with buffer name##_quads { uvec4 name##128[]; };
+#define SOURCE(slot, name) SOURCE_OF(restrict, slot, name)
+#define TARGET(slot, name) TARGET_OF(restrict, slot, name)
 #define RAW(name, i, t) ((t) == F32 ? name##32[i] : (t) >= E8M0 ? uint(name##8[i]) : uint(name##16[i]))
 #define PUT(name, i, t, raw) { if ((t) == F32) name##32[i] = raw; else name##16[i] = uint16_t(raw); }
 

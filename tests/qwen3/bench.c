@@ -110,10 +110,10 @@ static void print_stats(struct gpu *g, FILE *out)
     mlxvk_stats s;
     mlxvk_get_stats(&s, g->device);
     mlxvk_kernel_stats(g->device, print_kernel, out);
-    fprintf(out, "%llu operations, %llu fused, %llu dropped, %llu replayed; %llu dispatches, %llu of them recorded before; "
+    fprintf(out, "%llu operations, %llu fused, %llu dropped, %llu replayed; %llu dispatches, %llu of them recorded before, %llu linked; "
                  "%llu barriers, %llu submissions; lowering %.1f ms\n",
             (unsigned long long)s.operations, (unsigned long long)s.fused, (unsigned long long)s.dropped,
-            (unsigned long long)s.replayed, (unsigned long long)s.dispatches, (unsigned long long)s.recorded,
+            (unsigned long long)s.replayed, (unsigned long long)s.dispatches, (unsigned long long)s.recorded, (unsigned long long)s.linked,
             (unsigned long long)s.barriers, (unsigned long long)s.submissions, 1e-6 * (double)s.lowering_ns);
 }
 

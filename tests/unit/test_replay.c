@@ -312,8 +312,86 @@ static void test_same_round(void **state)
     mlxvk_device_free(t.device);
 }
 
+/* ---- links: recorded products that wait for those in front of them, see links.glsl ---- */
+
+/* Products of one row in a row, each of the last one's result. scan: in front of which one a running sum comes between;
+ * early: which one has the last result for its scales, too, which it reads before it waits; -1: none. linked: how many of
+ * the steps wait: the first has nothing to wait for, and what comes behind the last relies on a barrier in front of it. */
+enum { LINK_K = 64, LINK_ROUNDS = 12, LINK_PRODUCTS = 6 };
+static const struct link_case { const char *name; int scan, early; uint64_t steps, linked; } link_cases[] = {
+    { "products", -1, -1, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
+    { "products and a running sum", 3, -1, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
+    { "a product whose scales are the last one's result", -1, 2, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
+};
+
+static void link_round(const struct link_case *c, mlxvk_array x, const mlxvk_array w[3], uint16_t *values, mlxvk_stream s)
+{
+    const mlxvk_optional_int none = { 0, false };
+    mlxvk_array y = mlxvk_array_new(), scales = mlxvk_array_new();
+    OK(mlxvk_array_set(&y, x), s);
+    for (int i = 0; i < LINK_PRODUCTS; i++) {
+        if (i == c->scan) OK(mlxvk_cumsum(&y, y, 1, false, true, s), s);
+        if (i == c->early) OK(mlxvk_reshape(&scales, y, (int[]){ LINK_K, 1 }, 2, s), s);
+        OK(mlxvk_quantized_matmul(&y, y, w[0], i == c->early ? scales : w[1], w[2], true, none, none, "affine", s), s);
+    }
+    OK(mlxvk_array_read(y, values, mlxvk_array_nbytes(y), s), s);
+    mlxvk_array_free(y);
+    mlxvk_array_free(scales);
+}
+
+static mlxvk_stats linked_rounds(const struct link_case *c, const char *gates, uint16_t values[LINK_ROUNDS][LINK_K])
+{
+    mlxvk_device d = open_device(gates);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    mlxvk_array x = normals((int[]){ 1, LINK_K }, 2, MLXVK_BFLOAT16, 5, s), w[3], nothing = { NULL };
+    mlxvk_array plain = normals((int[]){ LINK_K, LINK_K }, 2, MLXVK_BFLOAT16, 6, s);
+    OK(mlxvk_quantize(&parts, plain, (mlxvk_optional_int){ 0, false }, (mlxvk_optional_int){ 0, false }, "affine", nothing, s), s);
+    for (size_t i = 0; i < 3; i++) {
+        w[i] = mlxvk_array_new();
+        OK(mlxvk_vector_array_get(&w[i], parts, i), s);
+    }
+    OK(mlxvk_synchronize(s), s);
+    mlxvk_reset_stats(d);
+    for (int i = 0; i < LINK_ROUNDS; i++) {
+        memset(values[i], 0xff, sizeof values[i]);
+        link_round(c, x, w, values[i], s);
+    }
+    mlxvk_stats stats = stats_of(d);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(w[i]);
+    mlxvk_array_free(x);
+    mlxvk_array_free(plain);
+    mlxvk_vector_array_free(parts);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    return stats;
+}
+
+static void test_links(void **state)
+{
+    static const char linked[] = "MLX_VK_QMM_KERNEL=5 MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=2";
+    static uint16_t on[LINK_ROUNDS][LINK_K], off[LINK_ROUNDS][LINK_K];
+    (void)state;
+    for (size_t i = 0; i < COUNT(link_cases); i++) {
+        const struct link_case *c = &link_cases[i];
+        mlxvk_stats none = linked_rounds(c, "MLX_VK_QMM_KERNEL=5 MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=0", off);
+        mlxvk_stats stats = linked_rounds(c, linked, on);
+        assert_int_equal(none.linked, 0);
+        for (int k = 0; k < LINK_ROUNDS; k++) {
+            assert_memory_equal(off[k], off[0], sizeof off[k]);
+            assert_memory_equal(on[k], off[0], sizeof on[k]);
+        }
+        /* Nothing is recorded where descriptors are not pushed; other kernels, without what these need, are not linked. */
+        if (!stats.recorded || !dispatches_of(linked, "qmv_held")) continue;
+        if (stats.linked * c->steps != stats.recorded * c->linked)
+            fail_msg("%s: %llu of %llu recorded steps are linked, not %llu of %llu", c->name, (unsigned long long)stats.linked,
+                     (unsigned long long)stats.recorded, (unsigned long long)c->linked, (unsigned long long)c->steps);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_programs), cmocka_unit_test(test_same_round) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_programs), cmocka_unit_test(test_same_round),
+                                        cmocka_unit_test(test_links) };
     return run_group("replay", tests, NULL, NULL);
 }
