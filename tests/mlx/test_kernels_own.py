@@ -11,7 +11,6 @@ import pytest
 
 import support
 
-pytestmark = pytest.mark.skipif(support.MLX < (0, 32, 3), reason="MLX's wheel has no metal_kernel of its own before")
 CASES = []
 
 
