@@ -151,6 +151,11 @@ def test_other_errors():
             mx.eval(call(make(), x, grid=grid, group=group))
     with pytest.raises(ValueError, match="inputs"):
         call(make(), x, x)
+    for name, value in (("output_shapes", [(4,), (4,)]), ("output_dtypes", [])):
+        with pytest.raises(ValueError, match=name):
+            make()(**{**dict(inputs=[x], grid=(4, 1, 1), threadgroup=(4, 1, 1), output_shapes=[(4,)], output_dtypes=[x.dtype]), name: value})
+    with pytest.raises(ValueError, match="output"):
+        make(outputs=())
     many = make("out[0] = a0[0];", inputs=["a%d" % i for i in range(17)])
     with pytest.raises(RuntimeError, match="16 arrays"):
         mx.eval(call(many, *[x] * 17))
