@@ -109,7 +109,7 @@ struct Loading {
 
 /* layout: the same memory seen otherwise, by MLX's own code; a copy, where one is needed, is mlxvk's. host: from shapes
  * alone. unreached: native, but MLX's front end asks no GPU but its own for it. */
-enum class State { native, layout, host, unreached, fallback, refused };
+enum class State { native, layout, host, unreached, fallback };
 struct Row;
 const Row* find_row(const Primitive& p);
 bool is_load(const Primitive& p);
@@ -126,10 +126,8 @@ uint64_t walk_count();                                     // graphs that it was
 
 /* ---- kernels.cpp ---- */
 
-#if MLX_VERSION_NUMERIC >= 32003
 /* Runs a fast::CustomKernel; like: its outputs' shapes and dtypes. Throws what the compiler says of its source. */
 void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t inputs, const array* like, size_t outputs);
-#endif
 
 /* ---- fallback.cpp ---- */
 

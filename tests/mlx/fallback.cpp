@@ -239,7 +239,7 @@ extern "C" void mlxvk_mlx_reset_stats(void) {
 }
 
 extern "C" int mlxvk_mlx_primitives(char* text, size_t size) {
-  static const char* const states[] = {"native", "layout", "host", "unreached", "fallback", "refused"};
+  static const char* const states[] = {"native", "layout", "host", "unreached", "fallback"};
   std::string all;
   mlxvk_mlx::each_primitive([&](const char* name, mlxvk_mlx::State state, const char* note, bool ran) {
     all += (all.empty() ? "[" : ",") + ("{\"name\":" + mlxvk_mlx::quoted(name)) + ",\"state\":\"" + states[int(state)] + "\",\"note\":" +

@@ -1,8 +1,11 @@
 /* Kernels in Metal's language, as mx.fast.metal_kernel makes them: see bridge.h.           SPDX-License-Identifier: MIT
  *
- * MLX writes the source around a kernel's body itself, and asks metal::is_available() first. What arrives here is that
- * source, which metal/ compiles once for each text and way of being called. */
+ * MLX writes the source around a kernel's body itself, and asks metal::is_available() first; in wheels that do not have
+ * this part of MLX it is done here. What arrives is that source, which metal/ compiles once for each text and way of being
+ * called. */
 #include <array>
+#include <cctype>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -10,9 +13,9 @@
 
 #include "bridge.h"
 #include "metal/metal.h"
+#include "mlx/backend/common/compiled.h"
 #include "mlx/backend/metal/metal.h"
 
-#if MLX_VERSION_NUMERIC >= 32003
 namespace mlxvk_mlx {
 
 using namespace mlx::core;
@@ -201,7 +204,9 @@ void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t in
   auto& kernel = static_cast<fast::CustomKernel&>(p);
   Call call{kernel.state(), of_device(), {}};
   if (std::get<8>(call.state)) throw std::runtime_error("[metal_kernel] a kernel for CUDA cannot run on Vulkan");
+#if MLX_VERSION_NUMERIC >= 32000
   call.options.fast_math = CompileOptions(std::get<10>(call.state)).math_mode == MathMode::Fast;
+#endif
   set_threads(call);
   set_bytes(call, in, inputs);
   const mlxvk_stream s = stream_of(p.stream());
@@ -232,4 +237,103 @@ bool is_available() {
 }
 
 }  // namespace mlx::core::metal
+
+/* ---- the front, for wheels that have none ---- */
+
+#if MLX_VERSION_NUMERIC < 32000
+namespace mlxvk_mlx {
+
+namespace {
+
+using Sides = std::tuple<int, int, int>;
+using Templates = std::vector<std::pair<std::string, fast::TemplateArg>>;
+
+/* A kernel before it is called: what it is called with says the types, and the values of its templates. */
+struct Front {
+  ::metal::Description kernel;
+  std::vector<std::tuple<bool, bool, bool>> wanted;        // of each input's shape, strides and ndim, which the body names
+  bool ensure_row_contiguous;
+
+  ::metal::Description described(const Arrays& inputs, const std::vector<Dtype>& outputs, const Templates& templates) const;
+  Arrays operator()(const Arrays& inputs, const std::vector<Shape>& shapes, const std::vector<Dtype>& dtypes, Sides grid,
+                    Sides threadgroup, const Templates& templates, std::optional<float> init_value, bool verbose,
+                    StreamOrDevice where) const;
+};
+
+::metal::Template template_of(const std::string& name, const fast::TemplateArg& value) {
+  if (auto* dtype = std::get_if<Dtype>(&value)) return {name, "typename", get_type_string(*dtype)};
+  if (auto* flag = std::get_if<bool>(&value)) return {name, "bool", *flag ? "true" : "false"};
+  return {name, "int", std::to_string(std::get<int>(value))};
+}
+
+/* The function's name says its template's values, as far as a name can. */
+::metal::Description Front::described(const Arrays& inputs, const std::vector<Dtype>& outputs,
+                                      const Templates& templates) const {
+  ::metal::Description d = kernel;
+  d.name = "custom_kernel_" + d.name;
+  for (size_t i = 0; i < inputs.size(); i++)
+    d.inputs[i] = {d.inputs[i].name, get_type_string(inputs[i].dtype()), uint32_t(inputs[i].ndim()), inputs[i].size()};
+  for (size_t i = 0; i < outputs.size(); i++) d.outputs[i].type = get_type_string(outputs[i]);
+  for (auto& [name, value] : templates) {
+    d.templates.push_back(template_of(name, value));
+    d.name += '_';
+    for (char c : d.templates.back().value) d.name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  }
+  return d;
+}
+
+void check_count(const char* what, size_t count, size_t names) {
+  if (count == names) return;
+  throw std::invalid_argument("[metal_kernel] There are " + std::to_string(count) + " `" + what + "`, and names for " +
+                              std::to_string(names) + ".");
+}
+
+Arrays Front::operator()(const Arrays& inputs, const std::vector<Shape>& shapes, const std::vector<Dtype>& dtypes, Sides grid,
+                         Sides threadgroup, const Templates& templates, std::optional<float> init_value, bool verbose,
+                         StreamOrDevice where) const {
+  check_count("inputs", inputs.size(), kernel.inputs.size());
+  check_count("output_shapes", shapes.size(), kernel.outputs.size());
+  check_count("output_dtypes", dtypes.size(), kernel.outputs.size());
+  const Stream s = to_stream(where);
+  if (s.device != Device::gpu) throw std::invalid_argument("[metal_kernel] Only supports the GPU.");
+  const ::metal::Description d = described(inputs, dtypes, templates);
+  std::vector<std::pair<uint32_t, uint32_t>> bytes;        // as set_bytes finds them when the kernel runs
+  const std::string source = ::metal::write_kernel(d, bytes);
+  if (verbose) {
+    std::printf("Generated source code for `%s`:\n\n%s\n", kernel.name.c_str(), source.c_str());
+    std::fflush(stdout);
+  }
+  return array::make_arrays(shapes, dtypes,
+                            std::make_shared<fast::CustomKernel>(s, d.name, source, grid, threadgroup, wanted,
+                                                                 ensure_row_contiguous, init_value,
+                                                                 std::vector<fast::ScalarArg>{}, false, 0),
+                            inputs);
+}
+
+std::vector<::metal::Array> arrays_of(const std::vector<std::string>& names) {
+  std::vector<::metal::Array> arrays(names.size());
+  for (size_t i = 0; i < names.size(); i++) arrays[i].name = names[i];
+  return arrays;
+}
+
+}  // namespace
+
+}  // namespace mlxvk_mlx
+
+namespace mlx::core::fast {
+
+CustomKernelFunction metal_kernel(const std::string& name, const std::vector<std::string>& input_names,
+                                  const std::vector<std::string>& output_names, const std::string& source,
+                                  const std::string& header, bool ensure_row_contiguous, bool atomic_outputs) {
+  if (!metal::is_available()) throw std::runtime_error("[metal_kernel] No Metal back-end.");
+  if (output_names.empty()) throw std::invalid_argument("[metal_kernel] A kernel has at least one output.");
+  mlxvk_mlx::Front front{{name, source, header, mlxvk_mlx::arrays_of(input_names), mlxvk_mlx::arrays_of(output_names), {},
+                          atomic_outputs}, {}, ensure_row_contiguous};
+  const auto named = [&](const std::string& what) { return source.find(what) != std::string::npos; };
+  for (auto& input : input_names)
+    front.wanted.emplace_back(named(input + "_shape"), named(input + "_strides"), named(input + "_ndim"));
+  return front;
+}
+
+}  // namespace mlx::core::fast
 #endif

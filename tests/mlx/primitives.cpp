@@ -504,12 +504,12 @@ static int gated_delta_vjp_native(Job& j) {
                                                j.in[7], j.s);
   return code ? code : spread(j, all);
 }
+#endif
 
 static int custom_kernel_native(Job& j) {
   run_kernel(j.out, j.p, j.in, j.inputs, j.like, j.outputs);
   return 0;
 }
-#endif
 
 /* ---- layout: MLX's own code for the CPU moves no data; where data must move, mlxvk does ---- */
 
@@ -585,7 +585,6 @@ static void strided_layout(Primitive& p, const Arrays& inputs, Arrays& outputs) 
 #define LAYOUT(type, call)   {ROW(type), State::layout, nullptr, call, false, false, ""}
 #define ON_HOST(type, note)  {ROW(type), State::host, nullptr, view_layout, false, false, note}
 #define ON_CPU(type, note)   {ROW(type), State::fallback, nullptr, nullptr, false, false, note}
-#define REFUSED(type, note)  {ROW(type), State::refused, nullptr, nullptr, false, false, note}
 
 static const Row table[] = {
     NATIVE(Abs, abs_native), NATIVE(ArcCos, unary<mlxvk_arccos>), NATIVE(ArcCosh, unary<mlxvk_arccosh>),
@@ -630,7 +629,7 @@ static const Row table[] = {
     NATIVE(fast::Quantize, quantize_native), NATIVE(fast::RMSNorm, rms_norm_native), NATIVE(fast::LayerNorm, layer_norm_native),
     NATIVE(fast::RoPE, rope_native), NATIVE(fast::RMSNormVJP, rms_norm_vjp_native),
     NATIVE(fast::LayerNormVJP, layer_norm_vjp_native), NATIVE(fast::ConvertFP8, fp8_native), NATIVE(fast::ScaledDotProductAttention, attention_native),
-    NATIVE(fast::ScaledDotProductAttentionVJP, attention_vjp_native),
+    NATIVE(fast::ScaledDotProductAttentionVJP, attention_vjp_native), NATIVE(fast::CustomKernel, custom_kernel_native),
 
     LAYOUT(AsStrided, strided_layout), LAYOUT(Broadcast, view_layout), LAYOUT(BroadcastAxes, view_layout),
     LAYOUT(Contiguous, contiguous_layout), LAYOUT(Copy, view_layout), LAYOUT(CustomTransforms, view_layout),
@@ -649,9 +648,6 @@ static const Row table[] = {
     NATIVE(fast::CrossEntropy, binary<mlxvk_fast_cross_entropy>),
     NATIVE(fast::CrossEntropyVJP, cross_entropy_vjp_native),
     NATIVE(fast::GatedDeltaUpdate, gated_delta_native), NATIVE(fast::GatedDeltaUpdateVJP, gated_delta_vjp_native),
-    NATIVE(fast::CustomKernel, custom_kernel_native),
-#else
-    REFUSED(fast::CustomKernel, "Metal source"),
 #endif
 };
 
@@ -804,7 +800,6 @@ void run(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   const Row* row = find_row(p);
   std::string reason;
   if (!row && !std::strcmp(p.name(), "Synchronize")) return;   // what an evaluation ends with
-  if (row && row->state == State::refused) throw std::runtime_error(std::string("[") + p.name() + "] " + row->note + " cannot run on Vulkan");
   if (row && row->layout) {
     try {
       row->layout(p, inputs, outputs);

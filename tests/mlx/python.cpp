@@ -161,11 +161,14 @@ void replace_getbuffer(Object* type) {
   }
 }
 
+/* An expression: a function of the type. Older versions' __dlpack__ takes no device, and gives the CPU's memory. */
 #if MLX_VERSION_NUMERIC >= 32003
-/* An expression: a function of the type. */
 const char dlpack_of_cpu[] =
     "lambda array, own: [setattr(array, '__dlpack_device__', lambda self: (1, 0)),\n"
     "    setattr(array, '__dlpack__', lambda self, *, dl_device=None, **more: own(self, dl_device=dl_device or (1, 0), **more))]";
+#else
+const char dlpack_of_cpu[] = "lambda array, own: setattr(array, '__dlpack_device__', lambda self: (1, 0))";
+#endif
 
 void replace_dlpack(Object* type) {
   auto& py = python();
@@ -176,9 +179,6 @@ void replace_dlpack(Object* type) {
   for (Object* o : {own, code, names, function, done})
     if (o) py.release(o);
 }
-#else
-void replace_dlpack(Object*) {}
-#endif
 
 }  // namespace
 

@@ -214,6 +214,10 @@ def bridge():
     return library
 
 
+def device_info():
+    return mx.device_info() if hasattr(mx, "device_info") else mx.metal.device_info()
+
+
 def stats():
     text = ctypes.create_string_buffer(1 << 20)
     bridge().mlxvk_mlx_stats(text, ctypes.c_size_t(len(text)))

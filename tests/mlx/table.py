@@ -26,7 +26,6 @@ MEANING = {
     "host": "host: by MLX's own eval_cpu, and no data is read",
     "unreached": "unreached: native, but MLX's front end refuses it before",
     "fallback": "fallback: MLX's own code on the CPU, counted",
-    "refused": "refused: an exception, as on MLX's CPU",
 }
 
 

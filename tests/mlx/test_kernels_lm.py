@@ -1,8 +1,10 @@
-"""Every metal_kernel of mlx-lm 0.32.2, through mlx-lm's own functions, against its fallback, or against plain operations.
+"""Every metal_kernel of mlx-lm 0.32.2, through mlx-lm's own functions, against its fallback, or against plain operations;
+with an older mlx-lm those that it has.
 
     build/mlx/bin/python tests/mlx/test_kernels_lm.py        a table of them, with the times of both
 """
 
+import importlib
 import pathlib
 import sys
 import time
@@ -11,25 +13,31 @@ if __name__ == "__main__":
     import mlxvk_mlx  # noqa: F401  (before mlx.core)
 import mlx.core as mx
 import mlx.nn as nn
+import mlx_lm
 import pytest
+from mlx_lm.models import bitlinear_layers, gated_delta, rwkv7, ssm
+from mlx_lm.tuner import losses
 
 import support
 
-try:
-    from mlx_lm import kernels
-    from mlx_lm.models import bitlinear_layers, deepseek_v41, gated_delta, kimi_k3, rwkv7, ssm
-    from mlx_lm.tuner import losses
-except ImportError:                                        # an older mlx-lm has not all of them
-    kernels = None
-pytestmark = pytest.mark.skipif(kernels is None, reason="mlx-lm has other kernels")
 
+def part(name):
+    """A module of mlx-lm; None where that is older."""
+    try:
+        return importlib.import_module("mlx_lm." + name)
+    except ImportError:
+        return None
+
+
+kernels, deepseek_v41, kimi_k3 = part("kernels"), part("models.deepseek_v41"), part("models.kimi_k3")
+packed_delta, xtree_delta = (getattr(gated_delta, name, None) for name in ("_gated_delta_kernel_packed", "gated_delta_kernel_xtree"))
 CASES = {}
 
 
-def case(name, tolerance=1e-4, dtypes=(mx.float32, mx.bfloat16)):
-    """A function of a dtype that returns the kernel's call and the fallback's."""
+def case(name, tolerance=1e-4, dtypes=(mx.float32, mx.bfloat16), of=mlx_lm):
+    """A function of a dtype that returns the kernel's call and the fallback's; of: None where mlx-lm has no such kernel."""
     def add(function):
-        CASES[name] = (function, tolerance, dtypes)
+        CASES[name] = (function, tolerance, dtypes, of is not None)
         return function
     return add
 
@@ -52,14 +60,14 @@ def heads(x, n_heads, n_kv_heads, dim, scale, dtype):
     return (q.astype(mx.float32) * scale).astype(dtype), k
 
 
-@case("qk_norm")
+@case("qk_norm", of=kernels)
 def qk_norm(dtype):
     x = random(2, 5, 2 * (4 + 2) * 64, dtype=dtype)
     return (lambda: kernels.qk_norm(x, n_heads=4, n_kv_heads=2, head_dim=64, eps=1e-5, query_scale=0.125),
             lambda: heads(x, 4, 2, 64, 0.125, dtype))
 
 
-@case("qk_norm_rope")
+@case("qk_norm_rope", of=kernels)
 def qk_norm_rope(dtype):
     x = random(2, 5, 2 * (4 + 2) * 64, dtype=dtype)
 
@@ -70,7 +78,7 @@ def qk_norm_rope(dtype):
                                         offset=37), plain
 
 
-@case("expert_routing", dtypes=(mx.float32,))
+@case("expert_routing", dtypes=(mx.float32,), of=kernels)
 def expert_routing(dtype):
     logits, bias = random(9, 72), random(72, scale=0.1)
 
@@ -82,14 +90,14 @@ def expert_routing(dtype):
     return lambda: kernels.expert_routing(logits, bias, top_k=6, multiplier=1.5, score_eps=1e-6, route_scale=2.5), plain
 
 
-@case("post_expert_norm_combine")
+@case("post_expert_norm_combine", of=kernels)
 def post_expert_norm_combine(dtype):
     x, w, norm = random(7, 4, 640, dtype=dtype), mx.softmax(random(7, 4)), random(640)
     return (lambda: kernels.post_expert_norm_combine(x, w, norm_weight=norm, eps=1e-5),
             lambda: (normed(x.astype(mx.float32) * norm) * w[..., None]).sum(-2).astype(dtype))
 
 
-@case("rms_norm_sigmoid_gate")
+@case("rms_norm_sigmoid_gate", of=kernels)
 def rms_norm_sigmoid_gate(dtype):
     x, gate = random(2, 6, 5, 80, dtype=dtype).swapaxes(1, 2), random(2, 6, 400, dtype=dtype)
 
@@ -115,17 +123,17 @@ def stream_of(dtype, with_next):
     return fused, plain
 
 
-@case("norm_add_norm")
+@case("norm_add_norm", of=kernels)
 def norm_add_norm(dtype):
     return stream_of(dtype, True)
 
 
-@case("norm_add")
+@case("norm_add", of=kernels)
 def norm_add(dtype):
     return stream_of(dtype, False)
 
 
-@case("norm_add_norm_pre_norm")
+@case("norm_add_norm_pre_norm", of=kernels)
 def pre_norm(dtype):
     stream, norm = random(6, 512), nn.RMSNorm(512, eps=1e-5)
     norm.weight = random(512)
@@ -136,7 +144,7 @@ def pre_norm(dtype):
 
 def delta(dtype, mask=False, vectors=False, heads=(2, 4), dims=(64, 48), T=11):
     (hk, hv), (dk, dv) = heads, dims
-    q, k = gated_delta.normalize_qk(random(2, T, hk, dk, dtype=dtype), random(2, T, hk, dk, dtype=dtype), inv_scale=dk ** -0.5, eps=1e-6)
+    q, k = (mx.fast.rms_norm(random(2, T, hk, dk, dtype=dtype), None, 1e-8) * scale for scale in (dk ** -1, dk ** -0.5))
     g = mx.random.uniform(0.7, 1, (2, T, hv, dk) if vectors else (2, T, hv))
     more = (mx.arange(T) < mx.array([[T], [T - 4]]),) if mask else ()
     return q, k, random(2, T, hv, dv, dtype=dtype), g, mx.random.uniform(0, 1, (2, T, hv)).astype(dtype), random(2, hv, dv, dk), *more
@@ -149,7 +157,10 @@ def check_delta(a, kernel=None):
     def run(f):
         y, state = f(*a)
         return mx.where(seen, y, 0), state
-    return lambda: run(kernel or gated_delta.gated_delta_kernel), lambda: run(gated_delta.gated_delta_ops)
+
+    def ops(*a):                                           # mlx-lm 0.30.2 takes no mask of two dimensions
+        return gated_delta.gated_delta_ops(*a[:6], *(m[..., None, None] if support.MLX < (0, 31) else m for m in a[6:]))
+    return lambda: run(kernel or gated_delta.gated_delta_kernel), lambda: run(ops)
 
 
 @case("gated_delta_step", tolerance=1e-3)
@@ -172,14 +183,14 @@ def gated_delta_step_vec_mask(dtype):
     return check_delta(delta(dtype, mask=True, vectors=True))
 
 
-@case("gated_delta_step_packed_btree", tolerance=1e-3)
+@case("gated_delta_step_packed_btree", tolerance=1e-3, of=packed_delta)
 def gated_delta_step_packed(dtype):
     return check_delta(delta(dtype, dims=(128, 64)))
 
 
-@case("gated_delta_step_xtree", tolerance=1e-3)
+@case("gated_delta_step_xtree", tolerance=1e-3, of=xtree_delta)
 def gated_delta_step_xtree(dtype):
-    return check_delta(delta(dtype, dims=(128, 64)), gated_delta.gated_delta_kernel_xtree)
+    return check_delta(delta(dtype, dims=(128, 64)), xtree_delta)
 
 
 @case("ssm_kernel", tolerance=1e-3)
@@ -203,7 +214,7 @@ def wkv7_kernel(dtype):
     return lambda: rwkv7.wkv7_kernel(r, w, k, v, a, b, state), plain
 
 
-@case("attnres_mix")
+@case("attnres_mix", of=kimi_k3)
 def attnres_mix(dtype):
     blocks = kimi_k3.ResidualBlocks(1e-5)
     blocks.raw, w, partial = random(3, 5, 700, dtype=dtype), random(700, scale=0.05), random(5, 700, dtype=dtype)
@@ -211,7 +222,7 @@ def attnres_mix(dtype):
     return tuple(lambda k=k: kimi_k3._attn_res_mix(blocks, partial, w, 1e-5, use_kernel=k) for k in (True, False))
 
 
-@case("deepseek_v41_sinkhorn", dtypes=(mx.float32,))
+@case("deepseek_v41_sinkhorn", dtypes=(mx.float32,), of=deepseek_v41)
 def sinkhorn(dtype):
     comb, eps = mx.softmax(random(300, 4, 4), axis=-1), mx.array([1e-6])
 
@@ -270,15 +281,18 @@ def difference(got, want):
 
 def test_all_are_here():
     """As many as the sources make."""
-    folder = pathlib.Path(kernels.__file__).parents[1]
+    folder = pathlib.Path(mlx_lm.__file__).parent
     calls = sum(file.read_text().count("fast.metal_kernel(") for file in folder.rglob("*.py"))
-    assert calls == 20 and len(CASES) == calls + 3         # one call makes four gated_delta_step
+    assert sum(there for *_, there in CASES.values()) == calls + 3         # one call makes four gated_delta_step
+    assert calls == {"0.32.2": 20, "0.30.2": 8}.get(mlx_lm.__version__, calls)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=support.name_of)
 @pytest.mark.parametrize("name", CASES)
 def test_kernel(name, dtype):
-    make, tolerance, dtypes = CASES[name]
+    make, tolerance, dtypes, there = CASES[name]
+    if not there:
+        pytest.skip("mlx-lm %s has no such kernel" % mlx_lm.__version__)
     if dtype not in dtypes:
         pytest.skip("it is of float32")
     support.reset_stats()
@@ -324,6 +338,8 @@ print(mlxvk_mlx.stats()["primitives"].get("CustomKernel", {}).get("native", 0))
 @pytest.mark.parametrize("name", MODELS)
 def test_hybrid_model(name, tmp_path):
     """A prompt and some steps behind it: what the model says with kernels, and without."""
+    if not part("models." + name):
+        pytest.skip("mlx-lm %s has no such model" % mlx_lm.__version__)
     logits = []
     for gate in "10":
         path = str(tmp_path / (gate + ".npy"))
@@ -346,7 +362,9 @@ def milliseconds(call, least=0.3):
 
 def table():
     print("| kernel of mlx-lm | largest difference | kernel, ms | fallback, ms |\n|---|---|---|---|")
-    for name, (make, _, _) in CASES.items():
+    for name, (make, *_, there) in CASES.items():
+        if not there:
+            continue
         mx.random.seed(1)
         kernel, plain = make(mx.float32)
         print("| %s | %.1e | %.2f | %.2f |" % (name, difference(kernel(), plain()), milliseconds(kernel), milliseconds(plain)), flush=True)

@@ -464,7 +464,7 @@ except RuntimeError:
 
 
 def test_copy_of_more_than_one_allocation_holds():
-    info = mx.metal.device_info() if hasattr(mx.metal, "device_info") else mx.device_info()
+    info = device_info()
     limit = info["max_buffer_length"]
     if limit > min(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3, 3 << 30):
         pytest.skip("would need too much memory")
@@ -499,7 +499,7 @@ def test_wrong_arguments_are_exceptions_with_a_text(name):
 
 
 def test_device_info():
-    info = mx.metal.device_info() if hasattr(mx.metal, "device_info") else mx.device_info()
+    info = device_info()
     assert info["memory_size"] > 0 and 0 < info["max_recommended_working_set_size"] <= info["memory_size"] and info["max_buffer_length"] > 0
     assert isinstance(info["device_name"], str) and isinstance(info["architecture"], str)
 

@@ -708,11 +708,3 @@ def test_scatter_of_8_bytes():
             continue
         with pytest.raises(ValueError):
             mx.eval(mx.zeros((4, 2), dtype).at[I[:2] % 4].add(1))
-
-
-@pytest.mark.skipif(MLX >= (0, 32, 3), reason="they run: test_kernels.py")
-def test_metal_kernels_are_refused():
-    with pytest.raises(RuntimeError):
-        kernel = mx.fast.metal_kernel(name="copy", input_names=["x"], output_names=["y"], source="y[0] = x[0];")
-        mx.eval(kernel(inputs=[mx.ones(3)], output_shapes=[(3,)], output_dtypes=[mx.float32], grid=(3, 1, 1), threadgroup=(1, 1, 1)))
-    assert (mx.ones(3) + 1).sum().item() == 6
