@@ -19644,7 +19644,8 @@ static bool links(const struct window *w, uint32_t first, uint32_t count, uint32
     const struct kept_step *k = ITEM(w->steps, struct kept_step, first + n);
     const struct step *t = ITEM(w->plan.steps, struct step, first + n);
     const struct link_row *row = link_row(t), *before = link_row(t - 1);
-    if (!row || !before || n > LINK_COUNTERS || n + 1 >= count || !k[1].barrier || (n > 1 && !k[-1].barrier)) return false;
+    if (!row || !before || n > LINK_COUNTERS) return false;
+    if (n + 1 >= count || !k[1].barrier || (n > 1 && !k[-1].barrier)) return false;
     if ((uint64_t)t[-1].groups[0] * t[-1].groups[1] * t[-1].groups[2] > LINK_GROUPS) return false;
     return !early_written(w, since, first + n, row->passed);
 }
