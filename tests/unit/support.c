@@ -163,6 +163,12 @@ static void add_kernel(const char *kernel, uint64_t count, uint64_t nanoseconds,
     if (!strncmp(kernel, t->kernel, strlen(t->kernel))) t->count += count;
 }
 
+void skip_if_validating(void)
+{
+    const char *layers = getenv("VK_INSTANCE_LAYERS");
+    if (layers && strstr(layers, "validation")) skip();
+}
+
 uint64_t dispatches_of(const char *gates, const char *kernel)
 {
     struct tally t = { kernel, 0 };

@@ -61,6 +61,9 @@ mlxvk_stats stats_of(mlxvk_device device);
 
 /* Skips the test where the device has not got it: a key of mlxvk_device_info_get_size whose value is 0. */
 void need_capability(const char *key);
+/* Skips the test under the validation layer, which reports, and rightly, hazards that some tests make on purpose, and knows
+ * no order of dispatches but barriers'. */
+void skip_if_validating(void);
 /* How many kernels whose names begin so the program's device with these gates dispatched until now. */
 uint64_t dispatches_of(const char *gates, const char *kernel);
 

@@ -385,13 +385,6 @@ static void test_barriers_unaligned(void **state)
     world_free(w);
 }
 
-/* The validation layer would report, and rightly, the hazards that some tests make on purpose. */
-static void skip_if_validating(void)
-{
-    const char *layers = getenv("VK_INSTANCE_LAYERS");
-    if (layers && strstr(layers, "validation")) skip();
-}
-
 /* The proof that these tests notice a removed barrier: with barriers switched off they must find some missing. */
 static void test_oracle_notices(void **state)
 {

@@ -372,6 +372,7 @@ static void test_links(void **state)
     static const char linked[] = "MLX_VK_QMM_KERNEL=5 MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=2";
     static uint16_t on[LINK_ROUNDS][LINK_K], off[LINK_ROUNDS][LINK_K];
     (void)state;
+    skip_if_validating();
     for (size_t i = 0; i < COUNT(link_cases); i++) {
         const struct link_case *c = &link_cases[i];
         mlxvk_stats none = linked_rounds(c, "MLX_VK_QMM_KERNEL=5 MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=0", off);
