@@ -26,6 +26,7 @@
 
 #include "mlx/backend/common/utils.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "mlx/event.h"
 #include "mlx/fast_primitives.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
@@ -73,6 +74,10 @@ bool has_device();
 /* True where the host does not read device memory as fast as its own: what it computes with has a copy there. */
 bool staged();
 mlxvk_stream stream_of(Stream s);
+/* The calling thread works on this stream next, whoever made it. */
+void lend_stream(Stream s, mlxvk_stream handle);
+/* Who waits for the event, or for what waits for it, is told. */
+void fail(mlx::core::Event& event, const std::string& text);
 /* Submits what every stream has recorded: before the host waits for anything. */
 void submit_all();
 size_t stream_count();
@@ -113,6 +118,8 @@ enum class State { native, layout, host, unreached, fallback };
 struct Row;
 const Row* find_row(const Primitive& p);
 bool is_load(const Primitive& p);
+/* Functions of Python's, which only a thread that can have its lock may let go of. */
+bool may_hold_python(const Primitive& p);
 /* Its graph, which MLX calls its fallback; null for one that has none. */
 mlx::core::fast::Custom* with_graph(Primitive& p);
 /* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */
@@ -123,6 +130,12 @@ void each_primitive(const std::function<void(const char* name, State state, cons
 /* ---- walk.cpp ---- */
 
 uint64_t walk_count();                                     // graphs that it was for
+uint64_t handed_over_count();                              // those that a thread of the bridge's records
+/* Until what another thread records is recorded: all of it, or where that is this stream's. */
+void join_walk();
+void join_walk(Stream s);
+/* Is this the thread that records? Then others may change arrays' status and event meanwhile. */
+bool records();
 
 /* ---- kernels.cpp ---- */
 

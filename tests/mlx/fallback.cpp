@@ -201,7 +201,8 @@ static std::string statistics() {
        << ",\"native\":" << native << ",\"fallback\":" << fallback << ",\"operations\":" << st.operations
        << ",\"dispatches\":" << st.dispatches << ",\"barriers\":" << st.barriers << ",\"submissions\":" << st.submissions
        << ",\"fused\":" << st.fused << ",\"dropped\":" << st.dropped << ",\"replayed\":" << st.replayed
-       << ",\"recorded\":" << st.recorded << ",\"walks\":" << walk_count() << ",\"lowering_ns\":" << st.lowering_ns
+       << ",\"recorded\":" << st.recorded << ",\"walks\":" << walk_count()
+       << ",\"handed_over\":" << handed_over_count() << ",\"lowering_ns\":" << st.lowering_ns
        << ",\"submit_ns\":" << st.submit_ns << ",\"primitives\":{" << each.str() << "}}";
   return text.str();
 }
@@ -229,9 +230,13 @@ static int copy_text(const std::string& s, char* text, size_t size) {
 }  // namespace mlxvk_mlx
 
 /* For programs that look at the bridge from outside (ctypes). These return the bytes that the whole text takes. */
-extern "C" int mlxvk_mlx_stats(char* text, size_t size) { return mlxvk_mlx::copy_text(mlxvk_mlx::statistics(), text, size); }
+extern "C" int mlxvk_mlx_stats(char* text, size_t size) {
+  mlxvk_mlx::join_walk();
+  return mlxvk_mlx::copy_text(mlxvk_mlx::statistics(), text, size);
+}
 
 extern "C" void mlxvk_mlx_reset_stats(void) {
+  mlxvk_mlx::join_walk();
   std::lock_guard<std::mutex> lock(mlxvk_mlx::counts.mutex);
   for (auto& n : mlxvk_mlx::counts.native) n.count = 0;
   mlxvk_mlx::counts.fallback.clear();

@@ -248,7 +248,8 @@ int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
 void give_back_lent(const array& a) { block_of(a)->lent--; }
 
 bool host_number(const array& a, int& value) {
-  if (a.size() != 1 || a.dtype() != mlx::core::int32 || !a.is_available()) return false;
+  if (a.size() != 1 || a.dtype() != mlx::core::int32) return false;
+  if (!(records() ? a.status() == array::Status::available : a.is_available())) return false;
   Block* b = block_of(a);
   const char* data = nullptr;
   std::unique_lock<std::mutex> lock(b->mutex);

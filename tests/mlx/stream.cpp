@@ -43,6 +43,7 @@ static Streams& streams() { static auto* the = new Streams; return *the; }
 static std::atomic<bool> exiting{false};
 
 static void drain() {
+  join_walk();
   submit_all();
   std::vector<mlxvk_stream> all;
   {
@@ -116,6 +117,7 @@ struct Owned {
   std::vector<int> indices;
 
   void release() {
+    join_walk();
     for (int index : indices) {
       mlxvk_stream stream{};
       {
@@ -149,7 +151,13 @@ static void check_thread(Stream s) {
 #endif
 }
 
+void lend_stream(Stream s, mlxvk_stream handle) {
+  last_index = s.index;
+  last_stream = handle;
+}
+
 mlxvk_stream stream_of(Stream s) {
+  join_walk(s);
   if (s.index == last_index) return last_stream;
   auto& all = streams();
   std::lock_guard<std::mutex> lock(all.mutex);
@@ -285,6 +293,7 @@ class Counter {
   }
   /* An error is passed on once: who is told of it may go on. */
   std::atomic<mlx::core::Error*>& error() {
+    if (failed_) join_walk();                              // what was not computed is not there, once this is told
     for (auto& e : sources()) {
       mlx::core::Error* theirs = e.load_error();
       if (!own_error_.store_if_valid(theirs)) continue;
@@ -293,6 +302,13 @@ class Counter {
     }
     return error_;
   }
+  void fail(const std::string& text) {
+    own_error_.set_message(std::make_shared<std::string>(text));
+    error_ = &own_error_;
+    failed_ = true;
+  }
+#else
+  void fail(const std::string&) {}
 #endif
 
  private:
@@ -321,6 +337,7 @@ class Counter {
   std::vector<Event> sources_;
   mlx::core::Error own_error_;
   std::atomic<mlx::core::Error*> error_{nullptr};
+  std::atomic<bool> failed_{false};
 #endif
 };
 
@@ -480,6 +497,12 @@ template <std::shared_ptr<void> Event::*member> struct Opened {
   friend const std::shared_ptr<void>& counter_of(const Event& e) { return e.*member; }
 };
 template struct Opened<&Event::event_>;
+
+}  // namespace mlx::core
+
+void mlxvk_mlx::fail(mlx::core::Event& event, const std::string& text) { counter(counter_of(event))->fail(text); }
+
+namespace mlx::core {
 
 /* An event that is signalled again and again, by one stream. */
 struct Updates {

@@ -214,22 +214,143 @@ def test_threads():
     assert not errors, errors[0]
 
 
+NEW = hasattr(mx, "clear_streams")                          # MLX 0.32 and later: see walk.cpp
+
+# ---- large graphs are recorded by a thread of the bridge's: what async_eval() returns before it has data ----
+
+def long_graph(x, length=400):
+    """More primitives than a graph must have for that, in an order that no two of them may change."""
+    for i in range(length // 2):
+        x = mx.abs(x - 1 / (i + 2))
+    return x
+
+
+def long_numpy(x, length=400):
+    x = np.float32(x)
+    for i in range(length // 2):
+        x = np.abs(x - np.float32(1 / (i + 2)))
+    return x
+
+
+def test_recorded_elsewhere():
+    x = mx.array(seeded("long").standard_normal(33).astype(np.float32))
+    want = long_numpy(np.array(x))
+    for _ in range(20):
+        before = mlxvk_mlx.stats()["handed_over"]
+        y = long_graph(x)
+        mx.async_eval(y)
+        z = long_graph(y)                                   # of what has no data yet
+        mx.async_eval(z)
+        assert mlxvk_mlx.stats()["handed_over"] - before == (2 if NEW else 0)
+        assert np.array_equal(np.array(y), want) and np.array_equal(np.array(z), long_numpy(want))
+
+
+def test_recorded_while_others_are_used():
+    """The thread that called goes on with the same arrays: reads, drops, traces, evaluates on other streams."""
+    other = mx.new_stream(mx.gpu)
+    x = mx.array(seeded("used").standard_normal(33).astype(np.float32))
+    want = long_numpy(np.array(x))
+    compiled = mx.compile(lambda a: mx.sin(a) + a)
+    for use in (lambda y: np.array(y), lambda y: np.array(mx.add(y, 0, stream=other)),
+                lambda y: np.array(mx.add(y, 0, stream=mx.cpu)), lambda y: np.array(compiled(y) - mx.sin(y)),
+                lambda y: np.array(mx.grad(lambda a: (a * y).sum())(x)),
+                lambda y: np.array(mx.compile(lambda a: a + y)(mx.zeros(33))), lambda y: (mx.synchronize(), np.array(y))[1]):
+        y = long_graph(x)
+        mx.async_eval(y)
+        assert np.allclose(use(y), want, atol=1e-6)
+        y = long_graph(x)
+        parts = mx.split(y, 3)
+        mx.async_eval(parts)
+        last = use(mx.concatenate(parts))
+        del y, parts
+        assert np.allclose(last, want, atol=1e-6)
+    mx.async_eval(long_graph(x))                            # nobody wants it
+    del x
+    gc.collect()
+
+
+def test_recorded_in_place():
+    """A cache of which nobody but the graph knows is written where it lies, as when the caller records."""
+    cache, memory = mx.zeros((64, 8)), []
+    for i in range(40):
+        cache[i:i + 1] = mx.full((1, 8), float(i)) + 0 * long_graph(cache[:1])
+        total = cache[:i + 1].sum()
+        mx.async_eval(cache, total)
+        assert total.item() == 4 * i * (i + 1)
+        memory.append(mx.get_active_memory())
+    assert max(memory[10:]) <= memory[9] + 8192
+
+
+def test_recorded_with_an_error():
+    """Who waits for it is told, once for each try; what was computed before is there, and the rest is as it was."""
+    x = mx.array([2.0, 1.0])
+    good = long_graph(x)
+    bad = mx.contiguous(mx.broadcast_to(good[0], (1 << 15, 1 << 15, 1 << 12)))       # 16 TiB
+    last = long_graph(bad[0, 0, :1])
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            mx.async_eval(last)                             # raises by itself in older versions alone
+            last.tolist()
+    with pytest.raises(RuntimeError):
+        mx.eval(last)
+    with pytest.raises(RuntimeError):
+        mx.async_eval(last)
+        mx.eval(last + 1)                                   # what it waits for is recorded anew, by who calls
+    assert np.array_equal(np.array(good), long_numpy([2.0, 1.0])) and (x * 2).tolist() == [4, 2]
+
+
+def test_recorded_for_threads():
+    errors = []
+
+    def work(i):
+        try:
+            with mx.stream(mx.new_stream(mx.gpu)):
+                x = mx.array(seeded("threads", i).standard_normal(9).astype(np.float32))
+                want = long_numpy(np.array(x))
+                for _ in range(10):
+                    y = long_graph(x)
+                    mx.async_eval(y)
+                    mx.async_eval(z := long_graph(x) + 1)
+                    assert np.array_equal(np.array(y), want) and np.allclose(np.array(z), want + 1)
+                mx.async_eval(long_graph(x))                # the thread and its streams go meanwhile
+        except BaseException as e:
+            errors.append(e)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(120)
+        assert not t.is_alive()
+    assert not errors, errors[0]
+
+
+def test_recorded_at_the_end_of_the_process():
+    code = ("import mlxvk_mlx, mlx.core as mx\nx = mx.ones((64, 64))\n"
+            "for i in range(600): x = mx.sort(x + i)\nmx.async_eval(x)\n%s")
+    for end in ("", "import os, sys; sys.exit(3)", "mx.clear_streams()" if NEW else ""):
+        out = subprocess.run([sys.executable, "-c", code % end], capture_output=True, text=True, timeout=120)
+        assert out.returncode == (3 if "exit" in end else 0), out.stderr
+        assert not out.stderr
+
+
 PROGRAM = """
 import mlxvk_mlx as bridge, mlx.core as mx, mlx.nn as nn
 mx.random.seed(3)
 layer = nn.TransformerEncoderLayer(32, 4, 64)
 x = mx.random.normal((2, 7, 32))
 y = layer(x, None)
+for _ in range(60):
+    y = y * 1 + 0
 mx.async_eval(y)
 print(bridge.stats()["walks"] > 0, [v.hex() for v in y.flatten().tolist()])
 """
 
 
 def test_gate():
-    """The same bits by MLX's walk."""
+    """The same bits by MLX's walk, by the bridge's, and by its thread."""
     lines = []
-    for value in ("0", "1"):
+    for value in ("0", "1", "2"):
         out = subprocess.run([sys.executable, "-c", PROGRAM], env={**os.environ, "MLX_VK_WALK": value}, capture_output=True, text=True)
         assert out.returncode == 0, out.stderr
         lines.append(out.stdout.split(" ", 1))
-    assert [line[0] for line in lines] == ["False", "True"] and lines[0][1] == lines[1][1]
+    assert [line[0] for line in lines] == ["False", "True", "True"] and lines[0][1] == lines[1][1] == lines[2][1]

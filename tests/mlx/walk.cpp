@@ -3,10 +3,14 @@
  * MLX's own walk is for graphs over several streams and devices: it looks each array up in hash tables, and asks events and
  * the allocator for each primitive. Most graphs, and every token of a language model, are of one GPU stream, so that neither
  * fences nor waits are needed between their primitives. Those are walked here: same order, one event for all. What is
- * anything else goes to MLX's walk, before anything of it is changed. */
+ * anything else goes to MLX's walk, before anything of it is changed.
+ *
+ * async_eval() of a large graph leaves the recording to a thread of its own, so that Python makes the next graph meanwhile: to
+ * all others its arrays are evaluated as soon as async_eval() returns, with an event that is not signalled yet. */
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
+#include <thread>
 
 #include "bridge.h"
 #include "mlx/backend/gpu/eval.h"
@@ -174,8 +178,157 @@ static void give_up(Event& event, Stream s) {
   try { mlx::core::synchronize(s); } catch (...) {}
 }
 
-static std::atomic<uint64_t> walks{0};
+static std::atomic<uint64_t> walks{0}, handed_over{0};
 uint64_t walk_count() { return walks; }
+uint64_t handed_over_count() { return handed_over; }
+
+/* MLX_VK_WALK: 0 MLX's own walk, 1 this one by who calls, 2 large graphs by a thread of its own. */
+static int wanted() {
+  static const int value = [] {
+    const char* text = std::getenv("MLX_VK_WALK");
+    return text && *text ? std::atoi(text) : 2;
+  }();
+  return value;
+}
+
+/* ---- the thread that records ---- */
+
+/* One graph at a time: the next evaluation of any thread begins when the last one is recorded. */
+class Recorder {
+ public:
+  static Recorder& the() { static auto* r = new Recorder; return *r; }   // its thread may outlive everything
+
+  /* MLX since 0.32 hands on errors by events. A small graph is recorded sooner than a thread wakes up. */
+  bool takes(const std::vector<const array*>& order) const {
+    const size_t least = 100;
+    return MLX_VERSION_NUMERIC >= 32000 && wanted() >= 2 && order.size() >= least &&
+           scheduler::scheduler().n_active_tasks() == 0;
+  }
+
+  /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had. */
+  bool take(const std::vector<const array*>& order, Stream s, const Event& event) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (busy_ || !start()) return false;
+    handle_ = stream_of(s);
+    stream_ = s;
+    event_ = event;
+    if (tasks_.size() < order.size()) tasks_.resize(order.size());
+    for (count_ = 0; count_ < order.size(); count_++) tasks_[count_].take(*order[order.size() - 1 - count_], event);
+    done_ = 0;
+    index_ = s.index;
+    busy_ = true;
+    handed_over++;
+    changed_.notify_all();
+    return true;
+  }
+
+  void join() {
+    if ((!busy_ && !failed_) || recording_) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !busy_; });
+    if (!failed_) return;
+    for (size_t i = done_; i < count_; i++) tasks_[i].give_back();
+    failed_ = false;
+  }
+
+  static bool recording() { return recording_; }
+  bool has(Stream s) const { return busy_ && index_ == s.index && !recording_; }
+
+ private:
+  struct Task {
+    std::shared_ptr<Primitive> primitive;
+    Arrays inputs, outputs;
+
+    void take(array a, const Event& event) {
+      primitive = std::move(a.primitive_ptr());
+      inputs = std::move(a.inputs());
+      outputs.clear();
+      if (!a.siblings().empty()) outputs = a.outputs();
+      for (auto& out : outputs) mark(out, event);
+      if (outputs.empty()) mark(a, event);
+      a.detach();
+      if (outputs.empty()) outputs.push_back(std::move(a));
+    }
+    static void mark(array& a, const Event& event) {
+      a.attach_event(event);
+      a.set_status(Status::evaluated);
+    }
+    /* As if it had never been taken: who wants its results evaluates it again. */
+    void give_back() {
+      const Arrays all = outputs;
+      for (size_t k = 0; k < all.size(); k++) {
+        Arrays siblings = all;
+        siblings.erase(siblings.begin() + k);
+        array& a = outputs[k];
+        a.primitive_ptr() = primitive;
+        a.inputs() = inputs;
+        a.set_siblings(std::move(siblings), uint16_t(k));
+        a.set_status(Status::unscheduled);
+      }
+      outputs.clear();
+      inputs.clear();
+    }
+  };
+
+  bool start() {
+    if (started_) return true;
+    try {
+      std::thread([this] { work(); }).detach();
+      started_ = true;
+    } catch (const std::system_error&) {}
+    return started_;
+  }
+
+  [[noreturn]] void work() {
+    recording_ = true;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return bool(busy_); });
+      lock.unlock();
+      record();
+      lock.lock();
+      event_ = Event();
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  void record() {
+    lend_stream(stream_, handle_);
+    try {
+      for (; done_ < count_; done_++) {
+        Task& t = tasks_[done_];
+        run(*t.primitive, t.inputs, t.outputs);
+        t.inputs.clear();
+        t.outputs.clear();
+        if (!may_hold_python(*t.primitive)) t.primitive.reset();   // those go in the thread that hands over the next graph
+      }
+      event_.signal(stream_);
+      mlx::core::gpu::finalize(stream_);
+    } catch (const std::exception& e) {
+      failed_ = true;
+      fail(event_, e.what());
+      give_up(event_, stream_);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> busy_{false}, failed_{false};          // a graph is being recorded; was not, and is to be given back
+  std::atomic<int> index_{-1};                             // of its stream
+  bool started_ = false;
+  Stream stream_{0, Device::gpu};
+  mlxvk_stream handle_{};
+  Event event_;
+  std::vector<Task> tasks_;                                // kept, and what they hold room for
+  size_t count_ = 0, done_ = 0;
+  static thread_local bool recording_;                     // this is the thread
+};
+thread_local bool Recorder::recording_ = false;
+
+bool records() { return Recorder::recording(); }
+void join_walk() { Recorder::the().join(); }
+void join_walk(Stream s) { if (Recorder::the().has(s)) Recorder::the().join(); }
 
 static std::optional<array> walk(const Arrays& outputs, bool async) {
   static const array& tracer = *[] {                        // is one where, and while, arrays are
@@ -191,8 +344,11 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
   event.set_value(1);
   array result({}, mlx::core::bool_, nullptr, {});          // who waits for it waits for all
   result.attach_event(event);
+  result.set_status(Status::evaluated);
+  const auto order = graph.order();
+  auto& recorder = Recorder::the();
+  if (async && recorder.takes(order) && recorder.take(order, s, event)) return result;
   try {
-    const auto order = graph.order();
     for (size_t i = order.size(); i-- > 0;) {
       array a = *order[i];
       compute(a, async ? &event : nullptr);
@@ -203,7 +359,6 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
   }
   event.signal(s);
   mlx::core::gpu::finalize(s);
-  result.set_status(Status::evaluated);
   return result;
 }
 
@@ -211,13 +366,9 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
 
 namespace mlx::core {
 
-/* MLX_VK_WALK=0: MLX's own, to find out whether this one is at fault. */
 array eval_impl(std::vector<array> outputs, bool async) {
-  static const bool wanted = [] {
-    const char* text = std::getenv("MLX_VK_WALK");
-    return !text || std::strcmp(text, "0");
-  }();
-  if (wanted)
+  mlxvk_mlx::join_walk();
+  if (mlxvk_mlx::wanted() > 0)
     if (auto result = mlxvk_mlx::walk(outputs, async)) return std::move(*result);
   return mlxvk_mlx::original_eval_impl(std::move(outputs), async);
 }
