@@ -42,8 +42,11 @@ void stage_x(const uint m0, const uint k0)
     }
 }
 
+// From so many rows of x on W is rounded to the type of the result, as where it is unpacked first; MLX's Metal multiplies
+// fewer rows by weights that are not rounded.
+const uint ROUNDED_FROM = 18u;
+
 // Eight codes at a time: along k where W is transposed, else along n.
-// Rounded to the type of the result, as where they are unpacked first.
 void stage_w(const uint n0, const uint k0)
 {
     uint n = rows[0], along = (TRANSPOSED ? k : n) >> 5;               // blocks a row of W
@@ -56,7 +59,8 @@ void stage_w(const uint n0, const uint k0)
             uvec2 codes = eight_codes(w_at[0] + w_matrix * w_batch + (w_row * along + block) * BITS, c & 3u);
             uint group = w_matrix * s_batch + w_row * (2u * along >> group_shift) + (2u * block + (c >> 1 & 1u) >> group_shift);
             float scale = number(RAW(s, s_at[0] + group, TS), TS), bias = FP ? 0.0 : number(RAW(b, b_at[0] + group, TS), TS);
-            [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = rounded(fma(scale, code_number(code_of(codes, e)), bias), TY);
+            [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = fma(scale, code_number(code_of(codes, e)), bias);
+            if (m >= ROUNDED_FROM) [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = rounded(value[e], TY);
         }
         [[unroll]] for (uint e = 0u; e < 8u; e++)
             ws[TRANSPOSED ? (8u * c + e) * (BN + 1u) + row : row * (BN + 1u) + 8u * c + e] = inside ? value[e] : 0.0;

@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Windows combined in the order of their keys, which are sorted: a thread takes one unit (WIDTH elements) of `each`
-// entries. A run of up to SHORT entries is served by the thread where it begins, one after the other on top of what the
+// entries. A run of up to in_order() entries is served by the thread where it begins, one after the other on top of what the
 // result holds, as if there were no other order. Of longer runs, the parts are combined first, by level: each thread leaves
 // what reaches over its edges in two slots, as float32 or integers, which are the next level's entries (key, is it filled).
 layout(constant_id = 1) const uint OP = 0;
@@ -29,7 +29,7 @@ layout(push_constant) uniform scatter_push {
 //! enum SCATTER_: a flag: entry i is window i
 const uint IN_ORDER = 2;
 
-const uint SHORT = 64;                                 // at least `each` of the first level
+const uint SHORT = 64, FEW = 256;                      // SHORT: at least `each` of the first level
 
 uint unit_at, chunk;                                   // of this thread
 uvec2 sums[WIDTH];
@@ -107,10 +107,13 @@ void write_part(const uint which)
     }
 }
 
-// Where the run that entry i belongs to begins, but not more than SHORT before it.
+// Of few entries in all, the longest run is not worth a second level.
+uint in_order() { return n > FEW ? SHORT : FEW; }
+
+// Where the run that entry i belongs to begins, but not more than that before it.
 uint run_start(const uint i)
 {
-    uint key = key_of(i), low = i > SHORT ? i - SHORT : 0u, high = i;
+    uint key = key_of(i), low = i > in_order() ? i - in_order() : 0u, high = i;
     while (low < high) {
         uint middle = (low + high) / 2u;
         if (key_of(middle) == key) high = middle;
@@ -120,7 +123,7 @@ uint run_start(const uint i)
 }
 uint run_end(uint i, uint start)                       // of a short run
 {
-    uint key = key_of(i), low = i + 1u, high = start + SHORT;
+    uint key = key_of(i), low = i + 1u, high = start + in_order();
     while (low < high) {
         uint middle = (low + high) / 2u;
         if (key_of(middle) == key) low = middle + 1u;
@@ -128,7 +131,7 @@ uint run_end(uint i, uint start)                       // of a short run
     }
     return low;
 }
-bool is_long(const uint start, const uint i) { return UPPER || i - start >= SHORT || key_of(start + SHORT) == key_of(i); }
+bool is_long(const uint start, const uint i) { return UPPER || i - start >= in_order() || key_of(start + in_order()) == key_of(i); }
 
 void main()
 {

@@ -408,6 +408,34 @@ static void runs_in_order(void **state)
     mlxvk_array_free(res);
 }
 
+/* So few that all of them are added in order, though all go to one place. */
+static void few_in_order(void **state)
+{
+    enum { ROWS = 256, WIDTH = 33 };
+    static float want[2 * WIDTH], updates[ROWS * WIDTH], got[2 * WIDTH];
+    static int32_t at[ROWS];
+    struct rng r = { 12 };
+    mlxvk_array a = { NULL }, u = { NULL }, i = { NULL }, res = { NULL };
+    (void)state;
+    for (int k = 0; k < 2 * WIDTH; k++) want[k] = (float)random_int(&r, -100, 100) / 7;
+    OK_DEVICE(mlxvk_array_new_data_device(&a, want, (int[]){ 2, WIDTH }, 2, MLXVK_FLOAT32, device), device);
+    for (int k = 0; k < ROWS; k++)
+        for (int c = 0; c < WIDTH; c++) {
+            updates[k * WIDTH + c] = (float)random_int(&r, -1000, 1000) / 7;
+            want[WIDTH + c] += updates[k * WIDTH + c];
+        }
+    for (int k = 0; k < ROWS; k++) at[k] = 1;
+    OK_DEVICE(mlxvk_array_new_data_device(&u, updates, (int[]){ ROWS, 1, WIDTH }, 3, MLXVK_FLOAT32, device), device);
+    OK_DEVICE(mlxvk_array_new_data_device(&i, at, (int[]){ ROWS }, 1, MLXVK_INT32, device), device);
+    OK(mlxvk_scatter_add_single(&res, a, i, u, 0, stream), stream);
+    OK(mlxvk_array_read(res, got, sizeof got, stream), stream);
+    assert_memory_equal(got, want, sizeof want);
+    mlxvk_array_free(a);
+    mlxvk_array_free(u);
+    mlxvk_array_free(i);
+    mlxvk_array_free(res);
+}
+
 static void sorted_by_merges(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=0"); }
 static void sorted_by_digits(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=2 MLX_VK_POISON=1"); }
 
@@ -609,7 +637,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_gathers), cmocka_unit_test(gathers_refused), cmocka_unit_test(random_scatters),
-        cmocka_unit_test(runs_in_order),
+        cmocka_unit_test(runs_in_order), cmocka_unit_test(few_in_order),
         cmocka_unit_test(sorted_by_merges), cmocka_unit_test(sorted_by_digits), cmocka_unit_test(counts), cmocka_unit_test(nan_updates),
         cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
         cmocka_unit_test(searches)

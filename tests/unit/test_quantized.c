@@ -107,7 +107,9 @@ static float *unpack(const struct weight *w, const struct format *f, int lead, i
     return all;
 }
 
-static void compare(const struct format *f, const struct weight *w, const float *x, const void *y, int lead, int m, int n, int k)
+/* exact: the weights are not rounded. */
+static void compare(const struct format *f, const struct weight *w, const float *x, const void *y, int lead, int m, int n, int k,
+                    bool exact)
 {
     mlxvk_dtype to = result_of(f);
     double unit = to == MLXVK_FLOAT32 ? 1e-6 : to == MLXVK_FLOAT16 ? 1e-3 : 8e-3;
@@ -125,7 +127,7 @@ static void compare(const struct format *f, const struct weight *w, const float 
                     squares += product * product;
                 }
                 /* weights rounded to a half type: half a unit of each at most, and they add up like a random walk */
-                rounding = to == MLXVK_FLOAT32 ? 2e-6 * sizes : unit / 2 * fmin(sizes, 4 * sqrt(squares));
+                rounding = to == MLXVK_FLOAT32 || exact ? 2e-6 * sizes : unit / 2 * fmin(sizes, 4 * sqrt(squares));
                 if (!(fabs(got - sum) <= unit * fabs(sum) + rounding + 1e-6))
                     fail_msg("batch %d row %d column %d: %.9g, expected %.9g (%s, %d bits, group %d, %s by %s, %d x %d x %d%s)", z, i, j,
                              got, sum, f->mode ? f->mode : "affine", f->bits, f->group, mlxvk_dtype_name(f->x), mlxvk_dtype_name(f->scales), m, k, n,
@@ -134,7 +136,7 @@ static void compare(const struct format *f, const struct weight *w, const float 
     free(all);
 }
 
-static void one_case(struct rng *r, mlxvk_stream s, struct format f, int lead, int m, int n, int k)
+static void one_case(struct rng *r, mlxvk_stream s, struct format f, int lead, int m, int n, int k, bool exact)
 {
     size_t count = (size_t)(lead ? lead : 1) * (size_t)m, size = count * (size_t)n * 4;
     struct weight w = random_weight(r, &f, lead, f.transpose ? n : k, f.transpose ? k : n, s);
@@ -147,7 +149,7 @@ static void one_case(struct rng *r, mlxvk_stream s, struct format f, int lead, i
     assert_int_equal(mlxvk_array_dtype(res), result_of(&f));
     assert_int_equal(mlxvk_array_size(res), count * (size_t)n);
     OK(mlxvk_array_read(res, y, mlxvk_array_nbytes(res), s), s);
-    compare(&f, &w, x, y, lead, m, n, k);
+    compare(&f, &w, x, y, lead, m, n, k, exact);
     mlxvk_array_free(a);
     mlxvk_array_free(res);
     weight_free(&w);
@@ -181,7 +183,7 @@ static void cases(int kernel, const char *more, int count)
         int k = random_int(&r, 1, 4) * f.group, lead = random_chance(&r, 20) ? random_int(&r, 1, 3) : 0;
         if (!f.mode && random_chance(&r, 15)) f.scales = dtypes[random_int(&r, 0, 2)];
         if (!f.transpose) { k = n; n = random_int(&r, 1, 3) * f.group; }
-        one_case(&r, s, f, lead, m, n, k);
+        one_case(&r, s, f, lead, m, n, k, kernel == 2 && m < 18);              /* tiles of few rows round no weights */
     }
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
@@ -234,7 +236,7 @@ static void test_held_odd_scales(void **state)
     mlxvk_array a = upload(bytes, 0, 1, K, f.x, t.stream);
     (void)state;
     rows_of(&w, a, 0, -1, ROWS, whole, t.stream);
-    compare(&f, &w, x, whole, 0, 1, ROWS, K);
+    compare(&f, &w, x, whole, 0, 1, ROWS, K, false);
     for (int first = 0; first <= ROWS - PART; first++) {
         memset(got, 0xff, sizeof got);
         rows_of(&w, a, first, -1, PART, got, t.stream);
@@ -293,7 +295,7 @@ static void test_few_by_matrices(void **state)
             snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=6 %s", problems[i].more);
             struct setting s = start(gates);
             uint64_t before = dispatches_of(gates, types[t].kernel);
-            one_case(&r, s.stream, f, problems[i].lead, problems[i].m, problems[i].n, problems[i].k);
+            one_case(&r, s.stream, f, problems[i].lead, problems[i].m, problems[i].n, problems[i].k, false);
             taken[t] += dispatches_of(gates, types[t].kernel) > before;
             finish(&s);
         }
@@ -387,9 +389,9 @@ static void test_empty(void **state)
     mlxvk_stream s = open_stream(d);
     struct format f = { 4, 64, true, MLXVK_FLOAT16, MLXVK_FLOAT16, NULL };
     (void)state;
-    one_case(&r, s, f, 0, 0, 5, 64);
-    one_case(&r, s, f, 0, 3, 0, 64);
-    one_case(&r, s, f, 0, 3, 5, 0);
+    one_case(&r, s, f, 0, 0, 5, 64, false);
+    one_case(&r, s, f, 0, 3, 0, 64, false);
+    one_case(&r, s, f, 0, 3, 5, 0, false);
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
 }
