@@ -159,7 +159,8 @@ def test_an_error_in_the_middle():
         with Walked() as w:
             with pytest.raises(RuntimeError):
                 evaluate(good, bad)
-        assert w.count == 1
+                mx.eval(bad)                                # told here where a thread recorded it
+        assert w.count >= 1
     assert (good + 1).tolist() == [4, 3] and (x * 2).tolist() == [4, 2]
 
 
@@ -349,8 +350,8 @@ print(bridge.stats()["walks"] > 0, [v.hex() for v in y.flatten().tolist()])
 def test_gate():
     """The same bits by MLX's walk, by the bridge's, and by its thread."""
     lines = []
-    for value in ("0", "1", "2"):
+    for value in ("0", "1", "2", "3"):
         out = subprocess.run([sys.executable, "-c", PROGRAM], env={**os.environ, "MLX_VK_WALK": value}, capture_output=True, text=True)
         assert out.returncode == 0, out.stderr
         lines.append(out.stdout.split(" ", 1))
-    assert [line[0] for line in lines] == ["False", "True", "True"] and lines[0][1] == lines[1][1] == lines[2][1]
+    assert [line[0] for line in lines] == ["False", "True", "True", "True"] and len({line[1] for line in lines}) == 1

@@ -140,7 +140,7 @@ class Graph {
   /* Is an array that has been computed, or is being, there by the time that the stream gets to who wants it? */
   bool is_ready(const array& in) const {
     const Event& event = in.event();
-    return !event.valid() || (stream_ && event.stream() == *stream_);
+    return !event.valid() || (stream_ && event.stream() == *stream_) || event.is_signaled();
   }
 
   std::vector<Node> nodes_;
@@ -182,11 +182,13 @@ static std::atomic<uint64_t> walks{0}, handed_over{0};
 uint64_t walk_count() { return walks; }
 uint64_t handed_over_count() { return handed_over; }
 
-/* MLX_VK_WALK: 0 MLX's own walk, 1 this one by who calls, 2 large graphs by a thread of its own. */
+/* MLX_VK_WALK: 0 MLX's own walk, 1 this one by who calls, 2 large graphs of async_eval() by a thread of its own, 3 all graphs
+ * (to find out what such a thread breaks). */
+enum { OWN_WALK = 1, LARGE_BY_THREAD, ALL_BY_THREAD };
 static int wanted() {
   static const int value = [] {
     const char* text = std::getenv("MLX_VK_WALK");
-    return text && *text ? std::atoi(text) : 2;
+    return text && *text ? std::atoi(text) : int(LARGE_BY_THREAD);
   }();
   return value;
 }
@@ -199,10 +201,10 @@ class Recorder {
   static Recorder& the() { static auto* r = new Recorder; return *r; }   // its thread may outlive everything
 
   /* MLX since 0.32 hands on errors by events. A small graph is recorded sooner than a thread wakes up. */
-  bool takes(const std::vector<const array*>& order) const {
+  bool takes(const std::vector<const array*>& order, bool async) const {
     const size_t least = 100;
-    return MLX_VERSION_NUMERIC >= 32000 && wanted() >= 2 && order.size() >= least &&
-           scheduler::scheduler().n_active_tasks() == 0;
+    const bool suits = (async && order.size() >= least && wanted() == LARGE_BY_THREAD) || wanted() >= ALL_BY_THREAD;
+    return MLX_VERSION_NUMERIC >= 32000 && suits && scheduler::scheduler().n_active_tasks() == 0;
   }
 
   /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had. */
@@ -347,7 +349,7 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
   result.set_status(Status::evaluated);
   const auto order = graph.order();
   auto& recorder = Recorder::the();
-  if (async && recorder.takes(order) && recorder.take(order, s, event)) return result;
+  if (recorder.takes(order, async) && recorder.take(order, s, event)) return result;
   try {
     for (size_t i = order.size(); i-- > 0;) {
       array a = *order[i];
@@ -368,7 +370,7 @@ namespace mlx::core {
 
 array eval_impl(std::vector<array> outputs, bool async) {
   mlxvk_mlx::join_walk();
-  if (mlxvk_mlx::wanted() > 0)
+  if (mlxvk_mlx::wanted() >= mlxvk_mlx::OWN_WALK)
     if (auto result = mlxvk_mlx::walk(outputs, async)) return std::move(*result);
   return mlxvk_mlx::original_eval_impl(std::move(outputs), async);
 }
