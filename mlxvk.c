@@ -149,7 +149,11 @@ static uint64_t now_ns(void)                         /* for statistics */
                       t.QuadPart % second.QuadPart * 1000000000 / second.QuadPart);
 #else
     struct timespec t;
+#ifdef CLOCK_MONOTONIC                               /* Android has it in all versions, timespec_get since 10 */
+    clock_gettime(CLOCK_MONOTONIC, &t);
+#else
     timespec_get(&t, TIME_UTC);
+#endif
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 #endif
 }
@@ -928,6 +932,9 @@ typedef struct VkDeviceFaultInfoEXT {
 #define VK_STRUCTURE_TYPE_DEVICE_FAULT_COUNTS_EXT ((VkStructureType)1000341001)
 #define VK_STRUCTURE_TYPE_DEVICE_FAULT_INFO_EXT ((VkStructureType)1000341002)
 #endif
+#ifndef VK_KHR_portability_enumeration
+#define VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR 1
+#endif
 typedef VkResult (VKAPI_PTR *get_fault_info)(VkDevice, VkDeviceFaultCountsEXT *, VkDeviceFaultInfoEXT *);
 enum { COMPONENT_FLOAT16 = 0, COMPONENT_FLOAT32 = 1, COMPONENT_BFLOAT16 = 1000141000, SCOPE_SUBGROUP = 3 };
 typedef VkResult (VKAPI_PTR *get_coopmat_properties)(VkPhysicalDevice, uint32_t *, VkCooperativeMatrixPropertiesKHR *);
@@ -948,13 +955,15 @@ struct features {
 
 enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
                  EXT_PRIORITY, EXT_HOST_MEMORY, EXT_MEMORY_FD, EXT_DMA_BUF, EXT_MEMORY_WIN32, EXT_GLOBAL_PRIORITY,
-                 EXT_FAULT, EXT_COUNT };
+                 EXT_FAULT, EXT_OLD_PRIORITY, EXT_PORTABILITY, EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
     "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
     "VK_EXT_memory_priority", "VK_EXT_external_memory_host", "VK_KHR_external_memory_fd",
     "VK_EXT_external_memory_dma_buf", "VK_KHR_external_memory_win32", "VK_KHR_global_priority",
-    "VK_EXT_device_fault",
+    "VK_EXT_device_fault", "VK_EXT_global_priority",
+    "VK_KHR_portability_subset",                     /* where it is there it must be enabled; mlxvk needs nothing that it
+                                                        takes away: no events, no images but for copies */
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -1352,8 +1361,19 @@ static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
     return 0;
 }
 
+static bool has_instance_extension(const char *name)
+{
+    VkExtensionProperties list[64];
+    uint32_t n = COUNT(list);
+    if (vkEnumerateInstanceExtensionProperties(NULL, &n, list) < 0) return false;
+    for (uint32_t i = 0; i < n; i++) if (!strcmp(list[i].extensionName, name)) return true;
+    return false;
+}
+
+/* With drivers that are Vulkan but for some of it (MoltenVK), which loaders show to programs that ask for them. */
 static int create_instance(VkInstance *instance, mlxvk_error *error)
 {
+    static const char *const portability = "VK_KHR_portability_enumeration";
     VkApplicationInfo app = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .pApplicationName = "mlxvk",
                               .apiVersion = VK_API_VERSION_1_3 };
     VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &app };
@@ -1362,6 +1382,11 @@ static int create_instance(VkInstance *instance, mlxvk_error *error)
         set_error(error, MLXVK_ERROR_NO_LOADER, 0, __LINE__, "device", "the Vulkan loader is older than 1.2; %s",
                   install_hint);
         return MLXVK_ERROR_NO_LOADER;
+    }
+    if (has_instance_extension(portability)) {
+        info.flags = VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
+        info.enabledExtensionCount = 1;
+        info.ppEnabledExtensionNames = &portability;
     }
     r = vkCreateInstance(&info, NULL, instance);
     if (r != VK_SUCCESS) {
@@ -1404,7 +1429,7 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     const VkDeviceQueueGlobalPriorityCreateInfoKHR low = {
         .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_GLOBAL_PRIORITY_CREATE_INFO_KHR,
         .globalPriority = VK_QUEUE_GLOBAL_PRIORITY_LOW_KHR };
-    if (d->low_priority && has[EXT_GLOBAL_PRIORITY]) queue.pNext = &low;
+    if (d->low_priority && (has[EXT_GLOBAL_PRIORITY] || has[EXT_OLD_PRIORITY])) queue.pNext = &low;
     info.enabledExtensionCount = count;
     d->queue_family = queue.queueFamilyIndex = (uint32_t)compute_family(d->physical, &available);
     d->queue_count = queue.queueCount = min_u32(available, MAX_QUEUES);
