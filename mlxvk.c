@@ -510,25 +510,28 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
        LAST_DISPATCHES = 8 };
 
 /* What some drivers do unlike the others: bit, driver, upper byte of the device's number where it is of one family of
- * chips (0: of all), and what is done about it. */
+ * chips (0: of all), a test that fails on that driver without what is done about it, or shows that this computes
+ * the same; what it is. */
 #define QUIRKS(X)                                                                                                     \
-    X(SHORT_LOOPS, MESA_LLVMPIPE, 0,                                                                                  \
+    X(SHORT_LOOPS, MESA_LLVMPIPE, 0, "test_matmul: test_long_k",                                                      \
       "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")              \
-    X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23,                                                                         \
+    X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23, "test_quantized: test_few_by_matrices",                                 \
       "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
-    X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23,                                                                             \
+    X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23, "test_replay: test_links",                                                  \
       "workgroups were seen to start in the order of their dispatches, on an H200: recorded steps are linked")        \
-    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "multipliers are idle beside the adders: random bits add by them")      \
-    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, 0, "loops that ask for it are unrolled before constants are known: none asks")
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "test_random: additions",                                               \
+      "multipliers are idle beside the adders: random bits add by them")                                              \
+    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, 0, "test_rows: same_bits",                                                   \
+      "loops that ask for it are unrolled before constants are known: none asks")
 
 enum quirk_bit {
-#define X(id, driver, chips, text) QUIRKBIT_##id,
+#define X(id, driver, chips, test, text) QUIRKBIT_##id,
     QUIRKS(X)
 #undef X
     QUIRK_COUNT
 };
 enum quirk {
-#define X(id, driver, chips, text) QUIRK_##id = 1 << QUIRKBIT_##id,
+#define X(id, driver, chips, test, text) QUIRK_##id = 1 << QUIRKBIT_##id,
     QUIRKS(X)
 #undef X
     QUIRK_NONE = 0
@@ -537,7 +540,7 @@ enum quirk {
 /* Is it a driver that mlxvk is tested on? Others are asked to prove themselves: see >>self_test. */
 static bool is_known(VkDriverId id)
 {
-#define X(quirk, driver, chips, text) if (id == VK_DRIVER_ID_##driver) return true;
+#define X(quirk, driver, chips, test, text) if (id == VK_DRIVER_ID_##driver) return true;
     QUIRKS(X)
 #undef X
     return false;
@@ -546,7 +549,7 @@ static bool is_known(VkDriverId id)
 static uint32_t quirks_of(VkDriverId id, uint32_t number)
 {
     uint32_t bits = 0;
-#define X(quirk, driver, chips, text) \
+#define X(quirk, driver, chips, test, text) \
     if (id == VK_DRIVER_ID_##driver && (!(chips) || number >> 8 == (chips))) bits |= QUIRK_##quirk;
     QUIRKS(X)
 #undef X
@@ -962,8 +965,8 @@ static const char *const extension_names[EXT_COUNT] = {
     "VK_EXT_memory_priority", "VK_EXT_external_memory_host", "VK_KHR_external_memory_fd",
     "VK_EXT_external_memory_dma_buf", "VK_KHR_external_memory_win32", "VK_KHR_global_priority",
     "VK_EXT_device_fault", "VK_EXT_global_priority",
-    "VK_KHR_portability_subset",                     /* where it is there it must be enabled; mlxvk needs nothing that it
-                                                        takes away: no events, no images but for copies */
+    /* where it is there it must be enabled; mlxvk needs nothing that it takes away: no events, of images copies alone */
+    "VK_KHR_portability_subset",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)

@@ -114,7 +114,11 @@ static void count(VkResult r, int32_t objects)
     X(vkAllocateDescriptorSets, (VkDevice d, const VkDescriptorSetAllocateInfo *i, VkDescriptorSet *o), (d, i, o), 0) \
     X(vkCreateQueryPool, (VkDevice d, const VkQueryPoolCreateInfo *c, ALLOCATOR, VkQueryPool *o), (d, c, a, o), 1)    \
     X(vkGetQueryPoolResults, (VkDevice d, VkQueryPool p, uint32_t first, uint32_t n, size_t size, void *o,            \
-                              VkDeviceSize stride, VkQueryResultFlags f), (d, p, first, n, size, o, stride, f), 0)
+                              VkDeviceSize stride, VkQueryResultFlags f), (d, p, first, n, size, o, stride, f), 0)    \
+    X(vkGetMemoryFdKHR, (VkDevice d, const VkMemoryGetFdInfoKHR *i, int *o), (d, i, o), 0)                            \
+    X(vkGetMemoryHostPointerPropertiesEXT,                                                                            \
+      (VkDevice d, VkExternalMemoryHandleTypeFlagBits t, const void *p, VkMemoryHostPointerPropertiesEXT *o),         \
+      (d, t, p, o), 0)
 
 #define X(name, parameters, arguments, objects)                                                                       \
     static VKAPI_ATTR VkResult VKAPI_CALL our_##name parameters                                                       \
