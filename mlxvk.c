@@ -99,6 +99,7 @@ static int64_t common_divisor(int64_t a, int64_t b)
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static size_t to_size(uint64_t n) { return n < SIZE_MAX ? (size_t)n : SIZE_MAX; }   /* where size_t has 32 bits */
 static size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 static uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); }
 static uint32_t lowest_bit(uint32_t bits)            /* its number; bits is not 0 */
@@ -1122,7 +1123,7 @@ static int memory_rank(const VkPhysicalDeviceMemoryProperties *m, uint32_t type,
         host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     VkMemoryPropertyFlags f = m->memoryTypes[type].propertyFlags;
     const VkMemoryHeap *heap = &m->memoryHeaps[m->memoryTypes[type].heapIndex];
-    bool main_heap = heap->size == largest && (heap->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT);
+    bool main_heap = to_size(heap->size) == largest && (heap->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT);
     if (f & ~(local | host | cached)) return 0;
     if (use == MEMORY_UPLOAD) return (f & host) == host ? 1 + 2 * !(f & local) + !(f & cached) : 0;
     if (use == MEMORY_READBACK) return (f & host) == host ? 1 + !(f & local) + 2 * !!(f & cached) : 0;
@@ -1139,8 +1140,8 @@ static void choose_memory(struct device *d)
     size_t largest = 0;
     vkGetPhysicalDeviceMemoryProperties(d->physical, &m);
     for (uint32_t i = 0; i < m.memoryHeapCount; i++)
-        if ((m.memoryHeaps[i].flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT) && m.memoryHeaps[i].size > largest)
-            largest = (size_t)m.memoryHeaps[i].size;
+        if ((m.memoryHeaps[i].flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT) && to_size(m.memoryHeaps[i].size) > largest)
+            largest = to_size(m.memoryHeaps[i].size);
     for (uint32_t i = 0; i < m.memoryTypeCount; i++) {
         VkMemoryPropertyFlags f = m.memoryTypes[i].propertyFlags;
         bool host = (f & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) && (f & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
@@ -1245,7 +1246,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     snprintf(c->architecture, sizeof c->architecture, "vulkan-%04x-%04x", p.properties.vendorID, p.properties.deviceID);
     c->subgroup = sg.subgroupSize;
     choose_subgroup(d, f, &sizes);
-    c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
+    c->max_allocation = to_size(m3.maxMemoryAllocationSize);
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] &&
                          pushed.maxPushDescriptors >= c->max_bindings;
     c->memory_budget = has[EXT_BUDGET];
@@ -1847,8 +1848,8 @@ static bool memory_budget(const struct device *d, size_t *budget, size_t *used)
     if (!d->caps.memory_budget || !d->caps.type_count[MEMORY_DEVICE]) return false;
     d->memory_properties(d->physical, &m);
     uint32_t heap = m.memoryProperties.memoryTypes[d->caps.types[MEMORY_DEVICE][0]].heapIndex;
-    *budget = (size_t)now.heapBudget[heap];
-    *used = (size_t)now.heapUsage[heap];
+    *budget = to_size(now.heapBudget[heap]);
+    *used = to_size(now.heapUsage[heap]);
     return *budget > 0;
 }
 
@@ -3789,7 +3790,10 @@ static int storage_allocate(struct encoder *e, struct storage *st)
 }
 
 /* Bytes that a binding may have: to SPIR-V an index is a signed number of 32 bits. */
-static size_t binding_range(const struct device *d, size_t item) { return min_size(d->caps.max_range, item << 31); }
+static size_t binding_range(const struct device *d, size_t item)
+{
+    return min_size(d->caps.max_range, to_size((uint64_t)item << 31));
+}
 
 /* Those that fit wherever they begin. */
 static size_t binding_room(const struct device *d, size_t item)
@@ -5342,16 +5346,21 @@ static struct call begin_on(const char *name, struct device *d, struct stream *s
 /* The operation's name of a function made by a row of a table, which has the whole name, for grep. */
 #define CALLED(function) (&#function[sizeof "mlxvk_" - 1])
 
-static struct call begin(const char *name, mlxvk_stream handle)
+static struct call begin_with(const char *name, struct device *d, struct stream *s)
 {
-    struct stream *s = handle.ctx;
-    struct call c = begin_on(name, lock_device(s ? s->device : NULL), s);
+    struct call c = begin_on(name, lock_device(d), s);
     if (c.device && c.device->lost) {
         c.code = c.device->lost;
         set_error(&c.stream->error, c.code, VK_ERROR_DEVICE_LOST, __LINE__, name, "%s",
                   loss_text(c.device));
     }
     return c;
+}
+
+static struct call begin(const char *name, mlxvk_stream handle)
+{
+    struct stream *s = handle.ctx;
+    return begin_with(name, s ? s->device : NULL, s);
 }
 
 /* The first error of a call sticks. */
@@ -23016,6 +23025,7 @@ struct io { void *descriptor; mlxvk_io_vtable calls; };
 struct file {
     const char *name, *path;                         /* of the call; of a file of the system, which ends with it */
     mlxvk_stream stream;
+    struct device *device;                           /* of what is saved, which then has the errors, without a stream */
     struct io *io;
     size_t size, at;                                 /* of what is there to read; what was read, or written, so far */
     int code;
@@ -23120,7 +23130,8 @@ static int file_fail(struct file *f, int code, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    struct call c = begin(f->name, f->stream);
+    struct stream *s = f->stream.ctx;
+    struct call c = begin_with(f->name, s ? s->device : f->device, s);
     FAIL(&c, code, "%s: %s", io_label(f->io), text);
     if (c.device && c.stream) c.device->error = c.stream->error;
     end(&c);
@@ -23277,6 +23288,12 @@ static void file_write_array(struct file *f, mlxvk_array array)
     if (code) { file_fail(f, code, "an array cannot be read"); return; }
     file_write(f, data, n);
     free(data);
+}
+
+static struct device *device_of(const struct vector *arrays)
+{
+    const struct entry *e = arrays && arrays->size ? list_at(arrays, 0) : NULL;
+    return e ? ((const struct array *)e->value.array.ctx)->storage->device : NULL;
 }
 
 /* Each begins at a multiple of so many bytes, and so does what would come behind the last. */
@@ -23511,6 +23528,7 @@ static int save_safetensors(struct file f, const struct vector *arrays, const st
 {
     struct text t = { 0 };
     size_t at = 0;
+    f.device = device_of(arrays);
     if (!arrays) file_fail(&f, MLXVK_ERROR_ARGUMENT, "the map of arrays is { NULL }");
     if (!file_create(&f)) return file_end(&f, true);
     text_add(&t, "{\"__metadata__\":{");
@@ -23636,6 +23654,7 @@ static int save_array(struct file f, const struct array *a)
 {
     struct text t = { 0 };
     if (!a) file_fail(&f, MLXVK_ERROR_ARGUMENT, "the array is { NULL }");
+    else f.device = a->storage->device;
     if (!file_create(&f)) return file_end(&f, true);
     text_add(&t, "{'descr': '%s', 'fortran_order': False, 'shape': (", file_dtypes[a->dtype].npy);
     for (int i = 0; i < a->ndim; i++) text_add(&t, i + 1 < a->ndim || a->ndim == 1 ? "%d," : "%d", a->shape[i]);
@@ -23992,6 +24011,7 @@ int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
     const struct gguf *g = gguf.ctx;
     struct file f = disk_file("save_gguf", file, "wb", (mlxvk_stream){ NULL });
     if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
+    else f.device = device_of(g->arrays);
     if (!file_create(&f)) return file_end(&f, true);
     size_t align = save_alignment(&f, g);
     write_number(&f, GGUF_MAGIC, 4);
