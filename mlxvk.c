@@ -99,6 +99,7 @@ static int64_t common_divisor(int64_t a, int64_t b)
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static size_t to_size(uint64_t n) { return n < SIZE_MAX ? (size_t)n : SIZE_MAX; }   /* where size_t has 32 bits */
 static size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 static uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); }
 static uint32_t lowest_bit(uint32_t bits)            /* its number; bits is not 0 */
@@ -149,7 +150,11 @@ static uint64_t now_ns(void)                         /* for statistics */
                       t.QuadPart % second.QuadPart * 1000000000 / second.QuadPart);
 #else
     struct timespec t;
+#ifdef CLOCK_MONOTONIC                               /* Android has it in all versions, timespec_get since 10 */
+    clock_gettime(CLOCK_MONOTONIC, &t);
+#else
     timespec_get(&t, TIME_UTC);
+#endif
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 #endif
 }
@@ -506,25 +511,28 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
        LAST_DISPATCHES = 8 };
 
 /* What some drivers do unlike the others: bit, driver, upper byte of the device's number where it is of one family of
- * chips (0: of all), and what is done about it. */
+ * chips (0: of all), a test that fails on that driver without what is done about it, or shows that this computes
+ * the same; what it is. */
 #define QUIRKS(X)                                                                                                     \
-    X(SHORT_LOOPS, MESA_LLVMPIPE, 0,                                                                                  \
+    X(SHORT_LOOPS, MESA_LLVMPIPE, 0, "test_matmul: test_long_k",                                                      \
       "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")              \
-    X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23,                                                                         \
+    X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23, "test_quantized: test_few_by_matrices",                                 \
       "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
-    X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23,                                                                             \
+    X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23, "test_replay: test_links",                                                  \
       "workgroups were seen to start in the order of their dispatches, on an H200: recorded steps are linked")        \
-    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "multipliers are idle beside the adders: random bits add by them")      \
-    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, 0, "loops that ask for it are unrolled before constants are known: none asks")
+    X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "test_random: additions",                                               \
+      "multipliers are idle beside the adders: random bits add by them")                                              \
+    X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, 0, "test_rows: same_bits",                                                   \
+      "loops that ask for it are unrolled before constants are known: none asks")
 
 enum quirk_bit {
-#define X(id, driver, chips, text) QUIRKBIT_##id,
+#define X(id, driver, chips, test, text) QUIRKBIT_##id,
     QUIRKS(X)
 #undef X
     QUIRK_COUNT
 };
 enum quirk {
-#define X(id, driver, chips, text) QUIRK_##id = 1 << QUIRKBIT_##id,
+#define X(id, driver, chips, test, text) QUIRK_##id = 1 << QUIRKBIT_##id,
     QUIRKS(X)
 #undef X
     QUIRK_NONE = 0
@@ -533,7 +541,7 @@ enum quirk {
 /* Is it a driver that mlxvk is tested on? Others are asked to prove themselves: see >>self_test. */
 static bool is_known(VkDriverId id)
 {
-#define X(quirk, driver, chips, text) if (id == VK_DRIVER_ID_##driver) return true;
+#define X(quirk, driver, chips, test, text) if (id == VK_DRIVER_ID_##driver) return true;
     QUIRKS(X)
 #undef X
     return false;
@@ -542,7 +550,7 @@ static bool is_known(VkDriverId id)
 static uint32_t quirks_of(VkDriverId id, uint32_t number)
 {
     uint32_t bits = 0;
-#define X(quirk, driver, chips, text) \
+#define X(quirk, driver, chips, test, text) \
     if (id == VK_DRIVER_ID_##driver && (!(chips) || number >> 8 == (chips))) bits |= QUIRK_##quirk;
     QUIRKS(X)
 #undef X
@@ -928,6 +936,9 @@ typedef struct VkDeviceFaultInfoEXT {
 #define VK_STRUCTURE_TYPE_DEVICE_FAULT_COUNTS_EXT ((VkStructureType)1000341001)
 #define VK_STRUCTURE_TYPE_DEVICE_FAULT_INFO_EXT ((VkStructureType)1000341002)
 #endif
+#ifndef VK_KHR_portability_enumeration
+#define VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR 1
+#endif
 typedef VkResult (VKAPI_PTR *get_fault_info)(VkDevice, VkDeviceFaultCountsEXT *, VkDeviceFaultInfoEXT *);
 enum { COMPONENT_FLOAT16 = 0, COMPONENT_FLOAT32 = 1, COMPONENT_BFLOAT16 = 1000141000, SCOPE_SUBGROUP = 3 };
 typedef VkResult (VKAPI_PTR *get_coopmat_properties)(VkPhysicalDevice, uint32_t *, VkCooperativeMatrixPropertiesKHR *);
@@ -948,13 +959,15 @@ struct features {
 
 enum extension { EXT_PUSH_DESCRIPTOR, EXT_DOT, EXT_SIZE_CONTROL, EXT_COOPMAT, EXT_COOPMAT2, EXT_BFLOAT16, EXT_BUDGET,
                  EXT_PRIORITY, EXT_HOST_MEMORY, EXT_MEMORY_FD, EXT_DMA_BUF, EXT_MEMORY_WIN32, EXT_GLOBAL_PRIORITY,
-                 EXT_FAULT, EXT_COUNT };
+                 EXT_FAULT, EXT_OLD_PRIORITY, EXT_PORTABILITY, EXT_COUNT };
 static const char *const extension_names[EXT_COUNT] = {
     "VK_KHR_push_descriptor", "VK_KHR_shader_integer_dot_product", "VK_EXT_subgroup_size_control",
     "VK_KHR_cooperative_matrix", "VK_NV_cooperative_matrix2", "VK_KHR_shader_bfloat16", "VK_EXT_memory_budget",
     "VK_EXT_memory_priority", "VK_EXT_external_memory_host", "VK_KHR_external_memory_fd",
     "VK_EXT_external_memory_dma_buf", "VK_KHR_external_memory_win32", "VK_KHR_global_priority",
-    "VK_EXT_device_fault",
+    "VK_EXT_device_fault", "VK_EXT_global_priority",
+    /* where it is there it must be enabled; mlxvk needs nothing that it takes away: no events, of images copies alone */
+    "VK_KHR_portability_subset",
 };
 
 static void chain_features(struct features *f, const bool has[EXT_COUNT], uint32_t api)
@@ -1110,7 +1123,7 @@ static int memory_rank(const VkPhysicalDeviceMemoryProperties *m, uint32_t type,
         host = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     VkMemoryPropertyFlags f = m->memoryTypes[type].propertyFlags;
     const VkMemoryHeap *heap = &m->memoryHeaps[m->memoryTypes[type].heapIndex];
-    bool main_heap = heap->size == largest && (heap->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT);
+    bool main_heap = to_size(heap->size) == largest && (heap->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT);
     if (f & ~(local | host | cached)) return 0;
     if (use == MEMORY_UPLOAD) return (f & host) == host ? 1 + 2 * !(f & local) + !(f & cached) : 0;
     if (use == MEMORY_READBACK) return (f & host) == host ? 1 + !(f & local) + 2 * !!(f & cached) : 0;
@@ -1127,8 +1140,8 @@ static void choose_memory(struct device *d)
     size_t largest = 0;
     vkGetPhysicalDeviceMemoryProperties(d->physical, &m);
     for (uint32_t i = 0; i < m.memoryHeapCount; i++)
-        if ((m.memoryHeaps[i].flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT) && m.memoryHeaps[i].size > largest)
-            largest = (size_t)m.memoryHeaps[i].size;
+        if ((m.memoryHeaps[i].flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT) && to_size(m.memoryHeaps[i].size) > largest)
+            largest = to_size(m.memoryHeaps[i].size);
     for (uint32_t i = 0; i < m.memoryTypeCount; i++) {
         VkMemoryPropertyFlags f = m.memoryTypes[i].propertyFlags;
         bool host = (f & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) && (f & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
@@ -1233,7 +1246,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     snprintf(c->architecture, sizeof c->architecture, "vulkan-%04x-%04x", p.properties.vendorID, p.properties.deviceID);
     c->subgroup = sg.subgroupSize;
     choose_subgroup(d, f, &sizes);
-    c->max_allocation = (size_t)m3.maxMemoryAllocationSize;
+    c->max_allocation = to_size(m3.maxMemoryAllocationSize);
     c->push_descriptor = has[EXT_PUSH_DESCRIPTOR] && d->gate[GATE_PUSH_DESC] &&
                          pushed.maxPushDescriptors >= c->max_bindings;
     c->memory_budget = has[EXT_BUDGET];
@@ -1352,8 +1365,19 @@ static int load_vulkan(PFN_vkGetInstanceProcAddr custom, mlxvk_error *error)
     return 0;
 }
 
+static bool has_instance_extension(const char *name)
+{
+    VkExtensionProperties list[64];
+    uint32_t n = COUNT(list);
+    if (vkEnumerateInstanceExtensionProperties(NULL, &n, list) < 0) return false;
+    for (uint32_t i = 0; i < n; i++) if (!strcmp(list[i].extensionName, name)) return true;
+    return false;
+}
+
+/* With drivers that are Vulkan but for some of it (MoltenVK), which loaders show to programs that ask for them. */
 static int create_instance(VkInstance *instance, mlxvk_error *error)
 {
+    static const char *const portability = "VK_KHR_portability_enumeration";
     VkApplicationInfo app = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .pApplicationName = "mlxvk",
                               .apiVersion = VK_API_VERSION_1_3 };
     VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &app };
@@ -1362,6 +1386,11 @@ static int create_instance(VkInstance *instance, mlxvk_error *error)
         set_error(error, MLXVK_ERROR_NO_LOADER, 0, __LINE__, "device", "the Vulkan loader is older than 1.2; %s",
                   install_hint);
         return MLXVK_ERROR_NO_LOADER;
+    }
+    if (has_instance_extension(portability)) {
+        info.flags = VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
+        info.enabledExtensionCount = 1;
+        info.ppEnabledExtensionNames = &portability;
     }
     r = vkCreateInstance(&info, NULL, instance);
     if (r != VK_SUCCESS) {
@@ -1404,7 +1433,7 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     const VkDeviceQueueGlobalPriorityCreateInfoKHR low = {
         .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_GLOBAL_PRIORITY_CREATE_INFO_KHR,
         .globalPriority = VK_QUEUE_GLOBAL_PRIORITY_LOW_KHR };
-    if (d->low_priority && has[EXT_GLOBAL_PRIORITY]) queue.pNext = &low;
+    if (d->low_priority && (has[EXT_GLOBAL_PRIORITY] || has[EXT_OLD_PRIORITY])) queue.pNext = &low;
     info.enabledExtensionCount = count;
     d->queue_family = queue.queueFamilyIndex = (uint32_t)compute_family(d->physical, &available);
     d->queue_count = queue.queueCount = min_u32(available, MAX_QUEUES);
@@ -1819,8 +1848,8 @@ static bool memory_budget(const struct device *d, size_t *budget, size_t *used)
     if (!d->caps.memory_budget || !d->caps.type_count[MEMORY_DEVICE]) return false;
     d->memory_properties(d->physical, &m);
     uint32_t heap = m.memoryProperties.memoryTypes[d->caps.types[MEMORY_DEVICE][0]].heapIndex;
-    *budget = (size_t)now.heapBudget[heap];
-    *used = (size_t)now.heapUsage[heap];
+    *budget = to_size(now.heapBudget[heap]);
+    *used = to_size(now.heapUsage[heap]);
     return *budget > 0;
 }
 
@@ -3761,7 +3790,10 @@ static int storage_allocate(struct encoder *e, struct storage *st)
 }
 
 /* Bytes that a binding may have: to SPIR-V an index is a signed number of 32 bits. */
-static size_t binding_range(const struct device *d, size_t item) { return min_size(d->caps.max_range, item << 31); }
+static size_t binding_range(const struct device *d, size_t item)
+{
+    return min_size(d->caps.max_range, to_size((uint64_t)item << 31));
+}
 
 /* Those that fit wherever they begin. */
 static size_t binding_room(const struct device *d, size_t item)
@@ -5314,16 +5346,21 @@ static struct call begin_on(const char *name, struct device *d, struct stream *s
 /* The operation's name of a function made by a row of a table, which has the whole name, for grep. */
 #define CALLED(function) (&#function[sizeof "mlxvk_" - 1])
 
-static struct call begin(const char *name, mlxvk_stream handle)
+static struct call begin_with(const char *name, struct device *d, struct stream *s)
 {
-    struct stream *s = handle.ctx;
-    struct call c = begin_on(name, lock_device(s ? s->device : NULL), s);
+    struct call c = begin_on(name, lock_device(d), s);
     if (c.device && c.device->lost) {
         c.code = c.device->lost;
         set_error(&c.stream->error, c.code, VK_ERROR_DEVICE_LOST, __LINE__, name, "%s",
                   loss_text(c.device));
     }
     return c;
+}
+
+static struct call begin(const char *name, mlxvk_stream handle)
+{
+    struct stream *s = handle.ctx;
+    return begin_with(name, s ? s->device : NULL, s);
 }
 
 /* The first error of a call sticks. */
@@ -22988,6 +23025,7 @@ struct io { void *descriptor; mlxvk_io_vtable calls; };
 struct file {
     const char *name, *path;                         /* of the call; of a file of the system, which ends with it */
     mlxvk_stream stream;
+    struct device *device;                           /* of what is saved, which then has the errors, without a stream */
     struct io *io;
     size_t size, at;                                 /* of what is there to read; what was read, or written, so far */
     int code;
@@ -23092,7 +23130,8 @@ static int file_fail(struct file *f, int code, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    struct call c = begin(f->name, f->stream);
+    struct stream *s = f->stream.ctx;
+    struct call c = begin_with(f->name, s ? s->device : f->device, s);
     FAIL(&c, code, "%s: %s", io_label(f->io), text);
     if (c.device && c.stream) c.device->error = c.stream->error;
     end(&c);
@@ -23249,6 +23288,12 @@ static void file_write_array(struct file *f, mlxvk_array array)
     if (code) { file_fail(f, code, "an array cannot be read"); return; }
     file_write(f, data, n);
     free(data);
+}
+
+static struct device *device_of(const struct vector *arrays)
+{
+    const struct entry *e = arrays && arrays->size ? list_at(arrays, 0) : NULL;
+    return e ? ((const struct array *)e->value.array.ctx)->storage->device : NULL;
 }
 
 /* Each begins at a multiple of so many bytes, and so does what would come behind the last. */
@@ -23483,6 +23528,7 @@ static int save_safetensors(struct file f, const struct vector *arrays, const st
 {
     struct text t = { 0 };
     size_t at = 0;
+    f.device = device_of(arrays);
     if (!arrays) file_fail(&f, MLXVK_ERROR_ARGUMENT, "the map of arrays is { NULL }");
     if (!file_create(&f)) return file_end(&f, true);
     text_add(&t, "{\"__metadata__\":{");
@@ -23608,6 +23654,7 @@ static int save_array(struct file f, const struct array *a)
 {
     struct text t = { 0 };
     if (!a) file_fail(&f, MLXVK_ERROR_ARGUMENT, "the array is { NULL }");
+    else f.device = a->storage->device;
     if (!file_create(&f)) return file_end(&f, true);
     text_add(&t, "{'descr': '%s', 'fortran_order': False, 'shape': (", file_dtypes[a->dtype].npy);
     for (int i = 0; i < a->ndim; i++) text_add(&t, i + 1 < a->ndim || a->ndim == 1 ? "%d," : "%d", a->shape[i]);
@@ -23964,6 +24011,7 @@ int mlxvk_save_gguf(const char *file, mlxvk_io_gguf gguf)
     const struct gguf *g = gguf.ctx;
     struct file f = disk_file("save_gguf", file, "wb", (mlxvk_stream){ NULL });
     if (!g) file_fail(&f, MLXVK_ERROR_ARGUMENT, "gguf is { NULL }");
+    else f.device = device_of(g->arrays);
     if (!file_create(&f)) return file_end(&f, true);
     size_t align = save_alignment(&f, g);
     write_number(&f, GGUF_MAGIC, 4);

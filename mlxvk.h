@@ -642,7 +642,7 @@ MLXVK_API int mlxvk_load_safetensors(mlxvk_map_string_to_array *res_0, mlxvk_map
                                      const char *file, mlxvk_stream s);
 MLXVK_API int mlxvk_load_safetensors_reader(mlxvk_map_string_to_array *res_0, mlxvk_map_string_to_string *res_1,
                                             mlxvk_io_reader in_stream, mlxvk_stream s);
-/* metadata may be { NULL }. Errors are with the device (mlxvk_device_error). */
+/* metadata may be { NULL }. Errors are with the arrays' device (mlxvk_device_error). */
 MLXVK_API int mlxvk_save_safetensors(const char *file, mlxvk_map_string_to_array param,
                                      mlxvk_map_string_to_string metadata);
 MLXVK_API int mlxvk_save_safetensors_writer(mlxvk_io_writer in_stream, mlxvk_map_string_to_array param,

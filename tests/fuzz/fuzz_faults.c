@@ -202,11 +202,97 @@ static void buffers(struct run *r)
     mlxvk_buffer_free(b);
 }
 
+static void indices(struct run *r)
+{
+    const uint32_t where[] = { 3, 0, 2 }, seed[] = { 1, 2 };
+    mlxvk_array x = numbers(r, 4, 8, MLXVK_FLOAT32), at = NONE, key = NONE, y = NONE, part = NONE;
+    DO(mlxvk_array_new_data_device(&at, where, (int[]){ 3 }, 1, MLXVK_UINT32, r->device));
+    DO(mlxvk_array_new_data_device(&key, seed, (int[]){ 2 }, 1, MLXVK_UINT32, r->device));
+    DO(mlxvk_take_axis(&part, x, at, 0, r->s));
+    DO(mlxvk_random_normal(&y, (int[]){ 3, 8 }, 2, MLXVK_FLOAT32, 0, 1, key, r->s));
+    DO(mlxvk_add(&part, part, y, r->s));
+    DO(mlxvk_reshape(&part, part, (int[]){ 3, 1, 8 }, 3, r->s));
+    DO(mlxvk_scatter_add_single(&x, x, at, part, 0, r->s));
+    mlxvk_array_free(at);
+    mlxvk_array_free(key);
+    mlxvk_array_free(part);
+    done(r, y);
+    done(r, x);
+}
+
+static void files(struct run *r)
+{
+    char path[80];
+    mlxvk_array x = numbers(r, 4, 8, MLXVK_FLOAT16), y = NONE;
+    snprintf(path, sizeof path, "%s.npy", getenv("FAULTS_FILE"));
+    DO(mlxvk_save(path, x));
+    DO(mlxvk_load(&y, path, r->s));
+    unlink(path);
+    mlxvk_array_free(x);
+    done(r, y);
+}
+
+/* Work that goes in slices: what takes a nanosecond at most, which is one dispatch, then the rest. */
+static void slices(struct run *r)
+{
+    size_t left = 1;
+    mlxvk_array x = numbers(r, 8, 8, MLXVK_FLOAT32), y = NONE;
+    DO(mlxvk_synchronize(r->s));
+    DO(mlxvk_stream_hold(r->s, true));
+    for (int i = 0; i < 4; i++) {
+        DO(mlxvk_matmul(&y, x, x, r->s));
+        DO(mlxvk_softmax_axis(&x, y, 1, true, r->s));
+    }
+    DO(mlxvk_stream_advance(r->s, 1, &left));
+    if (!r->code && !left) r->code = -1;
+    while (!r->code && left) DO(mlxvk_stream_advance(r->s, 1000000000000, &left));
+    mlxvk_stream_hold(r->s, false);
+    mlxvk_array_free(y);
+    done(r, x);
+}
+
+/* Ones into memory of that buffer. */
+static void ones_into(struct run *r, mlxvk_buffer b)
+{
+    mlxvk_array x = NONE, y = NONE;
+    DO(mlxvk_array_new_buffer(&x, b, (int[]){ 16 }, NULL, 1, MLXVK_FLOAT32, 0));
+    DO(mlxvk_ones(&y, (int[]){ 16 }, 1, MLXVK_FLOAT32, r->s));
+    DO(mlxvk_slice_update(&x, x, y, (int[]){ 0 }, 1, (int[]){ 16 }, 1, (int[]){ 1 }, 1, r->s));
+    mlxvk_array_free(y);
+    done(r, x);
+}
+
+/* Given out and taken in by a descriptor; the host's. Where the driver has none of it, there is nothing to do. */
+static void shared_memory(struct run *r)
+{
+    mlxvk_buffer given = { NULL }, taken = { NULL }, hosts = { NULL };
+    uintptr_t handle = 0;
+    size_t align = 0;
+    char *pages = NULL;
+    if (!r->code) r->code = mlxvk_buffer_new_shared(&given, MLXVK_MEMORY_FD, 4096, r->device);
+    if (r->code == MLXVK_ERROR_UNSUPPORTED) { r->code = 0; return; }
+    DO(mlxvk_buffer_export(&handle, MLXVK_MEMORY_FD, given));
+    DO(mlxvk_buffer_import(&taken, MLXVK_MEMORY_FD, handle, 4096, r->device));
+    if (handle && !taken.ctx) close((int)handle);
+    if (!r->code) ones_into(r, taken);
+    DO(mlxvk_device_info_get_size(&align, r->device, "memory_import_alignment"));
+    if (!r->code && align && (pages = aligned_alloc(align, align))) {
+        DO(mlxvk_buffer_import(&hosts, MLXVK_MEMORY_HOST, (uintptr_t)pages, align, r->device));
+        if (!r->code) ones_into(r, hosts);
+    }
+    mlxvk_synchronize(r->s);                                        /* nothing uses the pages any more */
+    mlxvk_buffer_free(hosts);
+    mlxvk_buffer_free(given);
+    mlxvk_buffer_free(taken);
+    free(pages);
+}
+
 static void each_time(const mlxvk_dispatch *d, void *user) { (void)d, (void)user; }
 
 static int work(struct run *r)
 {
-    void (*const parts[])(struct run *) = { elementwise, matrices, quantized, decoding, streams, own_kernel, buffers };
+    void (*const parts[])(struct run *) = { elementwise, matrices, quantized, decoding, streams, own_kernel, buffers,
+                                                indices, files, slices, shared_memory };
     r->used = 0;
     r->code = 0;
     memset(r->got, 0, sizeof r->got);
@@ -249,6 +335,7 @@ static bool expected(int code)
         f->function == FAULT_vkEnumerateDeviceExtensionProperties || f->function == FAULT_vkCreateDevice)
         return code == MLXVK_ERROR_VULKAN || code == MLXVK_ERROR_NO_DEVICE || code == MLXVK_ERROR_HOST_MEMORY ||
                code == MLXVK_ERROR_MEMORY || code == MLXVK_ERROR_NO_LOADER;
+    if (f->code == -1000072003) return code == MLXVK_ERROR_ARGUMENT;   /* the driver knows no such memory */
     if (f->code == -1) return code == MLXVK_ERROR_HOST_MEMORY;
     if (f->code == -2) return code == MLXVK_ERROR_MEMORY;
     return code == MLXVK_ERROR_VULKAN || code == MLXVK_ERROR_MEMORY;

@@ -451,6 +451,33 @@ static void safetensors_wrong(void **state)
     mlxvk_map_string_to_string_free(metadata);
 }
 
+/* What cannot be saved is an error of the arrays' device; no other is made to keep it. */
+static void errors_of_saving(void **state)
+{
+    mlxvk_device other = open_device(NULL);
+    mlxvk_array a = ints(other, (int32_t[]){ 1, 2 }, (int[]){ 2 }, 1);
+    mlxvk_map_string_to_array arrays = mlxvk_map_string_to_array_new();
+    mlxvk_map_string_to_string none = { NULL };
+    mlxvk_io_gguf gguf = mlxvk_io_gguf_new();
+    mlxvk_error error = { 0 };
+    (void)state;
+    CHECK(mlxvk_map_string_to_array_insert(arrays, "a", a));
+    CHECK(mlxvk_io_gguf_set_array(gguf, "a", a));
+    const char *const calls[] = { "save", "save_safetensors", "save_gguf" };
+    for (size_t i = 0; i < COUNT(calls); i++) {
+        int code = i == 0 ? mlxvk_save("/no/such/file", a)
+                 : i == 1 ? mlxvk_save_safetensors("/no/such/file", arrays, none) : mlxvk_save_gguf("/no/such/file", gguf);
+        CHECK(mlxvk_device_error(other, &error));
+        assert_int_equal(code, MLXVK_ERROR_ARGUMENT);
+        assert_int_equal(error.code, code);
+        assert_string_equal(error.operation, calls[i]);
+    }
+    mlxvk_io_gguf_free(gguf);
+    mlxvk_map_string_to_array_free(arrays);
+    mlxvk_array_free(a);
+    mlxvk_device_free(other);
+}
+
 /* ---- npy ---- */
 
 static int load_npy(struct memory *m, mlxvk_array *res)
@@ -681,6 +708,7 @@ int main(void)
         cmocka_unit_test(devices), cmocka_unit_test(error_handler), cmocka_unit_test(error_handler_follows),
         cmocka_unit_test(setters_and_items), cmocka_unit_test(texts),
         cmocka_unit_test(safetensors_round), cmocka_unit_test(safetensors_wrong), cmocka_unit_test(npy_from_numpy),
+        cmocka_unit_test(errors_of_saving),
         cmocka_unit_test(npy_round), cmocka_unit_test(gguf_round), cmocka_unit_test(gguf_blocks),
     };
     return run_group("mlxc", tests, set_up_default, tear_down);

@@ -1,5 +1,7 @@
 /* A Vulkan layer in which one call of one function fails, as the file says that FAULTS_FILE names; see faults.h. A device
- * that a fault has lost stays lost. Objects are counted as they are made and destroyed. */
+ * that a fault has lost stays lost. Objects are counted as they are made and destroyed.
+ * The driver seems to be one of those that are Vulkan but for some of it, as MoltenVK is: instances must ask for these,
+ * and devices enable their extension (faults.json names it for the loader). */
 #define _POSIX_C_SOURCE 200809L
 #define VK_NO_PROTOTYPES
 #include "faults.h"
@@ -13,6 +15,8 @@
 #include <unistd.h>
 #include <vulkan/vulkan.h>
 #include <vulkan/vk_layer.h>
+
+#define PORTABILITY_SUBSET "VK_KHR_portability_subset"
 
 static struct faults *faults, none;
 static PFN_vkGetInstanceProcAddr next_instance_proc;
@@ -40,7 +44,6 @@ static void *next(const char *name)
     PFN_vkVoidFunction f = device_count ? next_device_proc(devices[device_count - 1], name) : NULL;
     void *pointer;
     if (!strcmp(name, "vkEnumeratePhysicalDevices")) f = (PFN_vkVoidFunction)next_devices;
-    if (!strcmp(name, "vkEnumerateDeviceExtensionProperties")) f = (PFN_vkVoidFunction)next_extensions;
     memcpy(&pointer, &f, sizeof pointer);
     return pointer;
 }
@@ -77,8 +80,6 @@ static void count(VkResult r, int32_t objects)
 #define ALLOCATOR const VkAllocationCallbacks *a
 #define CALLS(X)                                                                                                      \
     X(vkEnumeratePhysicalDevices, (VkInstance i, uint32_t *n, VkPhysicalDevice *p), (i, n, p), 0)                     \
-    X(vkEnumerateDeviceExtensionProperties,                                                                           \
-      (VkPhysicalDevice p, const char *l, uint32_t *n, VkExtensionProperties *e), (p, l, n, e), 0)                    \
     X(vkAllocateMemory, (VkDevice d, const VkMemoryAllocateInfo *c, ALLOCATOR, VkDeviceMemory *o), (d, c, a, o), 1)   \
     X(vkMapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize at, VkDeviceSize n, VkMemoryMapFlags f, void **o),     \
       (d, m, at, n, f, o), 0)                                                                                         \
@@ -113,7 +114,11 @@ static void count(VkResult r, int32_t objects)
     X(vkAllocateDescriptorSets, (VkDevice d, const VkDescriptorSetAllocateInfo *i, VkDescriptorSet *o), (d, i, o), 0) \
     X(vkCreateQueryPool, (VkDevice d, const VkQueryPoolCreateInfo *c, ALLOCATOR, VkQueryPool *o), (d, c, a, o), 1)    \
     X(vkGetQueryPoolResults, (VkDevice d, VkQueryPool p, uint32_t first, uint32_t n, size_t size, void *o,            \
-                              VkDeviceSize stride, VkQueryResultFlags f), (d, p, first, n, size, o, stride, f), 0)
+                              VkDeviceSize stride, VkQueryResultFlags f), (d, p, first, n, size, o, stride, f), 0)    \
+    X(vkGetMemoryFdKHR, (VkDevice d, const VkMemoryGetFdInfoKHR *i, int *o), (d, i, o), 0)                            \
+    X(vkGetMemoryHostPointerPropertiesEXT,                                                                            \
+      (VkDevice d, VkExternalMemoryHandleTypeFlagBits t, const void *p, VkMemoryHostPointerPropertiesEXT *o),         \
+      (d, t, p, o), 0)
 
 #define X(name, parameters, arguments, objects)                                                                       \
     static VKAPI_ATTR VkResult VKAPI_CALL our_##name parameters                                                       \
@@ -156,6 +161,23 @@ static void *take_link(const void *chain, VkStructureType type)
     return NULL;
 }
 
+static bool named(const char *name, const char *const *names, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) if (!strcmp(names[i], name)) return true;
+    return false;
+}
+
+/* Loaders that are older than the flag show all drivers. */
+static bool asks_for_portability(const VkInstanceCreateInfo *info)
+{
+#ifdef VK_KHR_portability_enumeration
+    return (info->flags & VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR) &&
+           named("VK_KHR_portability_enumeration", info->ppEnabledExtensionNames, info->enabledExtensionCount);
+#else
+    return info->flags == 0;
+#endif
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL our_vkCreateInstance(const VkInstanceCreateInfo *info, ALLOCATOR, VkInstance *out)
 {
     VkLayerInstanceCreateInfo *link = take_link(info->pNext, VK_STRUCTURE_TYPE_LOADER_INSTANCE_CREATE_INFO);
@@ -163,6 +185,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL our_vkCreateInstance(const VkInstanceCreat
     if (!faults) open_faults();
     r = fault(FAULT_vkCreateInstance);
     if (r != VK_SUCCESS) return r;
+    if (!asks_for_portability(info)) return VK_ERROR_INCOMPATIBLE_DRIVER;
     next_instance_proc = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
     link->u.pLayerInfo = link->u.pLayerInfo->pNext;
     r = ((PFN_vkCreateInstance)next_instance_proc(NULL, "vkCreateInstance"))(info, a, out);
@@ -182,12 +205,29 @@ static VKAPI_ATTR void VKAPI_CALL our_vkDestroyInstance(VkInstance i, ALLOCATOR)
     next_destroy(i, a);
 }
 
+/* The driver's, and one more. */
+static VKAPI_ATTR VkResult VKAPI_CALL our_vkEnumerateDeviceExtensionProperties(VkPhysicalDevice p, const char *layer,
+                                                                               uint32_t *n, VkExtensionProperties *e)
+{
+    uint32_t room = *n;
+    VkResult r = fault(FAULT_vkEnumerateDeviceExtensionProperties);
+    if (r != VK_SUCCESS) return r;
+    r = next_extensions(p, layer, n, e);
+    if (r != VK_SUCCESS) return r;
+    if (e && room == *n) return VK_INCOMPLETE;
+    if (e) e[*n] = (VkExtensionProperties){ PORTABILITY_SUBSET, 1 };
+    ++*n;
+    return r;
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL our_vkCreateDevice(VkPhysicalDevice p, const VkDeviceCreateInfo *info, ALLOCATOR,
                                                          VkDevice *out)
 {
     VkLayerDeviceCreateInfo *link = take_link(info->pNext, VK_STRUCTURE_TYPE_LOADER_DEVICE_CREATE_INFO);
     VkResult r = fault(FAULT_vkCreateDevice);
     if (r != VK_SUCCESS) return r;
+    if (!named(PORTABILITY_SUBSET, info->ppEnabledExtensionNames, info->enabledExtensionCount))
+        return VK_ERROR_FEATURE_NOT_PRESENT;
     PFN_vkGetInstanceProcAddr proc = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
     next_device_proc = link->u.pLayerInfo->pfnNextGetDeviceProcAddr;
     link->u.pLayerInfo = link->u.pLayerInfo->pNext;
@@ -214,6 +254,7 @@ static PFN_vkVoidFunction ours(const char *name)
     CALLS(X)
     DESTROYERS(X)
 #undef X
+    OURS(vkEnumerateDeviceExtensionProperties)
     OURS(vkCreateInstance) OURS(vkDestroyInstance) OURS(vkCreateDevice) OURS(vkDestroyDevice)
     return NULL;
 }

@@ -40,7 +40,9 @@ enum { MOST_CODES = 6 };
     X(vkCreateDescriptorPool, MEMORY, -1000161000)                                                                    \
     X(vkAllocateDescriptorSets, MEMORY, -12, -1000069000)                                                             \
     X(vkCreateQueryPool, MEMORY)                                                                                      \
-    X(vkGetQueryPoolResults, LOST)
+    X(vkGetQueryPoolResults, LOST)                                                                                    \
+    X(vkGetMemoryFdKHR, -1, -10)                                                                                      \
+    X(vkGetMemoryHostPointerPropertiesEXT, -1, -1000072003)
 
 enum fault_function {
 #define X(name, ...) FAULT_##name,
