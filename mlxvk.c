@@ -4643,7 +4643,7 @@ enum operation {
 struct elementwise_params { uint16_t kernel, op; };
 struct matmul_params { float alpha, beta; int block; };
 /* missing axes first */
-struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups, flip; };
+struct conv_params { int stride[3], low[3], kernel_dilation[3], input_dilation[3], groups, flip, room; };
 struct fft_params { uint8_t kind, axis; uint16_t inverse; int n; float scale; };
 struct quant_params { uint16_t group; uint8_t bits, mode; uint32_t transpose; };
 struct hadamard_params { float scale; };
@@ -11285,6 +11285,7 @@ struct conv {
     int64_t in_size[SPACE], out_size[SPACE], taps[SPACE], step[SPACE], tap_step[SPACE], base[SPACE];
     int64_t b_row, b_tap[SPACE], out_step[SPACE], in_batch, out_batch;
     int64_t in_first, b_first, out_first;
+    int64_t room;                                    /* bytes of what lies between Winograd's steps; 0: as they like */
 };
 
 static int64_t conv_rows(const struct conv *v) { return v->batch * v->out_size[0] * v->out_size[1] * v->out_size[2]; }
@@ -11471,6 +11472,8 @@ static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
 {
     int64_t room = (int64_t)min_size(WINOGRAD_BYTES, e->device->caps.max_range), tiles = winograd_tiles(v);
     int64_t most = room / (4 * WINOGRAD_POINTS * (v->c > v->n ? v->c : v->n));
+    int64_t wanted = (v->room / (4 * WINOGRAD_POINTS) - v->n * v->c) / (v->c + v->n);
+    if (v->room && wanted < most) most = wanted < 0 ? 0 : wanted;
     return tiles <= most ? tiles : most / 128 * 128;
 }
 
@@ -11835,7 +11838,7 @@ static void conv_remainders(struct encoder *e, const struct conv_params *p, stru
     int64_t counts[SPACE] = { 1, 1, 1 };
     struct conv v = { .in = in, .kernel = kernel, .out = out, .batch = out->shape[0], .groups = p->groups,
                       .channels = dim_of(in, -1), .c = dim_of(kernel, -1), .n = dim_of(out, -1) / p->groups,
-                      .in_size = { 1, 1, 1 } };
+                      .in_size = { 1, 1, 1 }, .room = p->room };
     int64_t taps[SPACE] = { 1, 1, 1 }, sizes[SPACE] = { 1, 1, 1 }, in_units = v.channels, b_units = v.c,
         out_units = dim_of(out, -1);
     for (int i = SPACE - 1; i >= 0; i--) {
@@ -11933,10 +11936,18 @@ static struct array *conv_cut(struct call *c, struct array *in, int *low, int *h
     return cut ? do_slice(c, in, start, stop, step) : in;
 }
 
+/* MLX's own variable, which it looks at with each convolution. */
+static int winograd_room(void)
+{
+    const char *text = getenv("MLX_CONV_WINOGRAD_WORKING_SET");
+    long value = text ? strtol(text, NULL, 10) : 0;
+    return value <= 0 || value > INT_MAX ? 0 : (int)value;
+}
+
 static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups,
                              bool flip)
 {
-    struct conv_params p = { .groups = groups, .flip = flip };
+    struct conv_params p = { .groups = groups, .flip = flip, .room = winograd_room() };
     int high[SPACE], low[SPACE], space, shape[SPACE + 2];
     int *const all[4] = { p.stride, p.low, p.kernel_dilation, p.input_dilation };
     mlxvk_dtype t;

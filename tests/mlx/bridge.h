@@ -11,7 +11,7 @@
  *     primitives.cpp   the table from primitive to mlxvk call
  *     kernels.cpp      kernels in Metal's language, by the compiler in metal/
  *     fallback.cpp     what mlxvk does not have: run by MLX itself on the CPU, and counted; statistics
- *     python.cpp       errors of an evaluation where Python's interpreter cannot pass a C++ exception on
+ *     python.cpp       errors of an evaluation where Python's interpreter cannot pass a C++ exception on; arrays of others'
  */
 #pragma once
 
@@ -110,6 +110,9 @@ struct Loading {
   ~Loading();
 };
 
+/* The next memory of a caller's that this thread asks an array for is to be shared, and never copied? */
+void share_next(bool on);
+
 /* ---- primitives.cpp ---- */
 
 /* layout: the same memory seen otherwise, by MLX's own code; a copy, where one is needed, is mlxvk's. host: from shapes
@@ -151,7 +154,7 @@ void print_statistics();
 
 /* ---- python.cpp ---- */
 
-/* Called often, does its work once: as soon as MLX's Python type is there. */
-void guard_python();
+/* Called often, does its work once, as soon as MLX's Python type and functions are there. True: it did so now. */
+bool guard_python();
 
 }  // namespace mlxvk_mlx

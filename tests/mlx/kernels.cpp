@@ -229,10 +229,11 @@ static bool takes_kernels() {
 
 namespace mlx::core::metal {
 
-/* Programs ask whether they may bring kernels. */
+/* Programs ask whether they may bring kernels. MLX asks before it shares memory: where that is its first call of all, nobody
+ * was there to say whether it has to. */
 bool is_available() {
   static const bool value = mlxvk_mlx::takes_kernels();
-  mlxvk_mlx::guard_python();
+  if (mlxvk_mlx::guard_python()) mlxvk_mlx::share_next(true);
   return value;
 }
 

@@ -40,6 +40,7 @@ struct Block {
   size_t size = 0;           // bytes that MLX asked for
   size_t charged = 0;        // of these, as the host's alone
   bool on_host = false;      // the host's copy is right
+  bool foreign = false;      // and is a caller's, who may change it at any time: each use by the GPU gets a copy of its own
   std::atomic<void*> direct{nullptr};   // the device's copy, mapped
   std::mutex mutex;          // of the two copies
 
@@ -90,6 +91,9 @@ enum { DIRECT_READ = 16384 };
 static thread_local bool loading = false;
 Loading::Loading(bool on) { loading = on; }
 Loading::~Loading() { loading = false; }
+
+static thread_local bool sharing = false;
+void share_next(bool on) { sharing = on; }
 
 static Block* block_of(const array& a) { return static_cast<Block*>(const_cast<void*>(a.buffer().ptr())); }
 
@@ -223,9 +227,19 @@ static int new_view(mlxvk_array* res, const Block& b, const array& a) {
   return mlxvk_array_new_view(res, b.array, a.shape().data(), a.strides().data(), a.ndim(), dtype_of(a), a.offset());
 }
 
+/* Of what a caller's memory has now. MLX never gives it away to be overwritten. */
+static int foreign_view(mlxvk_array* res, const Block& b, const array& a) {
+  mlxvk_array bytes{};
+  int code = new_bytes(&bytes, b.host, b.size);
+  if (!code) code = mlxvk_array_new_view(res, bytes, a.shape().data(), a.strides().data(), a.ndim(), dtype_of(a), a.offset());
+  mlxvk_array_free(bytes);
+  return code;
+}
+
 int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
   Block* b = block_of(a);
   if (!b || !a.size()) return mlxvk_array_empty(res, a.shape().data(), a.ndim(), dtype_of(a), stream_of(s));
+  if (b->foreign) return foreign_view(res, *b, a);
   std::lock_guard<std::mutex> lock(b->mutex);
   if (int code = upload(*b)) return code;
   if (use == Use::only) {
@@ -346,6 +360,7 @@ static size_t host_memory() {
 class VulkanAllocator : public allocator::Allocator {
  public:
   allocator::Buffer malloc(size_t size) override {
+    share_next(false);
     guard_python();                                        // what MLX's module does first while it is imported
     auto* b = new Block;
     b->size = size;
@@ -371,6 +386,19 @@ class VulkanAllocator : public allocator::Allocator {
     std::free(b->host);
     delete b;
   }
+
+#if MLX_VERSION_NUMERIC >= 32003
+  /* MLX asks for it where a copy will do, too: that is copied once, and not for each use. */
+  allocator::Buffer make_buffer(void* data, size_t size) override {
+    if (!std::exchange(sharing, false) || !data || !size || size > INT_MAX) return allocator::Buffer(nullptr);
+    auto* b = new Block;
+    b->host = data;
+    b->size = size;
+    b->on_host = b->foreign = true;
+    return allocator::Buffer(b);
+  }
+  void release(allocator::Buffer buffer) override { delete static_cast<Block*>(buffer.ptr()); }
+#endif
 
   size_t size(allocator::Buffer buffer) const override {
     auto* b = static_cast<const Block*>(buffer.ptr());

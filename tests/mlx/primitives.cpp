@@ -937,12 +937,21 @@ static bool attention_by_graph(const array& q, Stream s) {
   return s.device == Device::cpu || !issubdtype(q.dtype(), floating);
 }
 #if MLX_VERSION_NUMERIC >= 32000
-bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array&, bool, bool, bool, bool,
+/* Why there is no kernel that does without the scores in memory; empty where there is one. */
+static std::string no_fused_kernel(const array& q, const array& v, Stream s) {
+  enum { WIDEST = 256 };                                   // mlxvk's
+  if (s.device == Device::cpu) return "the fused kernels require a GPU stream";
+  if (std::max(q.shape(3), v.shape(3)) <= WIDEST) return {};
+  return "the fused kernel supports head dims up to 256, these are " + std::to_string(q.shape(3)) + " and " +
+         std::to_string(v.shape(3));
+}
+
+bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array& v, bool, bool, bool, bool,
                                              bool, bool, bool force_fused, Stream s) {
-  const bool graph = attention_by_graph(q, s);
-  if (graph && force_fused)
-    throw std::invalid_argument("[scaled_dot_product_attention] force_fused=True but there is no fused kernel for this.");
-  return graph;
+  const std::string lack = force_fused ? no_fused_kernel(q, v, s) : "";
+  if (!lack.empty())
+    throw std::invalid_argument("[scaled_dot_product_attention] force_fused=True but no fused kernel is available: " + lack + ".");
+  return attention_by_graph(q, s);
 }
 #else
 /* With more queries than keys, what a causal mask hides depends on MLX's version, and its graph says it: query i sees the keys

@@ -6,7 +6,8 @@
  * asks for __array__ next, so the type gets one, which raises it again.
  *
  * And where metal::is_available() says yes, MLX takes every array for one of Apple's to other libraries (DLPack), which none
- * of them takes here: unless they ask for a device, they get the CPU's, as without the bridge.
+ * of them takes here: unless they ask for a device, they get the CPU's, as without the bridge. And mx.asarray(x, copy=False)
+ * asks for the caller's memory itself, which the allocator cannot tell from asking for it if possible: it is told.
  *
  * The interpreter is the process's, its functions are looked up: nothing here is compiled or linked against Python. */
 #include <dlfcn.h>
@@ -52,7 +53,11 @@ struct Interpreter {
   Object* (*compile)(const char*, const char*, int);
   Object* (*evaluate)(Object*, Object*, Object*);
   Object* (*dictionary)();
+  Object* (*value_of)(Object*, const char*);
+  Object* (*call_with)(Object*, Object*, Object*);
+  Object* (*function)(Method*, Object*, Object*);
   Object* object_type;
+  Object* false_object;
   Object **runtime_error, **value_error, **memory_error;
   bool there;
 
@@ -64,7 +69,10 @@ struct Interpreter {
             find(length, "PySequence_Size") && find(item, "PySequence_GetItem") && find(number, "PyLong_AsLong") &&
             find(text, "PyUnicode_AsUTF8") && find(release, "Py_DecRef") && find(clear_error, "PyErr_Clear") &&
             find(set_error, "PyErr_SetString") && find(compile, "Py_CompileString") &&
-            find(evaluate, "PyEval_EvalCode") && find(dictionary, "PyDict_New") && find(object_type, "PyBaseObject_Type") &&
+            find(evaluate, "PyEval_EvalCode") && find(dictionary, "PyDict_New") &&
+            find(value_of, "PyDict_GetItemString") && find(call_with, "PyObject_Call") &&
+            find(function, "PyCFunction_NewEx") && find(object_type, "PyBaseObject_Type") &&
+            find(false_object, "_Py_FalseStruct") &&
             find(runtime_error, "PyExc_RuntimeError") && find(value_error, "PyExc_ValueError") &&
             find(memory_error, "PyExc_MemoryError");
   }
@@ -180,20 +188,61 @@ void replace_dlpack(Object* type) {
     if (o) py.release(o);
 }
 
+#if MLX_VERSION_NUMERIC >= 32003
+Object* own_asarray;                                       // MLX's
+
+Object* asarray(Object*, Object* arguments, Object* named) {
+  auto& py = python();
+  share_next(named && py.value_of(named, "copy") == py.false_object);
+  Object* result = py.call_with(own_asarray, arguments, named);
+  share_next(false);
+  return result;
+}
+
+/* False where the module has none yet. */
+bool replace_asarray() {
+  static Method method{"asarray", asarray, VARARGS_KEYWORDS, nullptr};
+  auto& py = python();
+  Object *modules = nullptr, *module = nullptr, *doc = nullptr, *function = nullptr;
+  if (Object* sys = py.import("sys")) {
+    modules = py.attribute(sys, "modules");
+    py.release(sys);
+  }
+  if (modules) module = py.value_of(modules, "mlx.core");
+  if (module) own_asarray = py.attribute(module, method.name);
+  if (own_asarray) doc = py.attribute(own_asarray, "__doc__");
+  if (doc) method.doc = py.text(doc);
+  if (own_asarray) function = py.function(&method, nullptr, nullptr);
+  if (!function || py.set_attribute(module, method.name, function)) py.clear_error();
+  for (Object* o : {modules, function})                    // the others are kept
+    if (o) py.release(o);
+  return function;
+}
+#else
+bool replace_asarray() { return true; }
+#endif
+
 }  // namespace
 
-void guard_python() {
+bool guard_python() {
   enum { TRIES = 1000 };                                   // then it is a process without MLX's module
   static std::atomic<int> tries{0};
-  if (tries.load(std::memory_order_relaxed) >= TRIES || !python().there || !python().holds_lock()) return;
+  static std::atomic<bool> busy{false};
+  static bool of_type = false;
+  if (tries.load(std::memory_order_relaxed) >= TRIES || !python().there || !python().holds_lock() || busy.exchange(true))
+    return false;
   tries++;
   if (Object* type = array_type()) {
-    if (tries.exchange(TRIES) < TRIES) {
+    if (!of_type) {
       replace_getbuffer(type);
       replace_dlpack(type);
     }
+    of_type = true;
+    if (replace_asarray()) tries = TRIES;
     python().release(type);
   }
+  busy = false;
+  return tries >= TRIES;
 }
 
 }  // namespace mlxvk_mlx

@@ -270,3 +270,50 @@ def test_arrays_of_others():
     taken = mx.from_dlpack(given) + 0
     given += 1
     assert taken.tolist() == [0, 1, 2, 3, 4] and mx.array(given).tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.skipif(support.MLX < (0, 32, 3), reason="MLX might overwrite such memory")
+def test_memory_of_others():
+    """copy=False: the array is the caller's memory, whose changes it has; the GPU takes a copy for each use."""
+    given = np.arange(600, dtype=np.float32).reshape(20, 30)[:, 1:]
+    x, copied = mx.asarray(given[2:], copy=False), mx.asarray(given[2:])
+    for value in (3, 4):
+        given[5, 7] = value
+        assert x[3, 7].item() == value and np.array(x, copy=False)[3, 7] == value
+        for got in (x * 2, mx.compile(lambda a: a + a)(x), x @ (2 * mx.eye(29)), mx.add(x, x, stream=mx.cpu)):
+            assert mx.array_equal(got, mx.array(given[2:] * 2)).item()
+    assert copied[3, 7].item() == 158
+    before = given.copy()
+    x += 1
+    x[0] = 5
+    mx.eval(x)
+    assert np.array_equal(given, before)
+    for refused in (lambda: mx.asarray(given, mx.int32, copy=False), lambda: mx.asarray([1.0], copy=False)):
+        with pytest.raises(ValueError):
+            refused()
+    assert mx.asarray.__doc__.startswith("asarray(a")
+
+
+@pytest.mark.skipif(support.MLX < (0, 32, 3), reason="MLX might overwrite such memory")
+def test_memory_of_others_lives_as_long():
+    code = """
+import gc, sys, weakref, numpy as np, mlx.core as mx
+class Bytes(np.ndarray): pass
+given = np.arange(1000, dtype=np.float32).view(Bytes)
+gone = []
+weakref.finalize(given, gone.append, 1)
+x = mx.asarray(given, copy=False)      # MLX's first call of all
+del given
+gc.collect()
+y = x[10:] + 1
+assert not gone and y[0].item() == 11 and x.shape == (1000,)
+y = x[10:] + 1
+del x
+mx.eval(y)
+del y
+gc.collect()
+assert gone
+print("fine")
+"""
+    got = support.run(code)
+    assert got.stdout == "fine\n", got.stderr

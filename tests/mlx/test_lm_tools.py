@@ -7,15 +7,18 @@ What is run, and how (TOOLS below; what test_lm.py has by its functions is not r
 | generate | from a prompt cache's file, with a quantized and with a rotating cache, with a draft model |
 | cache_prompt | as it is, and with a quantized cache |
 | chat | two turns and a reset, from standard input |
-| server | four requests at once, one of them streamed, and one that repeats a prompt |
+| server | as it is, with a draft model, with a quantized cache: four requests at once, one of them streamed, and one \
+that repeats a prompt, which is in the server's cache |
 | convert | to 4 bits, to mxfp4, and back |
 | lora | LoRA, DoRA and all weights; LoRA on 4 bits with checkpoints of the gradient; the test's loss |
 | fuse | the adapters, and dequantized |
 | awq, gptq, dwq, dynamic_quant | with calibration data of ours |
 | perplexity, benchmark | with data of ours; one and two sequences |
+| evaluate | choices, likelihood of text and answers, by data of ours; where lm_eval is, which mlx_lm does not bring |
 
-evaluate needs lm_eval, which is not installed with mlx_lm: it is not run. share, upload and manage need the net.
+share, upload and manage need the net.
 """
+import contextlib
 import importlib
 import io
 import json
@@ -197,45 +200,113 @@ runpy.run_module("mlx_lm", run_name="__main__")
 
 
 def ask(port, prompt, stream=False):
+    """The text, and how many tokens of the prompt the server had in its cache."""
     body = json.dumps({"prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": stream}).encode()
     kind = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, kind)
     with urllib.request.urlopen(request, timeout=120) as answer:
         text = answer.read().decode()
     if not stream:
-        return json.loads(text)["choices"][0]["text"]
+        answer = json.loads(text)
+        return answer["choices"][0]["text"], answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    return "".join(e["choices"][0]["text"] for e in events)
+    return "".join(e["choices"][0]["text"] for e in events), 0
 
 
-def test_server(folder):
+@contextlib.contextmanager
+def server(*words):
+    """Its port, once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = "import mlxvk_mlx, sys\nfrom mlx_lm.server import main\nmain()"
-    server = subprocess.Popen([sys.executable, "-c", program, "--model", str(folder / "four"), "--port", str(port)],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    process = subprocess.Popen([sys.executable, "-c", program, "--port", str(port), *map(str, words)],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env={**os.environ, "HF_HUB_OFFLINE": "1"})
     try:
         for _ in range(240):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
                 break
             except OSError:
-                assert server.poll() is None
+                assert process.poll() is None
                 time.sleep(0.5)
-        prompts = ["NAME", "The function returns", "RETURN VALUE", "The mutex is locked"]
+        yield port
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+SERVERS = {"plain": (), "draft": ("--draft-model", "back", "--num-draft-tokens", 3),
+           "quantized": ("--kv-bits", 8, "--kv-group-size", 32, "--quantized-kv-start", 0)}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_server(folder, name):
+    if not (folder / "back").exists():
+        call("convert", "--hf-path", folder / "four", "--mlx-path", folder / "back", "-d")
+    words = [folder / w if w == "back" else w for w in SERVERS[name]]
+    with server("--model", folder / "four", *words) as port:
+        prompts = ["NAME", "The function returns a value, or", "RETURN VALUE", "The mutex is locked"]
         answers = [None] * len(prompts)
 
         def work(i):
-            answers[i] = ask(port, prompts[i], stream=i == 2)
+            answers[i] = ask(port, prompts[i], stream=i == 2)[0]
         threads = [threading.Thread(target=work, args=(i,)) for i in range(len(prompts))]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
         assert all(answers), answers
-        assert ask(port, prompts[1]) and server.poll() is None
-    finally:
-        server.terminate()
-        server.wait(60)
+        text, cached = ask(port, prompts[1])
+        assert text and cached > 0
+
+
+TASKS = {
+    "choice": """
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: answer
+metric_list:
+  - metric: acc
+""",
+    "likelihood": """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question}}"
+metric_list:
+  - metric: word_perplexity
+""",
+    "answer": """
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[answer]}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 6}
+metric_list:
+  - metric: exact_match
+""",
+}
+
+
+def test_evaluate(folder, monkeypatch):
+    lm_eval = pytest.importorskip("lm_eval")
+    tasks = folder / "tasks"
+    tasks.mkdir()
+    rows = [{"question": f"The function {i} returns", "choices": [" a value", " errno"], "answer": i % 2}
+            for i in range(6)]
+    (tasks / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name, text in TASKS.items():
+        (tasks / f"{name}.yaml").write_text(f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
+                                            f"    test: {tasks / 'rows.jsonl'}\ntest_split: test{text}")
+    from lm_eval.tasks import TaskManager
+    manager, whole = TaskManager(include_path=str(tasks), include_defaults=False), lm_eval.simple_evaluate
+    monkeypatch.setattr(lm_eval, "simple_evaluate",
+                        lambda **words: whole(task_manager=manager, bootstrap_iters=0, **words))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "datasets"))
+    text = call("evaluate", "--model", folder / "four", "--tasks", *TASKS, "--output-dir", folder / "results",
+                "--batch-size", 4, "--no-apply-chat-template")
+    figures = {task: next(v for k, v in row.items() if k.split(",")[0] in ("acc", "word_perplexity", "exact_match"))
+               for path in (folder / "results").iterdir() for task, row in json.loads(path.read_text()).items()}
+    assert set(figures) == set(TASKS) and 0 <= figures["choice"] <= 1 and figures["likelihood"] > 100, text

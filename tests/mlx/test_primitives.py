@@ -708,3 +708,15 @@ def test_scatter_of_8_bytes():
             continue
         with pytest.raises(ValueError):
             mx.eval(mx.zeros((4, 2), dtype).at[I[:2] % 4].add(1))
+
+
+@pytest.mark.skipif(MLX < (0, 32), reason="MLX has it not")
+def test_force_fused():
+    """Where attention keeps its scores, which mlxvk does of wide heads, who forbids that is told so."""
+    def fused(width, value=None, stream=mx.gpu):
+        q, k, v = (mx.ones((1, 2, n, d), mx.float16) for n, d in ((3, width), (5, width), (5, value or width)))
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, force_fused=True, stream=stream)
+    mx.eval(fused(256), fused(72), fused(64, 16))
+    for words, text in (((257,), "head dims"), ((64, 300), "head dims"), ((64, None, mx.cpu), "require a GPU")):
+        with pytest.raises(ValueError, match=text):
+            mx.eval(fused(*words))

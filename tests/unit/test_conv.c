@@ -1,4 +1,5 @@
 /* Convolutions of random shapes, strides, dilations and groups against sums in double, for each kind of kernel in turn. */
+#define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include "unit/support.h"
 
@@ -219,19 +220,21 @@ static void find_winograd(const char *kernel, uint64_t count, uint64_t nanosecon
     if (!strcmp(kernel, "winograd")) *(uint64_t *)user += count;
 }
 
-/* It is chosen where it pays, and not where a gate forbids it. */
+/* It is chosen where it pays, in parts where it may not take all the memory, and not where a gate or a lack of that forbids it. */
 static void test_winograd_chosen(void **state)
 {
-    static const char *const gates[] = { NULL, "MLX_VK_ENABLE_WINOGRAD=0" };
+    static const struct { const char *gate, *bytes; unsigned dispatches; } ways[] = {
+        { NULL, NULL, 3 }, { "MLX_VK_ENABLE_WINOGRAD=0", NULL, 0 }, { NULL, "40000000", 3 }, { NULL, "10000000", 5 }, { NULL, "1", 0 } };
+    enum { WAYS = sizeof ways / sizeof *ways };
     enum { SIZE = 64, CHANNELS = 128, IN = SIZE * SIZE * CHANNELS, WEIGHTS = 9 * CHANNELS * CHANNELS };
-    float *in = malloc(IN * sizeof *in), *w = malloc(WEIGHTS * sizeof *w), *got[2];
+    float *in = malloc(IN * sizeof *in), *w = malloc(WEIGHTS * sizeof *w), *got[WAYS];
     struct rng r = { 5 };
     (void)state;
     assert_true(in && w);
     for (int i = 0; i < IN; i++) in[i] = (float)random_int(&r, -1000, 1000) / 1000;
     for (int i = 0; i < WEIGHTS; i++) w[i] = (float)random_int(&r, -1000, 1000) / 1000;
-    for (int i = 0; i < 2; i++) {
-        mlxvk_device device = open_device(gates[i]);
+    for (int i = 0; i < WAYS; i++) {
+        mlxvk_device device = open_device(ways[i].gate);
         mlxvk_stream s = open_stream(device);
         mlxvk_array x = floats(device, in, (int[]){ 1, SIZE, SIZE, CHANNELS }, 4), y = { NULL };
         mlxvk_array k = floats(device, w, (int[]){ CHANNELS, 3, 3, CHANNELS }, 4);
@@ -239,22 +242,25 @@ static void test_winograd_chosen(void **state)
         mlxvk_kernel_stats(device, find_winograd, &before);
         got[i] = malloc(IN * sizeof *got[i]);
         assert_non_null(got[i]);
+        if (ways[i].bytes) setenv("MLX_CONV_WINOGRAD_WORKING_SET", ways[i].bytes, 1);
         OK(mlxvk_conv2d(&y, x, k, 1, 1, 1, 1, 1, 1, 1, s), s);
         OK(mlxvk_array_read(y, got[i], IN * sizeof *got[i], s), s);
         mlxvk_kernel_stats(device, find_winograd, &count);
-        assert_int_equal(count - before, i ? 0 : 3);
+        assert_int_equal(count - before, ways[i].dispatches);
+        if (ways[i].bytes) unsetenv("MLX_CONV_WINOGRAD_WORKING_SET");
         mlxvk_array_free(x);
         mlxvk_array_free(k);
         mlxvk_array_free(y);
         mlxvk_stream_free(s);
         mlxvk_device_free(device);
     }
-    for (int i = 0; i < IN; i++)
-        if (!(fabsf(got[0][i] - got[1][i]) <= 1e-6f * 9 / 4 * CHANNELS)) fail_msg("element %d: %.9g, and otherwise %.9g", i, got[0][i], got[1][i]);
+    for (int i = IN; i < WAYS * IN; i++) {
+        float one = got[0][i % IN], other = got[i / IN][i % IN];
+        if (!(fabsf(one - other) <= 1e-6f * 9 / 4 * CHANNELS)) fail_msg("way %d, element %d: %.9g, and otherwise %.9g", i / IN, i % IN, one, other);
+    }
     free(in);
     free(w);
-    free(got[0]);
-    free(got[1]);
+    for (int i = 0; i < WAYS; i++) free(got[i]);
 }
 
 static void test_coopmat(void **state)
