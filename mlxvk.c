@@ -744,7 +744,7 @@ struct device {
     struct buffer *ending;                           /* of shared memory that submissions still use */
     struct buffer *cache_newest, *cache_oldest;      /* by age */
     struct buffer *bins[SIZE_BINS], *bins_last[SIZE_BINS];   /* by size, see size_bin */
-    size_t active, peak, cached, memory_limit, cache_limit, wired_limit, reserved;
+    size_t active, peak, cached, memory_limit, cache_limit, wired_limit, winograd_limit, reserved;
 
     struct timeline **timelines;
     uint32_t timeline_count, timeline_slots;
@@ -966,7 +966,7 @@ static const char *const extension_names[EXT_COUNT] = {
     "VK_EXT_memory_priority", "VK_EXT_external_memory_host", "VK_KHR_external_memory_fd",
     "VK_EXT_external_memory_dma_buf", "VK_KHR_external_memory_win32", "VK_KHR_global_priority",
     "VK_EXT_device_fault", "VK_EXT_global_priority",
-    /* where it is there it must be enabled; mlxvk needs nothing that it takes away: no events, of images copies alone */
+    /* where it is there it must be enabled; mlxvk needs nothing that it takes away: no events, images copied alone */
     "VK_KHR_portability_subset",
 };
 
@@ -11936,23 +11936,16 @@ static struct array *conv_cut(struct call *c, struct array *in, int *low, int *h
     return cut ? do_slice(c, in, start, stop, step) : in;
 }
 
-/* MLX's own variable, which it looks at with each convolution. */
-static int winograd_room(void)
-{
-    const char *text = getenv("MLX_CONV_WINOGRAD_WORKING_SET");
-    long value = text ? strtol(text, NULL, 10) : 0;
-    return value <= 0 || value > INT_MAX ? 0 : (int)value;
-}
-
 static struct array *do_conv(struct call *c, struct array *in, struct array *w, const struct conv_sizes *s, int groups,
                              bool flip)
 {
-    struct conv_params p = { .groups = groups, .flip = flip, .room = winograd_room() };
+    struct conv_params p = { .groups = groups, .flip = flip };
     int high[SPACE], low[SPACE], space, shape[SPACE + 2];
     int *const all[4] = { p.stride, p.low, p.kernel_dilation, p.input_dilation };
     mlxvk_dtype t;
     struct array *out;
     if (c->code || !in || !w || !check_conv(c, in, w, groups)) return NULL;
+    p.room = (int)min_size(c->device->winograd_limit, INT_MAX);
     space = in->ndim - 2;
     if (!conv_values(c, "stride", s->stride, space, 1, 1, p.stride) ||
         !conv_values(c, "padding", s->low, space, 0, INT_MIN, low) ||
@@ -20985,6 +20978,7 @@ X(mlxvk_get_memory_limit, mlxvk_device_get_memory_limit, memory_limit)
     int of_default(size_t *res, size_t limit) { return of_device(res, limit, DEFAULT); }
 X(mlxvk_set_memory_limit, mlxvk_device_set_memory_limit, memory_limit)
 X(mlxvk_set_cache_limit, mlxvk_device_set_cache_limit, cache_limit)
+X(mlxvk_set_winograd_limit, mlxvk_device_set_winograd_limit, winograd_limit)
 #undef X
 
 int mlxvk_device_reset_peak_memory(mlxvk_device d)

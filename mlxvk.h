@@ -253,6 +253,9 @@ MLXVK_API int mlxvk_get_memory_limit(size_t *res);
 MLXVK_API int mlxvk_set_memory_limit(size_t *res, size_t limit);
 MLXVK_API int mlxvk_set_cache_limit(size_t *res, size_t limit);
 MLXVK_API int mlxvk_set_wired_limit(size_t *res, size_t limit);      /* a stored value */
+/* Bytes between the steps of a convolution in Winograd's way: it is done in parts, or another way, where it would take
+ * more; 0: as it likes. Source: MLX_CONV_WINOGRAD_WORKING_SET. */
+MLXVK_API int mlxvk_set_winograd_limit(size_t *res, size_t limit);
 /* The same of a device. */
 MLXVK_API int mlxvk_device_get_active_memory(size_t *res, mlxvk_device device);
 MLXVK_API int mlxvk_device_get_peak_memory(size_t *res, mlxvk_device device);
@@ -263,6 +266,7 @@ MLXVK_API int mlxvk_device_get_memory_limit(size_t *res, mlxvk_device device);
 MLXVK_API int mlxvk_device_set_memory_limit(size_t *res, size_t limit, mlxvk_device device);
 MLXVK_API int mlxvk_device_set_cache_limit(size_t *res, size_t limit, mlxvk_device device);
 MLXVK_API int mlxvk_device_set_wired_limit(size_t *res, size_t limit, mlxvk_device device);
+MLXVK_API int mlxvk_device_set_winograd_limit(size_t *res, size_t limit, mlxvk_device device);
 
 /* Device memory of `size` bytes; zero bytes are allowed. The contents are undefined. */
 MLXVK_API int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device);
@@ -1008,10 +1012,10 @@ MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype,
  * where that position exists; flip mirrors the kernel. Negative padding cuts from the input before it is dilated.
  * Large ones by 3 x 3 are computed in Winograd's way where that is faster: errors are then relative to the largest
  * values of a neighbourhood of 6 x 6, and what is not finite reaches all 4 x 4 results there (gate
- * MLX_VK_ENABLE_WINOGRAD=0: it is not; MLX_CONV_WINOGRAD_WORKING_SET in the environment, as MLX has it: not where that
- * takes more than so many bytes). A list has a value for each spatial axis, or one for all, or none (0 for
- * padding, else 1). Errors: _SHAPE when shapes do not fit or the padded input is smaller than the kernel (by a stride
- * or more: by less there is one position, as in MLX), _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
+ * MLX_VK_ENABLE_WINOGRAD=0: it is not; mlxvk_set_winograd_limit: in less memory). A list has a value for each spatial
+ * axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do not fit or the padded input is
+ * smaller than the kernel (by a stride or more: by less there is one position, as in MLX), _DTYPE when not floating,
+ * _ARGUMENT. Source: MLX conv_general. */
 MLXVK_API int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, const int *stride,
                                  size_t stride_num, const int *padding_lo, size_t padding_lo_num, const int *padding_hi,
                                  size_t padding_hi_num, const int *kernel_dilation, size_t kernel_dilation_num,
@@ -1326,7 +1330,7 @@ typedef struct mlxvk_stats {
     uint64_t lowering_ns, submit_ns; /* CPU time spent lowering and recording; in queue submissions */
     uint64_t replayed;               /* nodes that were encoded from plans kept, of windows that came again */
     uint64_t recorded;               /* dispatches of these that were recorded once and executed again as they are, */
-    uint64_t linked;                 /* and those of them that wait for the one in front themselves, without a barrier */
+    uint64_t linked;                 /* those of them that wait for the one in front themselves, without a barrier */
 } mlxvk_stats;
 
 MLXVK_API int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device);

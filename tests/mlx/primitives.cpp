@@ -332,7 +332,18 @@ static int masked_scatter_native(Job& j) {
   });
 }
 
+/* MLX's own variable, which it looks at with each convolution. */
+static void limit_winograd() {
+  static std::atomic<size_t> last{0};
+  if (records()) return;                                   // who calls may be changing the environment
+  const char* text = std::getenv("MLX_CONV_WINOGRAD_WORKING_SET");
+  const long value = text ? std::strtol(text, nullptr, 10) : 0;
+  const size_t bytes = value > 0 ? size_t(value) : 0;
+  if (last.exchange(bytes) != bytes) mlxvk_device_set_winograd_limit(nullptr, bytes, device());
+}
+
 static int convolution_native(Job& j) {
+  limit_winograd();
   auto [stride, low, high, dilation, input_dilation, groups, flip] = j.as<Convolution>().state();
   return mlxvk_conv_general(j.out, j.in[0], j.in[1], stride.data(), stride.size(), low.data(), low.size(), high.data(), high.size(),
                             dilation.data(), dilation.size(), input_dilation.data(), input_dilation.size(), groups, flip, j.s);

@@ -1,5 +1,4 @@
 /* Convolutions of random shapes, strides, dilations and groups against sums in double, for each kind of kernel in turn. */
-#define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include "unit/support.h"
 
@@ -223,8 +222,8 @@ static void find_winograd(const char *kernel, uint64_t count, uint64_t nanosecon
 /* It is chosen where it pays, in parts where it may not take all the memory, and not where a gate or a lack of that forbids it. */
 static void test_winograd_chosen(void **state)
 {
-    static const struct { const char *gate, *bytes; unsigned dispatches; } ways[] = {
-        { NULL, NULL, 3 }, { "MLX_VK_ENABLE_WINOGRAD=0", NULL, 0 }, { NULL, "40000000", 3 }, { NULL, "10000000", 5 }, { NULL, "1", 0 } };
+    static const struct { const char *gate; size_t bytes; unsigned dispatches; } ways[] = {
+        { NULL, 0, 3 }, { "MLX_VK_ENABLE_WINOGRAD=0", 0, 0 }, { NULL, 40000000, 3 }, { NULL, 10000000, 5 }, { NULL, 1, 0 } };
     enum { WAYS = sizeof ways / sizeof *ways };
     enum { SIZE = 64, CHANNELS = 128, IN = SIZE * SIZE * CHANNELS, WEIGHTS = 9 * CHANNELS * CHANNELS };
     float *in = malloc(IN * sizeof *in), *w = malloc(WEIGHTS * sizeof *w), *got[WAYS];
@@ -242,12 +241,12 @@ static void test_winograd_chosen(void **state)
         mlxvk_kernel_stats(device, find_winograd, &before);
         got[i] = malloc(IN * sizeof *got[i]);
         assert_non_null(got[i]);
-        if (ways[i].bytes) setenv("MLX_CONV_WINOGRAD_WORKING_SET", ways[i].bytes, 1);
+        OK_DEVICE(mlxvk_device_set_winograd_limit(NULL, ways[i].bytes, device), device);
         OK(mlxvk_conv2d(&y, x, k, 1, 1, 1, 1, 1, 1, 1, s), s);
         OK(mlxvk_array_read(y, got[i], IN * sizeof *got[i], s), s);
         mlxvk_kernel_stats(device, find_winograd, &count);
         assert_int_equal(count - before, ways[i].dispatches);
-        if (ways[i].bytes) unsetenv("MLX_CONV_WINOGRAD_WORKING_SET");
+        OK_DEVICE(mlxvk_device_set_winograd_limit(NULL, 0, device), device);
         mlxvk_array_free(x);
         mlxvk_array_free(k);
         mlxvk_array_free(y);
