@@ -1402,19 +1402,22 @@ static int create_instance(VkInstance *instance, mlxvk_error *error)
     return 0;
 }
 
-static void find_extensions(struct device *d, bool has[EXT_COUNT])
+static int find_extensions(struct device *d, bool has[EXT_COUNT], mlxvk_error *error)
 {
     uint32_t n = 0;
-    VkExtensionProperties *list;
+    VkExtensionProperties *list = NULL;
+    VkResult r = vkEnumerateDeviceExtensionProperties(d->physical, NULL, &n, NULL);
     memset(has, 0, EXT_COUNT * sizeof *has);
-    if (vkEnumerateDeviceExtensionProperties(d->physical, NULL, &n, NULL) < 0) return;
-    list = host_alloc(d, (n + 1) * sizeof *list);
-    if (list && vkEnumerateDeviceExtensionProperties(d->physical, NULL, &n, list) >= 0)
-        for (uint32_t i = 0; i < n; i++)
-            for (int e = 0; e < EXT_COUNT; e++)
-                if (!strcmp(list[i].extensionName, extension_names[e])) has[e] = true;
+    if (r >= 0 && !(list = host_alloc(d, (n + 1) * sizeof *list))) r = VK_ERROR_OUT_OF_HOST_MEMORY;
+    if (r >= 0) r = vkEnumerateDeviceExtensionProperties(d->physical, NULL, &n, list);
+    for (uint32_t i = 0; r >= 0 && i < n; i++)
+        for (int e = 0; e < EXT_COUNT; e++)
+            if (!strcmp(list[i].extensionName, extension_names[e])) has[e] = true;
     host_free(d, list);
     if (!has[EXT_COOPMAT]) has[EXT_COOPMAT2] = false;
+    if (r >= 0) return 0;
+    set_error(error, vk_code(d, r), r, __LINE__, "device", "the driver's extensions cannot be listed (VkResult %d)", r);
+    return vk_code(d, r);
 }
 
 /* Makes the VkDevice with every queue of the compute family up to MAX_QUEUES. */
@@ -1474,7 +1477,8 @@ static int open_device(struct device *d, mlxvk_error *error)
     d->destroy_instance = vkDestroyInstance;
     if (!code) code = choose_physical(d, d->wanted, error);
     if (code) return code;
-    find_extensions(d, has);
+    code = find_extensions(d, has, error);
+    if (code) return code;
     chain_features(&f, has, VK_API_VERSION_1_2);
     vkGetPhysicalDeviceFeatures2(d->physical, &f.base);
     choose_features(&f);
