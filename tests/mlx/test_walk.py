@@ -192,27 +192,34 @@ def test_in_place():
     assert max(memory[10:]) <= memory[9] + 8192
 
 
-def test_threads():
-    x = mx.array([1.0, 2.0])
-    mx.eval(x)
+def in_threads(work):
+    """work(0) to work(3), each in a thread of its own: what one raises is raised here."""
     errors = []
 
-    def work(i):
+    def one(i):
         try:
-            with mx.stream(mx.new_stream(mx.gpu)):
-                for k in (3, 4, 3, 4, 3):
-                    y = wide(x + i, k)
-                    mx.eval(y)
-                    assert np.allclose(np.array(y), wide_numpy(np.array([1.0, 2.0]) + i, k), atol=1e-3)
+            work(i)
         except BaseException as e:
             errors.append(e)
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(4)]
     for t in threads:
         t.start()
     for t in threads:
         t.join(120)
         assert not t.is_alive()
     assert not errors, errors[0]
+
+
+def test_threads():
+    x = mx.array([1.0, 2.0])
+    mx.eval(x)
+    def work(i):
+        with mx.stream(mx.new_stream(mx.gpu)):
+            for k in (3, 4, 3, 4, 3):
+                y = wide(x + i, k)
+                mx.eval(y)
+                assert np.allclose(np.array(y), wide_numpy(np.array([1.0, 2.0]) + i, k), atol=1e-3)
+    in_threads(work)
 
 
 NEW = hasattr(mx, "clear_streams")                          # MLX 0.32 and later: see walk.cpp
@@ -301,28 +308,17 @@ def test_recorded_with_an_error():
 
 
 def test_recorded_for_threads():
-    errors = []
-
     def work(i):
-        try:
-            with mx.stream(mx.new_stream(mx.gpu)):
-                x = mx.array(seeded("threads", i).standard_normal(9).astype(np.float32))
-                want = long_numpy(np.array(x))
-                for _ in range(10):
-                    y = long_graph(x)
-                    mx.async_eval(y)
-                    mx.async_eval(z := long_graph(x) + 1)
-                    assert np.array_equal(np.array(y), want) and np.allclose(np.array(z), want + 1)
-                mx.async_eval(long_graph(x))                # the thread and its streams go meanwhile
-        except BaseException as e:
-            errors.append(e)
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(120)
-        assert not t.is_alive()
-    assert not errors, errors[0]
+        with mx.stream(mx.new_stream(mx.gpu)):
+            x = mx.array(seeded("threads", i).standard_normal(9).astype(np.float32))
+            want = long_numpy(np.array(x))
+            for _ in range(10):
+                y = long_graph(x)
+                mx.async_eval(y)
+                mx.async_eval(z := long_graph(x) + 1)
+                assert np.array_equal(np.array(y), want) and np.allclose(np.array(z), want + 1)
+            mx.async_eval(long_graph(x))                # the thread and its streams go meanwhile
+    in_threads(work)
 
 
 def test_recorded_at_the_end_of_the_process():

@@ -374,17 +374,40 @@ static void many_to_few(const char *gates)
     mlxvk_device_free(d);
 }
 
+/* Random rows, added one after the other where `at` says: bit for bit what the host gets. want, updates: room for them. */
+static void expect_added(float *want, int places, float *updates, const int32_t *at, int rows, int width, struct rng *r)
+{
+    size_t size = (size_t)places * (size_t)width * sizeof *want;
+    float *got = malloc(size);
+    mlxvk_array a = { NULL }, u = { NULL }, i = { NULL }, res = { NULL };
+    assert_non_null(got);
+    for (int k = 0; k < places * width; k++) want[k] = (float)random_int(r, -100, 100) / 7;
+    OK_DEVICE(mlxvk_array_new_data_device(&a, want, (int[]){ places, width }, 2, MLXVK_FLOAT32, device), device);
+    for (int k = 0; k < rows; k++)
+        for (int c = 0; c < width; c++) {
+            updates[k * width + c] = (float)random_int(r, -1000, 1000) / 7;
+            want[at[k] * width + c] += updates[k * width + c];
+        }
+    OK_DEVICE(mlxvk_array_new_data_device(&u, updates, (int[]){ rows, 1, width }, 3, MLXVK_FLOAT32, device), device);
+    OK_DEVICE(mlxvk_array_new_data_device(&i, at, (int[]){ rows }, 1, MLXVK_INT32, device), device);
+    OK(mlxvk_scatter_add_single(&res, a, i, u, 0, stream), stream);
+    OK(mlxvk_array_read(res, got, size, stream), stream);
+    assert_memory_equal(got, want, size);
+    mlxvk_array_free(a);
+    mlxvk_array_free(u);
+    mlxvk_array_free(i);
+    mlxvk_array_free(res);
+    free(got);
+}
+
 /* Runs of one key of all lengths up to what is added in order, over the edges of what a thread takes. */
 static void runs_in_order(void **state)
 {
     enum { ROWS = 9000, WIDTH = 32, PLACES = 4000 };
-    static float want[PLACES * WIDTH], updates[ROWS * WIDTH], got[PLACES * WIDTH];
+    static float want[PLACES * WIDTH], updates[ROWS * WIDTH];
     static int32_t at[ROWS];
     struct rng r = { 11 };
-    mlxvk_array a = { NULL }, u = { NULL }, i = { NULL }, res = { NULL };
     (void)state;
-    for (int k = 0; k < PLACES * WIDTH; k++) want[k] = (float)random_int(&r, -100, 100) / 7;
-    OK_DEVICE(mlxvk_array_new_data_device(&a, want, (int[]){ PLACES, WIDTH }, 2, MLXVK_FLOAT32, device), device);
     for (int k = 0, place = 0, run; k < ROWS; place++)
         for (run = random_chance(&r, 80) ? random_int(&r, 1, 4) : random_int(&r, 1, 64); run > 0 && k < ROWS; run--) at[k++] = place;
     for (int k = ROWS - 1; k > 0; k--) {
@@ -392,48 +415,19 @@ static void runs_in_order(void **state)
         at[k] = at[j];
         at[j] = other;
     }
-    for (int k = 0; k < ROWS; k++)
-        for (int c = 0; c < WIDTH; c++) {
-            updates[k * WIDTH + c] = (float)random_int(&r, -1000, 1000) / 7;
-            want[at[k] * WIDTH + c] += updates[k * WIDTH + c];
-        }
-    OK_DEVICE(mlxvk_array_new_data_device(&u, updates, (int[]){ ROWS, 1, WIDTH }, 3, MLXVK_FLOAT32, device), device);
-    OK_DEVICE(mlxvk_array_new_data_device(&i, at, (int[]){ ROWS }, 1, MLXVK_INT32, device), device);
-    OK(mlxvk_scatter_add_single(&res, a, i, u, 0, stream), stream);
-    OK(mlxvk_array_read(res, got, sizeof got, stream), stream);
-    assert_memory_equal(got, want, sizeof want);
-    mlxvk_array_free(a);
-    mlxvk_array_free(u);
-    mlxvk_array_free(i);
-    mlxvk_array_free(res);
+    expect_added(want, PLACES, updates, at, ROWS, WIDTH, &r);
 }
 
 /* So few that all of them are added in order, though all go to one place. */
 static void few_in_order(void **state)
 {
-    enum { ROWS = 256, WIDTH = 33 };
-    static float want[2 * WIDTH], updates[ROWS * WIDTH], got[2 * WIDTH];
+    enum { ROWS = 256, WIDTH = 33, PLACES = 2 };
+    static float want[PLACES * WIDTH], updates[ROWS * WIDTH];
     static int32_t at[ROWS];
     struct rng r = { 12 };
-    mlxvk_array a = { NULL }, u = { NULL }, i = { NULL }, res = { NULL };
     (void)state;
-    for (int k = 0; k < 2 * WIDTH; k++) want[k] = (float)random_int(&r, -100, 100) / 7;
-    OK_DEVICE(mlxvk_array_new_data_device(&a, want, (int[]){ 2, WIDTH }, 2, MLXVK_FLOAT32, device), device);
-    for (int k = 0; k < ROWS; k++)
-        for (int c = 0; c < WIDTH; c++) {
-            updates[k * WIDTH + c] = (float)random_int(&r, -1000, 1000) / 7;
-            want[WIDTH + c] += updates[k * WIDTH + c];
-        }
     for (int k = 0; k < ROWS; k++) at[k] = 1;
-    OK_DEVICE(mlxvk_array_new_data_device(&u, updates, (int[]){ ROWS, 1, WIDTH }, 3, MLXVK_FLOAT32, device), device);
-    OK_DEVICE(mlxvk_array_new_data_device(&i, at, (int[]){ ROWS }, 1, MLXVK_INT32, device), device);
-    OK(mlxvk_scatter_add_single(&res, a, i, u, 0, stream), stream);
-    OK(mlxvk_array_read(res, got, sizeof got, stream), stream);
-    assert_memory_equal(got, want, sizeof want);
-    mlxvk_array_free(a);
-    mlxvk_array_free(u);
-    mlxvk_array_free(i);
-    mlxvk_array_free(res);
+    expect_added(want, PLACES, updates, at, ROWS, WIDTH, &r);
 }
 
 static void sorted_by_merges(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=0"); }
