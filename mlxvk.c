@@ -663,7 +663,7 @@ static const struct tuning tunings[] = {
       .rate = 2e7,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
           .winograd_byte = 2,
-      .decode = { 132, 64, 8, 32, { 4, 4 }, { 2, 1 }, true },
+      .decode = { 132, 64, 8, 32, { 4, 4 }, { 1, 1 }, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
@@ -12333,8 +12333,8 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     USE(e, attention_rope, &p, .threads = decode_threads(e), .dtype = (uint32_t)a->q->dtype, .rows = cut.rows,
         .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
         .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
-        .pairs = ceil_div(d / 2, e->device->caps.subgroup));
-    dispatch_groups(e, (uint64_t)ceil_div(p.group_size, cut.rows) * (heads / p.group_size) * p.splits);
+        .twos = ceil_div(d / 4, e->device->caps.subgroup));
+    dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), heads / p.group_size);
     array_release(parts);
 }
 
@@ -12355,13 +12355,16 @@ static bool newest_fit(const struct encoder *e, const struct attention *a, const
 {
     const struct array *q = a->q, *k = a->k, *v = a->v;
     int width = q->shape[3];
-    uint32_t eight = 16 / (uint32_t)item_size(q);
+    uint32_t eight = 16 / (uint32_t)item_size(q), two = 4 / (uint32_t)item_size(q);
     if (!has_kernel(e->device, K_ATTENTION_ROPE) || a->flags || !a->keys) return false;
     if (width % 8 || n->rope->dims != width || n->rope->traditional) return false;
     if (!is_step_row(n->q, q->shape[1], width, q->dtype) || !is_step_row(n->k, k->shape[1], width, q->dtype) ||
         !is_step_row(n->v, k->shape[1], width, q->dtype) || k->strides[3] != 1 || v->strides[3] != 1) return false;
     if (!n->q_weight != !n->k_weight || (n->q_weight && (!is_step_weight(n->q_weight, width, q->dtype) ||
                                                           !is_step_weight(n->k_weight, width, q->dtype))))
+        return false;
+    if (n->q_weight && (place_of_array(e, n->q_weight) % two || place_of_array(e, n->k_weight) % two)) return false;
+    if (!aligned_rows(n->q, place_of_array(e, n->q), two) || !aligned_rows(n->k, place_of_array(e, n->k), two))
         return false;
     return aligned_rows(n->v, place_of_array(e, n->v), eight) && fits_binding(e->device, k) &&
            fits_binding(e->device, v) && fits_binding(e->device, n->q) && fits_binding(e->device, n->k) &&
@@ -19634,15 +19637,16 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
 
 /* Kernels that can: shaders/links.glsl. What they read or write at `passed` they do behind the wait; all else is read
  * in front of it, and must not have been written since the last barrier. A waiting workgroup keeps its place, so those
- * that it waits for must have started: only where a driver has been seen to start them in order (QUIRK_IN_ORDER).
- * Attention could, too, but was slower for it: its code grew from 41 to 55 KB (an H200: Qwen3-0.6B 1,046 tokens/s
- * without, 971 with; 1,038 with barriers alone). */
+ * that it waits for must have started: only where a driver has been seen to start them in order (QUIRK_IN_ORDER). */
 static const struct link_row { uint32_t kernel, binding, word, passed; } link_table[] = {
     { K_QMV_HELD, SLOT_qmv_held_link, PUSH_WORD(qmv_held, link),
       1 << SLOT_qmv_held_x | 1 << SLOT_qmv_held_ya | 1 << SLOT_qmv_held_res },
     { K_QMV_HELD_SETS, SLOT_qmv_held_sets_link, PUSH_WORD(qmv_held_sets, link),
       1 << SLOT_qmv_held_sets_x | 1 << SLOT_qmv_held_sets_ya | 1 << SLOT_qmv_held_sets_yb |
       1 << SLOT_qmv_held_sets_yc | 1 << SLOT_qmv_held_sets_res },
+    { K_ATTENTION_ROPE, SLOT_attention_rope_link, PUSH_WORD(attention_rope, link),
+      1 << SLOT_attention_rope_o | 1 << SLOT_attention_rope_q | 1 << SLOT_attention_rope_new_k |
+      1 << SLOT_attention_rope_new_v | 1 << SLOT_attention_rope_part | 1 << SLOT_attention_rope_finished },
 };
 enum { LINK_GROUPS = 0xffff };                       /* as a link counts them */
 

@@ -161,8 +161,9 @@ struct attention_rope_push {
     uint32_t splits, split_keys, value_width, freqs_step, flags, group_size;
     int32_t offset;
     float scale, eps, rope_scale, base_high, base_low;
+    uint32_t link;
 };
-static_assert(sizeof(struct attention_rope_push) == 124, "attention_rope_push");
+static_assert(sizeof(struct attention_rope_push) == 128, "attention_rope_push");
 
 struct attention_vjp_push {
     uint32_t batches, heads, group, query_count, key_count, key_width, value_width, flags;
@@ -454,12 +455,13 @@ enum { SLOT_attention_f16_o = 0, SLOT_attention_f16_q = 1, SLOT_attention_f16_k 
     SLOT_attention_f16_mask = 4, SLOT_attention_f16_sinks = 5 };
 
 struct attention_rope_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts, norm,
-    pairs; };
+    twos; };
 typedef struct attention_rope_constants attention_rope_constants; typedef struct attention_rope_push attention_rope_push;
 enum { SLOT_attention_rope_o = 0, SLOT_attention_rope_q = 1, SLOT_attention_rope_k = 2,
     SLOT_attention_rope_v = 3, SLOT_attention_rope_mask = 4, SLOT_attention_rope_new_k = 5,
     SLOT_attention_rope_part = 6, SLOT_attention_rope_finished = 7, SLOT_attention_rope_new_v = 8,
-    SLOT_attention_rope_q_weight = 9, SLOT_attention_rope_k_weight = 10, SLOT_attention_rope_freqs = 11 };
+    SLOT_attention_rope_q_weight = 9, SLOT_attention_rope_k_weight = 10, SLOT_attention_rope_freqs = 11,
+    SLOT_attention_rope_link = 12 };
 
 struct attention_vjp_constants { uint32_t threads, mode, tile, slices, value_slices, step, dtype; };
 typedef struct attention_vjp_constants attention_vjp_constants; typedef struct attention_vjp_push attention_vjp_push;
@@ -884,7 +886,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_rope, ATTENTION_ROPE, 12, 0xcd, 124, 10, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_rope, ATTENTION_ROPE, 13, 0x10cd, 128, 10, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_vjp, ATTENTION_VJP, 8, 0x3, 120, 7, CAP_SMALL) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \

@@ -22,8 +22,20 @@ vec2 two_numbers(const uint w)
 {
     return DTYPE == BF16 ? vec2(uintBitsToFloat(w << 16), uintBitsToFloat(w & 0xffff0000u)) : unpackHalf2x16(w);
 }
-#define NUMBERS(slot, name) \
-    BUFFER(slot, name) \
+// PASSED: what linked steps give each other, see links.glsl.
+#ifdef FRESH
+#define PASSED coherent
+#else
+#define PASSED
+#endif
+#define BUFFER_OF(qualifier, slot, name) \
+    layout(std430, set = 0, binding = slot) qualifier buffer name##_halves { uint16_t name##16[]; }; \
+    layout(std430, set = 0, binding = slot) qualifier buffer name##_words { uint name##32[]; }; \
+    layout(std430, set = 0, binding = slot) qualifier buffer name##_pairs { uvec2 name##64[]; }; \
+    layout(std430, set = 0, binding = slot) qualifier buffer name##_quads { uvec4 name##128[]; };
+#define NUMBERS(slot, name) BUFFER(slot, name) READ_NUMBERS(name)
+#define NUMBERS_OF(qualifier, slot, name) BUFFER_OF(qualifier, slot, name) READ_NUMBERS(name)
+#define READ_NUMBERS(name) \
     float number_##name(uint i) { return DTYPE == F32 ? uintBitsToFloat(name##32[i]) : number(uint(name##16[i])); } \
     void eight_##name(uint i, out vec4 a, out vec4 b) { \
         if (DTYPE == F32) { a = uintBitsToFloat(name##128[i / 4u]); b = uintBitsToFloat(name##128[i / 4u + 1u]); } \
@@ -33,8 +45,8 @@ vec2 two_numbers(const uint w)
             b = vec4(two_numbers(w.z), two_numbers(w.w)); \
         } \
     }
-BUFFER(0, o)
-NUMBERS(1, q)
+BUFFER_OF(PASSED, 0, o)
+NUMBERS_OF(PASSED, 1, q)
 NUMBERS(2, k)
 NUMBERS(3, v)
 NUMBERS(4, mask)

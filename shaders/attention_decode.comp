@@ -17,8 +17,7 @@ layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
 #ifdef FRESH
 layout(constant_id = 8) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
-layout(constant_id = 9) const uint PAIRS = 2;          // half a row, by a subgroup's lanes
-int position;                                           // offset, or what a recorded dispatch finds in memory
+layout(constant_id = 9) const uint TWOS = 1;           // a quarter of a row, by a subgroup's lanes
 #else
 layout(constant_id = 8) const bool ONE_QUERY = false;  // see attention.glsl
 #define ONE_QUERY ONE_QUERY
@@ -100,7 +99,20 @@ void unpacked(const uvec4 first, const uvec4 second, out vec4 a, out vec4 b)
     }
 }
 
-void score_keys(const uint first, const uint step, const uint end)
+#ifdef FRESH
+// The newest key and value are not in memory yet: chunk c of them in the place of what was read there.
+void meet_newest(const uint u, const uint c, const uint share)
+{
+    uint f = 8u * (c * LANES + share), from = f * WORDS / 2u;
+    [[unroll]] for (uint w = 0u; w < WORDS; w++) {
+        uint at = from + 4u * w;
+        if (f < value_width) ks[(u * CHUNKS + c) * WORDS + w] = uvec4(newest_k[at], newest_k[at + 1u], newest_k[at + 2u], newest_k[at + 3u]);
+        vs[(u * VALUE_CHUNKS + c) * WORDS + w] = newest_v[c * WORDS + w];
+    }
+}
+#endif
+
+void score_keys(const uint first, const uint step, const uint end, const uint share)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++) {
         uint key = first + u * step;
@@ -108,6 +120,9 @@ void score_keys(const uint first, const uint step, const uint end)
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             vec4 a, b;
             uint at = (u * CHUNKS + c) * WORDS;
+#ifdef FRESH
+            if (key == newest_key) meet_newest(u, c, share);
+#endif
             unpacked(ks[at], ks[at + WORDS - 1u], a, b);
             [[unroll]] for (uint r = 0u; r < ROWS; r++)
                 score[u * ROWS + r] += dot(qs[(r * CHUNKS + c) * 2u], a) + dot(qs[(r * CHUNKS + c) * 2u + 1u], b);
@@ -147,33 +162,6 @@ void add_values()
             }
         }
 }
-
-#ifdef FRESH
-// The newest key comes first, with the lanes that have `first`; keep: its value goes to the cache.
-void meet_newest(const uint head, const uint v_row, const uint thread, const uint lane, const uint share, const bool keep)
-{
-    uint from = new_v_at + head / group_size * new_v_stride, to = v_row + keys_counted * V_STEP;
-    [[unroll]] for (uint r = 0u; r < ROWS; r++) {
-        float s = 0.0;
-        [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
-            uint f = 8u * (c * LANES + share), at = (ROWS * WIDTH + f) / 4u, q = (r * CHUNKS + c) * 2u;
-            if (f < value_width) s += dot(qs[q], results[at]) + dot(qs[q + 1u], results[at + 1u]);
-        }
-        [[unroll]] for (uint d = 1u; d < LANES; d *= 2u) s += subgroupShuffleXor(s, d);
-        if (thread >= LANES) continue;
-        high[r] = s < LOWEST ? LOWEST : s;
-        total[r] = s <= LOWEST ? 0.0 : 1.0;
-        [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
-            uint o = (r * VALUE_CHUNKS + c) * 2u;
-            if (s > LOWEST) unpacked(newest_v[c * WORDS], newest_v[c * WORDS + WORDS - 1u], os[o], os[o + 1u]);
-        }
-    }
-    for (uint i = thread; i < value_width && keep; i += gl_WorkGroupSize.x) {
-        if (DTYPE == F32) v32[to + i] = new_v32[from + i];
-        else v16[to + i] = new_v16[from + i];
-    }
-}
-#endif
 
 // One softmax for all keys of a subgroup.
 void join_lanes()
@@ -254,80 +242,89 @@ void join_parts(const uint batch, const uint head, const uint first_row, const u
     }
 }
 
-// The subgroups' results of rows `from` .. from + count - 1 as one: a thread has four features.
+// The subgroups' results of rows `from` .. from + count - 1 as one: a thread has two features.
 void join_subgroups(const uint batch, const uint head, const uint first_row, const uint from, const uint count, const uint split, const uint thread)
 {
-    uint fours = value_width / 4u;
-    for (uint c = thread; c < count * fours; c += gl_WorkGroupSize.x) {
-        uint i = c / fours, column = c - i * fours, row = first_row + from + i;
+    uint twos = value_width / 2u;
+    for (uint c = thread; c < count * twos; c += gl_WorkGroupSize.x) {
+        uint i = c / twos, column = c - i * twos, row = first_row + from + i;
         row_place p = place_of(batch, head, row);
         bool sink = PARTS == 0u && has(SINKS);
         float best = sink ? sink_of(p.head) : LOWEST, sum = 0.0;
-        vec4 x = vec4(0.0);
-        for (uint s = 0u; s < gl_NumSubgroups; s++) best = max(best, highs[i * SUBGROUPS + s].x);
+        vec2 x = vec2(0.0);
+        [[unroll]] for (uint s = 0u; s < SUBGROUPS; s++) if (s < gl_NumSubgroups) best = max(best, highs[i * SUBGROUPS + s].x);
         if (sink) sum = exp2(sink_of(p.head) - best);
-        for (uint s = 0u; s < gl_NumSubgroups; s++) {
+        [[unroll]] for (uint s = 0u; s < SUBGROUPS; s++) {
+            if (s >= gl_NumSubgroups) continue;
+            vec4 four = results[i * ROW_ROOM + s * (WIDTH / 4u) + column / 2u];
             float weight = exp2(highs[i * SUBGROUPS + s].x - best);
             sum += highs[i * SUBGROUPS + s].y * weight;
-            x += results[i * ROW_ROOM + s * (WIDTH / 4u) + column] * weight;
+            x += (column % 2u == 0u ? four.xy : four.zw) * weight;
         }
         if (PARTS == 1u) {
             uint index = ((batch * query_heads + head) * query_count + row) * splits + split, at = parts() * value_width + 2u * index;
-            part_four[index * fours + column] = x;
+            part[index * value_width + 2u * column] = x.x;
+            part[index * value_width + 2u * column + 1u] = x.y;
             if (column == 0u) {
                 part[at] = best;
                 part[at + 1u] = sum;
             }
         } else {
             x *= sum == 0.0 ? 0.0 : 1.0 / sum;
-            for (uint k = 0u; k < 4u; k++) store_result(p.o + 4u * column + k, x[k]);
+            store_result(p.o + 2u * column, x.x);
+            store_result(p.o + 2u * column + 1u, x.y);
         }
     }
 }
 
-void main()
+// Rows of a block that begins at `head`, from first_row on, with part `split` of the keys; counter: of the parts of these rows.
+void attend(const uint batch, const uint kv, const uint head, const uint first_row, const uint split, const uint counter)
 {
-    uint lane = gl_SubgroupInvocationID, share = lane % LANES, keys_each = gl_SubgroupSize / LANES;
-    uint group = group_index(), blocks = query_heads / block_heads(), rows = query_count * block_heads();
-    uint row_blocks = (rows + ROWS - 1u) / ROWS;
-    if (group >= splits * row_blocks * blocks * batches) return;
-    uint split = group % splits, first_row = group / splits % row_blocks * ROWS;
-    uint block = group / splits / row_blocks, head = block % blocks * block_heads(), batch = block / blocks, kv = head / group_size;
+    uint lane = gl_SubgroupInvocationID, share = lane % LANES, keys_each = gl_SubgroupSize / LANES, rows = query_count * block_heads();
+    uint thread = gl_SubgroupID * gl_SubgroupSize + lane, step = gl_NumSubgroups * keys_each;
+    uint mine = split * split_keys + gl_SubgroupID * keys_each + lane / LANES, first = split * split_keys;
+#ifdef FRESH
+    uvec4 late = uvec4(0u);
+    if (has(LATE)) late = uvec4(mask32[mask_at], mask32[mask_at + 1u], mask32[mask_at + 2u], mask32[mask_at + 3u]);
+    uint k_row = k_at + kv * k_stride[0] + late.x, v_row = v_at + kv * v_stride[0] + late.y;
+    bool newest = split == splits - 1u, keep = newest && first_row == 0u;
+    keys_counted = key_count + late.z;
+    newest_key = newest ? keys_counted : ~0u;
+    uint end = newest ? keys_counted + 1u : first + split_keys;
+#else
     uint k_row = k_row_of(batch, kv), v_row = v_row_of(batch, kv);
-#ifdef FRESH
-    read_row(head + first_row, min(gl_SubgroupID, ROWS), 0u, lane);
-    read_newest_v(new_v_at + kv * new_v_stride, share);
-#endif
     keys_counted = key_count;
-#ifdef FRESH
-    position = offset + (has(LATE) ? int(mask32[mask_at + 3u]) : 0);
-#endif
     if (has(LATE)) {
         k_row += mask32[mask_at];
         v_row += mask32[mask_at + 1u];
         keys_counted += mask32[mask_at + 2u];
     }
     uint end = min((split + 1u) * split_keys, key_end(first_row, min(first_row + ROWS, rows) - 1u));
-    uint step = gl_NumSubgroups * keys_each, thread = gl_SubgroupID * gl_SubgroupSize + lane;
-    uint mine = split * split_keys + gl_SubgroupID * keys_each + lane / LANES;
-
-    uint first = split * split_keys;
+#endif
     if (first < end) {
         load_keys(mine, step, end, k_row, share);
         load_values(mine, step, end, v_row, share);
     }
 #ifdef FRESH
-    bool newest = split == splits - 1u, keep = newest && first_row == 0u;
-    prepare(head + first_row, min(ROWS, rows - first_row), k_row, newest, keep, lane);
+    read_weights(min(gl_SubgroupID, ROWS), lane);
+    find_angles(offset + int(late.w), lane);
+    if (is_linked()) wait_for_link(thread);            // the rows are not there yet
+    read_newest_v(new_v_at + kv * new_v_stride, share);
+    for (uint r = gl_SubgroupID; r <= ROWS; r += gl_NumSubgroups) {
+        if (r == ROWS ? !newest : first_row + r >= rows) continue;
+        if (r >= gl_NumSubgroups) read_weights(r, lane);
+        read_row(kv, head + first_row, r, lane);
+        prepare_row(r, k_row + keys_counted * K_STEP, keep, lane);
+    }
+    if (keep && thread < LANES) keep_newest_v(v_row + keys_counted * V_STEP, share);
     barrier();
 #endif
     load_queries(batch, head, first_row, share);
 #ifdef FRESH
-    if (newest) meet_newest(head, v_row, thread, lane, share, keep);
     barrier();                                           // what was prepared makes room for results
 #endif
     for (; first < end; first += AHEAD * step) {
-        score_keys(mine, step, end);
+        score_keys(mine, step, end, share);
         mine += AHEAD * step;
         load_keys(mine, step, end, k_row, share);
         add_values();
@@ -348,17 +345,31 @@ void main()
         }
         barrier();
         if (first_row + from < rows) join_subgroups(batch, head, first_row, from, min(min(AT_ONCE, ROWS - from), rows - first_row - from), split, thread);
-        barrier();
+        if (PARTS == 1u || from + AT_ONCE < ROWS) barrier();
     }
     if (PARTS == 0u) return;
     memoryBarrierBuffer();
     barrier();
     if (thread == 0u) {
-        last_one = atomicAdd(finished[group / splits], 1u) == splits - 1u;
-        if (last_one) finished[group / splits] = 0u;     // as it was found
+        last_one = atomicAdd(finished[counter], 1u) == splits - 1u;
+        if (last_one) finished[counter] = 0u;            // as it was found
     }
     barrier();
     if (!last_one) return;
     memoryBarrierBuffer();
     join_parts(batch, head, first_row, min(ROWS, rows - first_row), thread, lane);
+}
+
+void main()
+{
+#ifdef FRESH
+    uint kv = gl_WorkGroupID.z, block = gl_WorkGroupID.y;
+    attend(0u, kv, kv * group_size, block * ROWS, gl_WorkGroupID.x, kv * gl_NumWorkGroups.y + block);
+    count_for_link(gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID);
+#else
+    uint group = group_index(), blocks = query_heads / block_heads(), row_blocks = (query_count * block_heads() + ROWS - 1u) / ROWS;
+    if (group >= splits * row_blocks * blocks * batches) return;
+    uint counter = group / splits, block = counter / row_blocks, head = block % blocks * block_heads();
+    attend(block / blocks, head / group_size, head, counter % row_blocks * ROWS, group % splits, counter);
+#endif
 }

@@ -1,8 +1,10 @@
 // FRESH: attention of the one query of a decoding step, with what models do in front of it: its key and value are not in the
 // cache yet, and neither the query nor the key has been normalised and turned. The workgroup that has the last keys of a head
-// writes both to where they belong, behind the other keys, and meets them first.
-NUMBERS(5, new_k)
-NUMBERS(8, new_v)
+// writes both to where they belong, behind the other keys, and meets them as the last ones of its part.
+// The step may be linked, see links.glsl: the cache, the norms' weights and the angles are there before the rows are.
+// A grid of parts, blocks of ROWS heads, heads of keys.
+NUMBERS_OF(PASSED, 5, new_k)
+NUMBERS_OF(PASSED, 8, new_v)
 NUMBERS(9, q_weight)
 NUMBERS(10, k_weight)
 BUFFER(11, freqs)
@@ -16,48 +18,67 @@ layout(push_constant) uniform attention_rope_push {
     uint group_size;                                    // query heads of one key head
     int offset;                                         // the newest key's position
     float scale, eps, rope_scale, base_high, base_low;  // scale: times log2(e); base: as in rope.comp
+    uint link;                                          // see links.glsl
 };
 const uint batches = 1u, query_count = 1u;
+uint newest_key;                                        // its number, in the part that it belongs to
 #define key_width value_width                           // there is one
 bool has(const uint flag) { return (flags & flag & ~SINKS) != 0u; }
 #include "rope.glsl"
+#define LINKS 12
+#include "links.glsl"
 uint block_heads() { return group_size; }
 float sink_of(const uint head) { return LOWEST; }
-uint k_row_of(const uint batch, const uint head) { return k_at + head * k_stride[0]; }
-uint v_row_of(const uint batch, const uint head) { return v_at + head * v_stride[0]; }
 #define K_STEP k_stride[1]
 #define V_STEP v_stride[1]
 
 row_place place_of(const uint batch, const uint head, const uint n)
 {
-    return row_place(0u, o_at + (head + n) * value_width, 0u, head + n, n >= group_size ? 0u : KEY_COUNT);
+    return row_place(0u, o_at + (head + n) * value_width, 0u, head + n, n >= group_size ? 0u : keys_counted + 1u);
 }
-uint key_end(const uint first, const uint last) { return KEY_COUNT; }
 float masked(const float score, const row_place p, const uint key) { return key >= p.keys || score < LOWEST ? LOWEST : score; }
 
-// A row, of queries or the newest key's (row ROWS): PAIRS pairs a lane, and the weights of its norm. What is held at once, from pair
-// `from` on, is asked for at once, the first ones before anything that depends on what other loads bring.
-const uint HELD_PAIRS = PAIRS < 2u ? PAIRS : 2u;
-float first[HELD_PAIRS], second[HELD_PAIRS], first_weight[HELD_PAIRS], second_weight[HELD_PAIRS];
-vec2 angles[HELD_PAIRS];                                // cosine and sine
-uint pair_of(const uint n, const uint lane) { return min(n * gl_SubgroupSize + lane, value_width / 2u - 1u); }
-void read_row(const uint head, const uint r, const uint from, const uint lane)
+// A row, of queries or the newest key's (row ROWS), belongs to a subgroup: a lane has TWOS times two neighbours of its first half
+// and what they are turned with, the same two of the second half; and the weights of the norm, and the angles.
+vec2 low[TWOS], high_half[TWOS], low_weight[TWOS], high_weight[TWOS];
+vec4 angles[TWOS];                                      // cosine and sine of the one, of the other
+uint two_of(const uint n, const uint lane) { return 2u * min(n * gl_SubgroupSize + lane, value_width / 4u - 1u); }
+#define TWO(name, i) (DTYPE == F32 ? uintBitsToFloat(uvec2(name##32[i], name##32[(i) + 1u])) : two_numbers(name##32[(i) / 2u]))
+void read_weights(const uint r, const uint lane)
 {
-    bool key = r == ROWS;
-    uint row = key ? new_k_at + head / group_size * new_k_stride : q_at + (head + r) * q_stride;
-    [[unroll]] for (uint n = 0u; n < HELD_PAIRS; n++) {
-        uint i = pair_of(from + n, lane), j = i + value_width / 2u;
-        first[n] = key ? number_new_k(row + i) : number_q(row + i);
-        second[n] = key ? number_new_k(row + j) : number_q(row + j);
-        if (NORM != 2u) continue;
-        first_weight[n] = key ? number_k_weight(k_weight_at + i) : number_q_weight(q_weight_at + i);
-        second_weight[n] = key ? number_k_weight(k_weight_at + j) : number_q_weight(q_weight_at + j);
+    const uint half_row = value_width / 2u;
+    [[unroll]] for (uint n = 0u; NORM == 2u && n < TWOS; n++) {
+        uint i = two_of(n, lane);
+        if (r == ROWS) {
+            low_weight[n] = TWO(k_weight, k_weight_at + i);
+            high_weight[n] = TWO(k_weight, k_weight_at + half_row + i);
+        } else {
+            low_weight[n] = TWO(q_weight, q_weight_at + i);
+            high_weight[n] = TWO(q_weight, q_weight_at + half_row + i);
+        }
     }
 }
-void find_angles(const uint from, const uint lane)
+void read_row(const uint kv, const uint head, const uint r, const uint lane)
 {
-    for (uint n = 0u; n < HELD_PAIRS; n++)
-        angles[n] = cos_sin(rope_scale * float(position) * inverse_frequency(pair_of(from + n, lane)));
+    const uint half_row = value_width / 2u;
+    [[unroll]] for (uint n = 0u; n < TWOS; n++) {
+        uint i = two_of(n, lane) + (r == ROWS ? new_k_at + kv * new_k_stride : q_at + (head + r) * q_stride);
+        if (r == ROWS) {
+            low[n] = TWO(new_k, i);
+            high_half[n] = TWO(new_k, i + half_row);
+        } else {
+            low[n] = TWO(q, i);
+            high_half[n] = TWO(q, i + half_row);
+        }
+    }
+}
+void find_angles(const int position, const uint lane)
+{
+    [[unroll]] for (uint n = 0u; n < TWOS; n++) {
+        uint i = two_of(n, lane);
+        angles[n].xy = cos_sin(rope_scale * float(position) * inverse_frequency(i));
+        angles[n].zw = cos_sin(rope_scale * float(position) * inverse_frequency(i + 1u));
+    }
 }
 
 // The newest value, as lanes that share a key have values.
@@ -69,51 +90,57 @@ void read_newest_v(const uint from, const uint share)
         [[unroll]] for (uint w = 0u; w < WORDS; w++) newest_v[c * WORDS + w] = new_v128[at + w];
     }
 }
-
-// The rows as they count, rounded, each WIDTH numbers in `results`; beside them the key goes to the cache.
-float turned(const float x, const bool keep, const uint to)
+void keep_newest_v(const uint to, const uint share)
 {
-    uint bits = float_to_bits(x, DTYPE);
-    if (keep && DTYPE == F32) k32[to] = bits;
-    else if (keep) k16[to] = uint16_t(bits);
-    return bits_to_float(bits, DTYPE);
+    [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
+        uint f = 8u * (c * LANES + share);
+        [[unroll]] for (uint w = 0u; w < WORDS; w++)
+            if (f < value_width) v128[(to + f) / (8u / WORDS) + w] = newest_v[c * WORDS + w];
+    }
 }
+
+// What is prepared, rounded: queries as numbers, WIDTH each, in `results`; the key as it is in memory, where it goes as well.
+shared uint newest_k[WIDTH * WORDS / 2u];
 #define PREPARED(r, i) results[((r) * WIDTH + (i)) / 4u][((r) * WIDTH + (i)) % 4u]
-void prepare_row(const uint head, const uint r, const bool keep, const uint to, const uint lane)
+void keep_two(const vec2 x, const uint i, const uint to, const bool keep)
 {
-    float factor = 1.0, sum = 0.0;
-    for (uint from = 0u; NORM != 0u && from < PAIRS; from += HELD_PAIRS) {
-        if (from != 0u) read_row(head, r, from, lane);
-        [[unroll]] for (uint n = 0u; n < HELD_PAIRS; n++)
-            if ((from + n) * gl_SubgroupSize + lane < value_width / 2u) sum += first[n] * first[n] + second[n] * second[n];
-    }
-    if (NORM != 0u) factor = inversesqrt(subgroupAdd(sum) / float(value_width) + eps);
-    for (uint from = 0u; from < PAIRS; from += HELD_PAIRS) {
-        if (PAIRS > HELD_PAIRS) {
-            read_row(head, r, from, lane);
-            find_angles(from, lane);
-        }
-        [[unroll]] for (uint n = 0u; n < HELD_PAIRS; n++) {
-            uint i = (from + n) * gl_SubgroupSize + lane, j = i + value_width / 2u;
-            float a = first[n] * factor, b = second[n] * factor;
-            if (i >= value_width / 2u) continue;
-            if (NORM == 2u) {
-                a *= first_weight[n];
-                b *= second_weight[n];
-            }
-            PREPARED(r, i) = turned(a * angles[n].x - b * angles[n].y, keep, to + i);
-            PREPARED(r, j) = turned(a * angles[n].y + b * angles[n].x, keep, to + j);
-        }
+    uint a = float_to_bits(x.x, DTYPE), b = float_to_bits(x.y, DTYPE);
+    if (DTYPE == F32) {
+        newest_k[i] = a;
+        newest_k[i + 1u] = b;
+        if (keep) k64[(to + i) / 2u] = uvec2(a, b);
+    } else {
+        newest_k[i / 2u] = a | b << 16;
+        if (keep) k32[(to + i) / 2u] = a | b << 16;
     }
 }
-
-// A subgroup for each row; the first one's has been read, as much of it as is held.
-void prepare(const uint head, const uint count, const uint k_row, const bool newest, const bool keep, const uint lane)
+void prepare_two(const vec2 x, const uint r, const uint i)
 {
-    if (PAIRS <= HELD_PAIRS) find_angles(0u, lane);
-    for (uint r = gl_SubgroupID; r <= ROWS; r += gl_NumSubgroups) {
-        bool key = r == ROWS;
-        if (r >= gl_NumSubgroups) read_row(head, r, 0u, lane);
-        if (key ? newest : r < count) prepare_row(head, r, key && keep, k_row + keys_counted * K_STEP, lane);
+    PREPARED(r, i) = bits_to_float(float_to_bits(x.x, DTYPE), DTYPE);
+    PREPARED(r, i + 1u) = bits_to_float(float_to_bits(x.y, DTYPE), DTYPE);
+}
+void prepare_row(const uint r, const uint to, const bool keep, const uint lane)
+{
+    const uint half_row = value_width / 2u;
+    float factor = 1.0, sum = 0.0;
+    [[unroll]] for (uint n = 0u; NORM != 0u && n < TWOS; n++)
+        if (n * gl_SubgroupSize + lane < value_width / 4u) sum += dot(low[n], low[n]) + dot(high_half[n], high_half[n]);
+    if (NORM != 0u) factor = inversesqrt(subgroupAdd(sum) / float(value_width) + eps);
+    [[unroll]] for (uint n = 0u; n < TWOS; n++) {
+        uint i = 2u * (n * gl_SubgroupSize + lane);
+        vec2 a = low[n] * factor, b = high_half[n] * factor, c = angles[n].xz, s = angles[n].yw;
+        if (i >= half_row) continue;
+        if (NORM == 2u) {
+            a *= low_weight[n];
+            b *= high_weight[n];
+        }
+        vec2 x = a * c - b * s, y = a * s + b * c;
+        if (r == ROWS) {
+            keep_two(x, i, to, keep);
+            keep_two(y, i + half_row, to, keep);
+        } else {
+            prepare_two(x, r, i);
+            prepare_two(y, r, i + half_row);
+        }
     }
 }
