@@ -101,6 +101,10 @@ bool host_number(const array& a, int& value);
 void give_back(const array& a, mlxvk_array handle);
 /* Makes `result` (whose handle it takes) the data of `out`. */
 void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s);
+/* Frees what another thread freed while this one recorded. */
+void free_left();
+/* What the device uses just now, for who may not ask it while another thread records. */
+void note_active_memory();
 /* Blocks until the GPU's work that writes (with `readers`: uses) the array's memory is done. */
 void wait_for(const array& a, bool readers);
 
@@ -139,6 +143,10 @@ void join_walk();
 void join_walk(Stream s);
 /* Is this the thread that records? Then others may change arrays' status and event meanwhile. */
 bool records();
+/* Is another thread recording? Then it has mlxvk's lock most of the time, and who waits for that is as slow as it. */
+bool other_records();
+/* Lets go of what the last graph left. */
+void tidy_walk();
 
 /* ---- kernels.cpp ---- */
 
