@@ -101,6 +101,8 @@ bool host_number(const array& a, int& value);
 void give_back(const array& a, mlxvk_array handle);
 /* Makes `result` (whose handle it takes) the data of `out`. */
 void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s);
+/* Is its memory the host's alone, and so little that it may stay until later? */
+bool is_trifle(const array& a);
 /* Frees what another thread freed while this one recorded. */
 void free_left();
 /* What the device uses just now, for who may not ask it while another thread records. */
@@ -125,8 +127,6 @@ enum class State { native, layout, host, unreached, fallback };
 struct Row;
 const Row* find_row(const Primitive& p);
 bool is_load(const Primitive& p);
-/* Functions of Python's, which only a thread that can have its lock may let go of. */
-bool may_hold_python(const Primitive& p);
 /* Its graph, which MLX calls its fallback; null for one that has none. */
 mlx::core::fast::Custom* with_graph(Primitive& p);
 /* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */

@@ -270,6 +270,12 @@ int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
 
 void give_back_lent(const array& a) { block_of(a)->lent--; }
 
+bool is_trifle(const array& a) {
+  const size_t most = 64;
+  const Block* b = a.data_shared_ptr() ? block_of(a) : nullptr;
+  return b && !b->on_device() && !b->foreign && b->size <= most;
+}
+
 bool host_number(const array& a, int& value) {
   if (a.size() != 1 || a.dtype() != mlx::core::int32) return false;
   if (!(records() ? a.status() == array::Status::available : a.is_available())) return false;

@@ -204,9 +204,10 @@ template struct Opened<&array::array_desc_>;
 
 /* One graph at a time: the next evaluation of any thread begins when the last one is recorded.
  *
- * Who calls made the graph's nodes, and makes as many for the next graph meanwhile: memory that this thread freed would be
- * in its part of the heap, or in the other's under a lock, and never where the next malloc() finds it at once. So it leaves
- * what it is done with, without data, and who comes next lets go of it. */
+ * Who calls made the graph's nodes, and makes as many for the next graph meanwhile: memory that this thread freed would
+ * be in its part of the heap, or in the other's under a lock, and never where the next malloc() finds it at once. So it
+ * leaves what it is done with, without data, and who comes next lets go of it. (Primitives may hold functions of Python's,
+ * too, which only a thread that can have its lock may let go of.) */
 class Recorder {
  public:
   static Recorder& the() { static auto* r = new Recorder; return *r; }   // its thread may outlive everything
@@ -257,6 +258,8 @@ class Recorder {
   bool has(Stream s) const { return busy_ && index_ == s.index && !recording_; }
 
  private:
+  enum { AHEAD = 4 };                                      // tasks
+
   struct Task {
     std::shared_ptr<Primitive> primitive;
     Arrays inputs, outputs;
@@ -298,7 +301,14 @@ class Recorder {
     static void spend(array& a) {
       if (sharers_of(a) > 1) { array gone = std::move(a); return; }
       std::atomic_thread_fence(std::memory_order_acquire);   // the others are done with it
+      if (is_trifle(a)) return;
       const_cast<std::shared_ptr<array::Data>&>(a.data_shared_ptr()).reset();
+    }
+    /* Another thread wrote them last: they come from its cache. */
+    void fetch() const {
+      const size_t line = 64, size = 320;                  // of a description, about, and what counts its sharers
+      for (auto& a : outputs)
+        for (size_t at = 0; at < size; at += line) __builtin_prefetch(reinterpret_cast<const char*>(a.id()) - 16 + at, 1);
     }
     void clear() {
       primitive.reset();
@@ -309,7 +319,10 @@ class Recorder {
 
   /* The lock is held. */
   void clear() {
-    for (size_t i = 0; i < left_; i++) tasks_[i].clear();
+    for (size_t i = 0; i < left_; i++) {
+      if (i + AHEAD < left_) tasks_[i + AHEAD].fetch();
+      tasks_[i].clear();
+    }
     left_ = 0;
   }
 
@@ -344,6 +357,7 @@ class Recorder {
     try {
       for (; done_ < count_; done_++) {
         Task& t = tasks_[done_];
+        if (done_ + AHEAD < count_) tasks_[done_ + AHEAD].fetch();
         run(*t.primitive, t.inputs, t.outputs);
         t.spend();
         free_left();
