@@ -206,8 +206,8 @@ template struct Opened<&array::array_desc_>;
  *
  * Who calls made the graph's nodes, and makes as many for the next graph meanwhile: memory that this thread freed would
  * be in its part of the heap, or in the other's under a lock, and never where the next malloc() finds it at once. So it
- * leaves what it is done with, without data, and who comes next lets go of it. (Primitives may hold functions of Python's,
- * too, which only a thread that can have its lock may let go of.) */
+ * leaves what it is done with, without data, and who comes next lets go of it. (Primitives may hold functions of
+ * Python's, too, which only a thread that can have its lock may let go of.) */
 class Recorder {
  public:
   static Recorder& the() { static auto* r = new Recorder; return *r; }   // its thread may outlive everything
@@ -307,8 +307,10 @@ class Recorder {
     /* Another thread wrote them last: they come from its cache. */
     void fetch() const {
       const size_t line = 64, size = 320;                  // of a description, about, and what counts its sharers
-      for (auto& a : outputs)
-        for (size_t at = 0; at < size; at += line) __builtin_prefetch(reinterpret_cast<const char*>(a.id()) - 16 + at, 1);
+      for (auto& a : outputs) {
+        const char* first = reinterpret_cast<const char*>(a.id()) - 16;
+        for (size_t at = 0; at < size; at += line) __builtin_prefetch(first + at, 1);
+      }
     }
     void clear() {
       primitive.reset();
