@@ -101,6 +101,12 @@ bool host_number(const array& a, int& value);
 void give_back(const array& a, mlxvk_array handle);
 /* Makes `result` (whose handle it takes) the data of `out`. */
 void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s);
+/* Is its memory the host's alone, and so little that it may stay until later? */
+bool is_trifle(const array& a);
+/* Frees what another thread freed while this one recorded. */
+void free_left();
+/* What the device uses just now, for who may not ask it while another thread records. */
+void note_active_memory();
 /* Blocks until the GPU's work that writes (with `readers`: uses) the array's memory is done. */
 void wait_for(const array& a, bool readers);
 
@@ -121,8 +127,6 @@ enum class State { native, layout, host, unreached, fallback };
 struct Row;
 const Row* find_row(const Primitive& p);
 bool is_load(const Primitive& p);
-/* Functions of Python's, which only a thread that can have its lock may let go of. */
-bool may_hold_python(const Primitive& p);
 /* Its graph, which MLX calls its fallback; null for one that has none. */
 mlx::core::fast::Custom* with_graph(Primitive& p);
 /* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */
@@ -139,6 +143,10 @@ void join_walk();
 void join_walk(Stream s);
 /* Is this the thread that records? Then others may change arrays' status and event meanwhile. */
 bool records();
+/* Is another thread recording? Then it has mlxvk's lock most of the time, and who waits for that is as slow as it. */
+bool other_records();
+/* Lets go of what the last graph left. */
+void tidy_walk();
 
 /* ---- kernels.cpp ---- */
 

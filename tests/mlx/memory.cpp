@@ -43,6 +43,7 @@ struct Block {
   bool foreign = false;      // and is a caller's, who may change it at any time: each use by the GPU gets a copy of its own
   std::atomic<void*> direct{nullptr};   // the device's copy, mapped
   std::mutex mutex;          // of the two copies
+  Block* next = nullptr;     // freed, see free_left()
 
   static void* operator new(size_t size);
   static void operator delete(void* block);
@@ -129,10 +130,18 @@ static size_t device_value(int (*get)(size_t*, mlxvk_device)) {
   return value;
 }
 
+/* The device's, as of now or of when the last graph had been recorded. */
+static std::atomic<size_t> last_active{0};
+void note_active_memory() { last_active = device_value(mlxvk_device_get_active_memory); }
+static size_t active_memory() {
+  if (!other_records()) note_active_memory();
+  return last_active;
+}
+
 static void charge(Block& b) {
   const size_t step = b.size > 16384 ? 16384 : 256;
   b.charged = (b.size + step - 1) / step * step;
-  const size_t both = (host_only.held += b.charged) + device_value(mlxvk_device_get_active_memory);
+  const size_t both = (host_only.held += b.charged) + active_memory();
   size_t most = host_only.most;
   while (both > most && !host_only.most.compare_exchange_weak(most, both)) {}
 }
@@ -261,6 +270,12 @@ int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
 
 void give_back_lent(const array& a) { block_of(a)->lent--; }
 
+bool is_trifle(const array& a) {
+  const size_t most = 64;
+  const Block* b = a.data_shared_ptr() ? block_of(a) : nullptr;
+  return b && !b->on_device() && !b->foreign && b->size <= most;
+}
+
 bool host_number(const array& a, int& value) {
   if (a.size() != 1 || a.dtype() != mlx::core::int32) return false;
   if (!(records() ? a.status() == array::Status::available : a.is_available())) return false;
@@ -357,6 +372,32 @@ static size_t host_memory() {
   return size;
 }
 
+static void free_block(Block* b) {
+  discharge(*b);
+  b->drop_device();
+  std::free(b->host);
+  delete b;
+}
+
+static std::atomic<Block*> left{nullptr};                  // freed while another thread recorded: the last one, and so on
+
+void free_left() {
+  if (!left.load(std::memory_order_relaxed)) return;
+  for (Block* b = left.exchange(nullptr); b;) free_block(std::exchange(b, b->next));
+}
+
+static void leave(Block* b) {
+  b->next = left;
+  while (!left.compare_exchange_weak(b->next, b)) {}
+  if (!other_records()) free_left();                       // it was done just then
+}
+
+/* For numbers that users ask for: what they have let go of is gone. */
+static void settle() {
+  tidy_walk();
+  free_left();
+}
+
 class VulkanAllocator : public allocator::Allocator {
  public:
   allocator::Buffer malloc(size_t size) override {
@@ -381,10 +422,8 @@ class VulkanAllocator : public allocator::Allocator {
   void free(allocator::Buffer buffer) override {
     auto* b = static_cast<Block*>(buffer.ptr());
     if (!b) return;
-    discharge(*b);
-    b->drop_device();
-    std::free(b->host);
-    delete b;
+    if (b->on_device() && other_records()) leave(b);
+    else free_block(b);
   }
 
 #if MLX_VERSION_NUMERIC >= 32003
@@ -432,21 +471,32 @@ static size_t set_memory_value(int (*set)(size_t*, size_t, mlxvk_device), size_t
   return old;
 }
 
-size_t get_active_memory() { return mlxvk_mlx::device_value(mlxvk_device_get_active_memory) + mlxvk_mlx::host_only.held.load(); }
+size_t get_active_memory() {
+  mlxvk_mlx::settle();
+  return mlxvk_mlx::device_value(mlxvk_device_get_active_memory) + mlxvk_mlx::host_only.held.load();
+}
 size_t get_peak_memory() {
   const size_t peak = mlxvk_mlx::device_value(mlxvk_device_get_peak_memory), most = mlxvk_mlx::host_only.most;
   return std::max(peak ? peak + mlxvk_mlx::host_only.least.load() : 0, most);
 }
-size_t get_cache_memory() { return mlxvk_mlx::device_value(mlxvk_device_get_cache_memory); }
+size_t get_cache_memory() {
+  mlxvk_mlx::settle();
+  return mlxvk_mlx::device_value(mlxvk_device_get_cache_memory);
+}
 size_t get_memory_limit() { return mlxvk_mlx::device_value(mlxvk_device_get_memory_limit); }
 size_t set_memory_limit(size_t limit) { return set_memory_value(mlxvk_device_set_memory_limit, limit); }
 size_t set_cache_limit(size_t limit) { return set_memory_value(mlxvk_device_set_cache_limit, limit); }
 size_t set_wired_limit(size_t limit) { return set_memory_value(mlxvk_device_set_wired_limit, limit); }
 void reset_peak_memory() {
+  mlxvk_mlx::settle();
+  mlxvk_mlx::note_active_memory();
   mlxvk_mlx::host_only.most = 0;
   mlxvk_mlx::host_only.least = mlxvk_mlx::host_only.held.load();
   if (mlxvk_mlx::has_device()) mlxvk_device_reset_peak_memory(mlxvk_mlx::device());
 }
-void clear_cache() { if (mlxvk_mlx::has_device()) mlxvk_device_clear_cache(mlxvk_mlx::device()); }
+void clear_cache() {
+  mlxvk_mlx::settle();
+  if (mlxvk_mlx::has_device()) mlxvk_device_clear_cache(mlxvk_mlx::device());
+}
 
 }  // namespace mlx::core

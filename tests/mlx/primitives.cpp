@@ -697,11 +697,6 @@ bool is_load(const Primitive& p) {
   return row && is(*row, "Load");
 }
 
-bool may_hold_python(const Primitive& p) {
-  const Row* row = find_row(p);
-  return !row || is(*row, "CustomTransforms");
-}
-
 fast::Custom* with_graph(Primitive& p) {
   const Row* row = find_row(p);
   return row && row->graph ? static_cast<fast::Custom*>(&p) : nullptr;

@@ -195,7 +195,19 @@ static int wanted() {
 
 /* ---- the thread that records ---- */
 
-/* One graph at a time: the next evaluation of any thread begins when the last one is recorded. */
+/* How many arrays share a description: a private member, which template arguments may name. */
+long sharers_of(const array& a);
+template <auto member> struct Opened {
+  friend long sharers_of(const array& a) { return (a.*member).use_count(); }
+};
+template struct Opened<&array::array_desc_>;
+
+/* One graph at a time: the next evaluation of any thread begins when the last one is recorded.
+ *
+ * Who calls made the graph's nodes, and makes as many for the next graph meanwhile: memory that this thread freed would
+ * be in its part of the heap, or in the other's under a lock, and never where the next malloc() finds it at once. So it
+ * leaves what it is done with, without data, and who comes next lets go of it. (Primitives may hold functions of
+ * Python's, too, which only a thread that can have its lock may let go of.) */
 class Recorder {
  public:
   static Recorder& the() { static auto* r = new Recorder; return *r; }   // its thread may outlive everything
@@ -211,6 +223,7 @@ class Recorder {
   bool take(const std::vector<const array*>& order, Stream s, const Event& event) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (busy_ || !start()) return false;
+    clear();
     handle_ = stream_of(s);
     stream_ = s;
     event_ = event;
@@ -233,10 +246,20 @@ class Recorder {
     failed_ = false;
   }
 
+  /* What is left of the last graph goes. */
+  void tidy() {
+    if (!left_ || busy_ || recording_) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!busy_ && !failed_) clear();
+  }
+
   static bool recording() { return recording_; }
+  bool busy() const { return busy_; }
   bool has(Stream s) const { return busy_ && index_ == s.index && !recording_; }
 
  private:
+  enum { AHEAD = 4 };                                      // tasks
+
   struct Task {
     std::shared_ptr<Primitive> primitive;
     Arrays inputs, outputs;
@@ -270,7 +293,40 @@ class Recorder {
       outputs.clear();
       inputs.clear();
     }
+    /* It has been run: others do not find its arrays in use any more. */
+    void spend() {
+      for (auto& a : inputs) spend(a);
+      for (auto& a : outputs) spend(a);
+    }
+    static void spend(array& a) {
+      if (sharers_of(a) > 1) { array gone = std::move(a); return; }
+      std::atomic_thread_fence(std::memory_order_acquire);   // the others are done with it
+      if (is_trifle(a)) return;
+      const_cast<std::shared_ptr<array::Data>&>(a.data_shared_ptr()).reset();
+    }
+    /* Another thread wrote them last: they come from its cache. */
+    void fetch() const {
+      const size_t line = 64, size = 320;                  // of a description, about, and what counts its sharers
+      for (auto& a : outputs) {
+        const char* first = reinterpret_cast<const char*>(a.id()) - 16;
+        for (size_t at = 0; at < size; at += line) __builtin_prefetch(first + at, 1);
+      }
+    }
+    void clear() {
+      primitive.reset();
+      inputs.clear();
+      outputs.clear();
+    }
   };
+
+  /* The lock is held. */
+  void clear() {
+    for (size_t i = 0; i < left_; i++) {
+      if (i + AHEAD < left_) tasks_[i + AHEAD].fetch();
+      tasks_[i].clear();
+    }
+    left_ = 0;
+  }
 
   bool start() {
     if (started_) return true;
@@ -290,8 +346,11 @@ class Recorder {
       record();
       lock.lock();
       event_ = Event();
+      left_ = count_;
       busy_ = false;
       changed_.notify_all();
+      note_active_memory();
+      free_left();                                         // of who saw it busy yet
     }
   }
 
@@ -300,10 +359,10 @@ class Recorder {
     try {
       for (; done_ < count_; done_++) {
         Task& t = tasks_[done_];
+        if (done_ + AHEAD < count_) tasks_[done_ + AHEAD].fetch();
         run(*t.primitive, t.inputs, t.outputs);
-        t.inputs.clear();
-        t.outputs.clear();
-        if (!may_hold_python(*t.primitive)) t.primitive.reset();   // those go in the thread that hands over the next graph
+        t.spend();
+        free_left();
       }
       event_.signal(stream_);
       mlx::core::gpu::finalize(stream_);
@@ -323,12 +382,15 @@ class Recorder {
   mlxvk_stream handle_{};
   Event event_;
   std::vector<Task> tasks_;                                // kept, and what they hold room for
+  std::atomic<size_t> left_{0};                            // so many of them are of the last graph
   size_t count_ = 0, done_ = 0;
   static thread_local bool recording_;                     // this is the thread
 };
 thread_local bool Recorder::recording_ = false;
 
 bool records() { return Recorder::recording(); }
+bool other_records() { return Recorder::the().busy() && !Recorder::recording(); }
+void tidy_walk() { Recorder::the().tidy(); }
 void join_walk() { Recorder::the().join(); }
 void join_walk(Stream s) { if (Recorder::the().has(s)) Recorder::the().join(); }
 
