@@ -631,6 +631,8 @@ struct tuning {
         uint32_t rows, most;
         /* for up to two queries, for more: keys a thread reads at once, eights of each */
         uint32_t ahead[2], chunks[2];
+        /* of a decoding step: subgroups of a workgroup; keys up to which each query has a workgroup of its own */
+        uint32_t subgroups, alone;
         bool one_query;                              /* a pipeline of its own for one query, of less code */
     } decode;
     struct quant_tuning {
@@ -656,14 +658,14 @@ static const struct tuning tunings[] = {
           .tile_count = 1,
       .winograd_byte = 1,
       /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
-      .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, false },
+      .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, 8, 0, false },
       .qmv = { { 8, 4, 64, 8, 1 } }, .entries = true, .few = UINT32_MAX, .unpack = UINT32_MAX,
       .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64, .segment = { 4, 4 } },
     { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6,
       .rate = 2e7,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
           .winograd_byte = 2,
-      .decode = { 132, 64, 8, 32, { 4, 4 }, { 1, 1 }, true },
+      .decode = { 132, 64, 8, 32, { 4, 4 }, { 1, 1 }, 16, 1024, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
@@ -672,7 +674,7 @@ static const struct tuning tunings[] = {
       .rate = 5e6,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
           .winograd_byte = 8,
-      .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 }, true },
+      .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 }, 8, 0, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
@@ -680,7 +682,7 @@ static const struct tuning tunings[] = {
     { .name = "shared", .type = -1, .processors = 16, .bandwidth = 5e4, .rate = 5e5,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
           .winograd_byte = 8,
-      .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 }, true },
+      .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 }, 8, 0, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
@@ -12175,7 +12177,7 @@ static uint32_t decode_rows(const struct encoder *e)
     return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
 }
 
-enum { SPLIT_MOST = 128, DECODE_MEMORY = 17 << 10 };
+enum { SPLIT_MOST = 128, DECODE_MEMORY = 19 << 10 };
 
 /* A gate of three: for one query, for several, or else for both. 0 where none is set. */
 static uint32_t by_queries(const struct device *d, enum gate both, int queries)
@@ -12234,10 +12236,11 @@ static uint32_t decode_lanes(const struct encoder *e, const struct attention *a,
     uint32_t chunks = decode_tuning(e)->chunks[cut->rows > 2];
     return min_u32(pow2_at_least(ceil_div((uint64_t)wide, 8 * chunks)), e->device->caps.subgroup);
 }
-static uint32_t decode_threads(const struct encoder *e)
+enum { DECODE_SUBGROUPS = 8, DECODE_ROOM = 4096 };   /* floats that the subgroups' results of a row may take */
+static uint32_t decode_threads(const struct encoder *e, uint32_t subgroups)
 {
     uint32_t size = e->device->caps.subgroup;
-    return min_u32(8, min_u32(256, e->device->caps.max_threads) / size) * size;
+    return min_u32(subgroups, min_u32(32 * subgroups, e->device->caps.max_threads) / size) * size;
 }
 
 /* One dispatch: where the keys are split, the last workgroup to finish a row adds up the parts. */
@@ -12259,9 +12262,10 @@ static void attention_decode(struct encoder *e, const void *job)
         set_output(e, SLOT_attention_decode_part, parts);
         set_counters(e, SLOT_attention_decode_finished);
     }
-    USE(e, attention_decode, &p, .threads = decode_threads(e), .dtype = (uint32_t)a->q->dtype,
+    USE(e, attention_decode, &p, .threads = decode_threads(e, DECODE_SUBGROUPS), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
         .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL,
+        .subgroups = DECODE_SUBGROUPS,
         .one_query = (t->one_query || e->device->gate[GATE_SDPA_ONE]) && a->q->shape[2] == 1 &&
                      !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
@@ -12299,6 +12303,15 @@ static void bind_newest(struct encoder *e, const struct newest *n, struct attent
     p->flags |= ATTEND_FREQS;
 }
 
+/* How a decoding step is cut: as others, but for few keys, where adding up parts takes longer than reading them. */
+static struct decode_cut cut_step(const struct encoder *e, const struct attention *a)
+{
+    const int *gate = e->device->gate;
+    bool forced = gate[GATE_SDPA_SPLIT] || gate[GATE_SDPA_ROWS] || by_queries(e->device, GATE_SPLIT_PARTS, 1);
+    if (a->keys > decode_tuning(e)->alone || forced) return cut_decode(e, a);
+    return (struct decode_cut){ 1, UINT32_MAX, 1 };
+}
+
 /* Attention to what the cache has and to the newest key and value, which go there: keys and values of `a` are those of
  * the cache with room for them at the end. One batch, one query, features as decode_fits and newest_fit want them. */
 static void attention_rope(struct encoder *e, const struct attention *a, const struct newest *n)
@@ -12307,13 +12320,14 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     struct attention old = *a;
     struct decode_cut cut;
     struct array *parts = NULL;
-    uint32_t d = (uint32_t)a->q->shape[3], lanes, heads = (uint32_t)a->q->shape[1];
+    uint32_t d = (uint32_t)a->q->shape[3], lanes, heads = (uint32_t)a->q->shape[1], subgroups = t->subgroups;
     struct attention_rope_push p = { .query_heads = heads, .key_count = a->keys - 1, .value_width = d,
         .group_size = head_group(a), .offset = n->rope->offset, .scale = a->scale * 1.44269504088896341f,
         .eps = n->eps, .rope_scale = n->rope->scale, .base_high = rate_high(n->rope), .base_low = rate_low(n->rope) };
     old.keys--;
-    cut = cut_decode(e, &old);
+    cut = cut_step(e, &old);
     lanes = decode_lanes(e, a, &cut);
+    while (subgroups * 8 * lanes * ceil_div(d, 8 * lanes) > DECODE_ROOM) subgroups /= 2;
     if (cut.splits > 1 && !(parts = scratch(e, (size_t)heads * cut.splits * (d + 2), MLXVK_FLOAT32))) return;
     p.splits = cut.splits;
     p.split_keys = cut.each;
@@ -12330,9 +12344,9 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
         set_output(e, SLOT_attention_rope_part, parts);
         set_counters(e, SLOT_attention_rope_finished);
     }
-    USE(e, attention_rope, &p, .threads = decode_threads(e), .dtype = (uint32_t)a->q->dtype, .rows = cut.rows,
+    USE(e, attention_rope, &p, .threads = decode_threads(e, subgroups), .dtype = (uint32_t)a->q->dtype, .rows = cut.rows,
         .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
-        .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
+        .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0, .subgroups = subgroups,
         .twos = ceil_div(d / 4, e->device->caps.subgroup));
     dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), heads / p.group_size);
     array_release(parts);
@@ -13374,17 +13388,29 @@ struct quant_job {
     float eps;
 };
 
+/* Are recorded steps linked on this device, where they can be? See link_table. */
+static bool links_wanted(const struct device *d)
+{
+    return d->gate[GATE_LINKS] > 1 || (d->gate[GATE_LINKS] == 1 && d->caps.quirks & QUIRK_IN_ORDER);
+}
+
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, subgroups to have on each
  * multiprocessor (half as many for 8 bits): as many as its registers have room for, but each workgroup prepares x anew,
  * so that for one row of x fewer that do more are faster, but where W has so few rows that a round must take fewer.
  * A long row makes workgroups wider, up to HELD_WIDE subgroups: a lane then has one block, and for one row of x a
  * thread prepares one of a block's HELD_PIECES, which is less code. Code counts: where the steps of a layer together
  * are more than an instruction cache holds, all of them are slower. On an H200 (580.159) Qwen3-8B's made 290 tokens/s
- * with 146 KB, 410 with 108, and attention, the same code, took 1.7 times as long. */
-static const struct held_tuning { uint32_t max_m, rows, threads, teams, teams_of_few; } held_tunings[] = {
-    { 1, 4, 256, 16, 24 },
-    { 2, 2, 256, 24, 24 },
-    { UINT32_MAX, 1, 256, 32, 32 },
+ * with 146 KB, 410 with 108, and attention, the same code, took 1.7 times as long. Steps that are linked have their
+ * first weights before they may begin, and each workgroup that counts itself costs: there rounds take all rows as long
+ * as one `part` of the processors has work (Qwen3-0.6B 1,355 tokens/s before, 1,510 with that). */
+static const struct held_tuning {
+    bool linked;
+    uint32_t max_m, rows, threads, teams, teams_of_few, part;
+} held_tunings[] = {
+    { true, 1, 4, 512, 16, 24, 8 },
+    { false, 1, 4, 256, 16, 24, 1 },
+    { false, 2, 2, 256, 24, 24, 1 },
+    { false, UINT32_MAX, 1, 256, 32, 32, 1 },
 };
 enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
@@ -13585,7 +13611,7 @@ static struct held_cut cut_held(const struct encoder *e, const struct quant_job 
     struct held_cut h = { .m = j->m > 2 ? 4 : j->m };
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, entries = j->gather ? j->batch : 1;
     uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, threads, groups;
-    while (t->max_m < h.m) t++;
+    while (t->max_m < h.m || (t->linked && !links_wanted(d))) t++;
     h.rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
     if (j->format.bits == 8 && gate[GATE_QMV_ROWS] <= 0) h.rows = min_u32(h.rows, 2);    /* as many bytes */
     while (h.rows & (h.rows - 1)) h.rows &= h.rows - 1;                /* lanes add up by halves */
@@ -13600,7 +13626,7 @@ static struct held_cut cut_held(const struct encoder *e, const struct quant_job 
     groups = held_groups(d, j, t->teams, h.per * h.split);
     for (int i = 0; i < j->sets; i++) fewest = min_u32(fewest, j->set[i].rows);
     while (h.rows > step && (h.rows / step > fewest || (!gate[GATE_QMV_ROWS] &&
-           (uint64_t)held_rounds(j, h.rows / step) * entries < (uint64_t)h.per * groups))) {
+           (uint64_t)held_rounds(j, h.rows / step) * entries * t->part < (uint64_t)h.per * groups))) {
         h.rows /= 2;
         groups = held_groups(d, j, t->teams_of_few, h.per * h.split);
     }
@@ -19524,7 +19550,7 @@ struct window {
 
 /* Behind the parts of late words come the counters of links, of one segment at a time, and whether one gave up. */
 enum { SEGMENT_MOST = 256, SEGMENT_MISSES = 6, LATE_WORDS = 1024, LATE_PARTS = 48, LINK_COUNTERS = 255,
-       LINKS_AT = LATE_WORDS * LATE_PARTS, LINK_WORDS = LINK_COUNTERS + 1 };
+       LINKS_AT = LATE_WORDS * LATE_PARTS, LINK_WORDS = (LINK_COUNTERS + 1) * LINK_STEP_APART };
 
 /* Ends a segment. Its command buffer is freed when no submission has it. */
 static void drop_segment(struct stream *s, struct window *w, struct segment *g)
@@ -19703,11 +19729,9 @@ static bool links(const struct window *w, uint32_t first, uint32_t count, uint32
 static bool may_link(struct encoder *e)
 {
     const struct device *d = e->device;
-    const int gate = d->gate[GATE_LINKS];
     struct stream *s = e->stream;
-    bool wanted = gate > 1 || (gate == 1 && d->caps.quirks & QUIRK_IN_ORDER);
-    if (!wanted || d->gate[GATE_NO_BARRIERS] || s->records || !late_memory(e) || !s->late->map) return false;
-    s->line->gave_up = (const volatile uint32_t *)s->late->map + LINKS_AT + LINK_COUNTERS;
+    if (!links_wanted(d) || d->gate[GATE_NO_BARRIERS] || s->records || !late_memory(e) || !s->late->map) return false;
+    s->line->gave_up = (const volatile uint32_t *)s->late->map + LINKS_AT + LINK_COUNTERS * LINK_STEP_APART;
     return true;
 }
 
@@ -19810,7 +19834,7 @@ static void execute_held(struct encoder *e, struct window *w, struct segment *g)
     }
     if (g->links)
         d->vk.vkCmdFillBuffer(e->commands, late->handle, late->offset + sizeof *words * LINKS_AT,
-                              sizeof *words * LINK_COUNTERS, 0);
+                              sizeof *words * LINK_COUNTERS * LINK_STEP_APART, 0);
     if (g->words || g->links || e->held_behind) { barrier_between(e); e->barriers++; }
     w->late_read = e->barriers;
     if (g->links) e->links_read = e->barriers;

@@ -15,18 +15,19 @@ layout(constant_id = 4) const uint CHUNKS = 2;         // of keys: 8 * LANES * C
 layout(constant_id = 5) const uint VALUE_CHUNKS = 2;
 layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at once
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
+layout(constant_id = 8) const uint SUBGROUPS = 8;      // at most so many are dispatched
 #ifdef FRESH
-layout(constant_id = 8) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
-layout(constant_id = 9) const uint TWOS = 1;           // a quarter of a row, by a subgroup's lanes
+layout(constant_id = 9) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
+layout(constant_id = 10) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
 #else
-layout(constant_id = 8) const bool ONE_QUERY = false;  // see attention.glsl
+layout(constant_id = 9) const bool ONE_QUERY = false;  // see attention.glsl
 #define ONE_QUERY ONE_QUERY
 #endif
 uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
 #define KEY_COUNT keys_counted
 #include "common.glsl"
 const uint WIDTH = 8u * LANES * VALUE_CHUNKS, WORDS = DTYPE == F32 ? 2u : 1u;          // of 16 bytes, for eight features
-const uint SUBGROUPS = 8u, ROOM = 1024u, ROW_ROOM = SUBGROUPS * WIDTH / 4u;             // at most 8 are dispatched
+const uint ROOM = 1024u, ROW_ROOM = SUBGROUPS * WIDTH / 4u;
 const uint AT_ONCE = ROWS * ROW_ROOM <= ROOM ? ROWS : ROOM / ROW_ROOM;                  // rows that are joined at once
 const uint JOIN = 512u;                                 // where sums begin; before them, the parts' figures
 shared vec4 results[ROOM];                              // [row][subgroup][WIDTH]

@@ -5,6 +5,9 @@
 // hold what an address had before.
 // link: 1 + the counter of its own in the lowest byte, 1 + the one that it waits for in the next, how many it waits for above.
 layout(std430, set = 0, binding = LINKS) coherent volatile buffer link_words { uint counted[]; };
+//! enum LINK_: words from one counter to the next: a cache line of its own, or those who wait for later ones hold up who counts
+const uint STEP_APART = 32;
+
 // Where it waits for seconds it gives up, and the last counter says so: the host takes the device for lost.
 const uint SPINS = 1u << 24, GAVE_UP = 255u;
 
@@ -13,8 +16,8 @@ void wait_for_link(const uint thread)
 {
     if (thread == 0u) {
         uint i = 0u;
-        while (counted[(link >> 8 & 0xffu) - 1u] < link >> 16 && i < SPINS) i++;
-        if (i == SPINS) counted[GAVE_UP] = 1u;
+        while (counted[((link >> 8 & 0xffu) - 1u) * STEP_APART] < link >> 16 && i < SPINS) i++;
+        if (i == SPINS) counted[GAVE_UP * STEP_APART] = 1u;
         memoryBarrierBuffer();
     }
     barrier();
@@ -26,6 +29,6 @@ void count_for_link(const uint thread)
     barrier();
     if (thread == 0u) {
         memoryBarrierBuffer();
-        atomicAdd(counted[(link & 0xffu) - 1u], 1u);
+        atomicAdd(counted[((link & 0xffu) - 1u) * STEP_APART], 1u);
     }
 }
