@@ -56,14 +56,16 @@ static const char lost_text[] = "[ring] connection to a peer was lost";   // as 
 
 /* ---- the thread between the GPU and the other ranks ---- */
 
-/* How to wait for what comes in some microseconds mostly, and sometimes much later. */
+/* How to wait for what comes in some microseconds mostly, and sometimes much later. Where processors are few, others have
+ * better use for one. */
 class Patience {
  public:
   void wait() {
-    enum { SPINS = 2000, YIELDS = 4000 };
-    if (++times_ < SPINS) pause();
-    else if (times_ < SPINS + YIELDS) std::this_thread::yield();
-    else std::this_thread::sleep_for(std::chrono::microseconds(50));
+    static const bool many = std::thread::hardware_concurrency() >= 8;
+    static const unsigned spins = many ? 2000 : 0, yields = many ? 4000 : 20;
+    if (++times_ < spins) pause();
+    else if (times_ < spins + yields) std::this_thread::yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(many ? 50 : 20));
   }
   /* Now and then: for what costs more than looking. */
   bool seldom() const { return times_ % 256 == 0; }
@@ -134,7 +136,7 @@ class Between {
 
   Step next() {
     Patience patience;
-    for (int i = 0; i < 1000 && !count_.load(std::memory_order_acquire); i++) patience.wait();
+    for (int i = 0; i < 100 && !count_.load(std::memory_order_acquire); i++) patience.wait();
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return !steps_.empty(); });
     Step step = std::move(steps_.front());
