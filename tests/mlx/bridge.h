@@ -157,8 +157,10 @@ void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t in
 /* Runs one of MLX's distributed primitives on its GPU stream. False: the ranks share no memory, or it is none, or not one
  * that is run so; then it is so in all ranks. */
 bool run_collective(Primitive& p, const Arrays& inputs, Arrays& outputs);
-/* The program ends: for others that wait for it. */
+bool shares_ranks();                                       // do the ranks share memory?
+/* The program ends: for others that wait for it. And when the GPU is done: all are told of that before the process goes. */
 void leave_ranks();
+void finish_ranks();
 
 /* ---- fallback.cpp ---- */
 

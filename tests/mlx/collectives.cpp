@@ -65,12 +65,13 @@ class Patience {
     static const unsigned spins = many ? 2000 : 0, yields = many ? 4000 : 20;
     if (++times_ < spins) pause();
     else if (times_ < spins + yields) std::this_thread::yield();
-    else std::this_thread::sleep_for(std::chrono::microseconds(many ? 50 : 20));
+    else std::this_thread::sleep_for(std::chrono::microseconds(times_ > LONG ? 500 : many ? 50 : 20));
   }
   /* Now and then: for what costs more than looking. */
   bool seldom() const { return times_ % 256 == 0; }
 
  private:
+  enum { LONG = 50000 };                                   // times, which are some seconds
   static void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -105,11 +106,18 @@ class Between {
     std::lock_guard<std::mutex> lock(mutex_);
     steps_.insert(steps_.end(), steps);
     count_.store(steps_.size(), std::memory_order_release);
+    busy_ = true;
     changed_.notify_one();
   }
 
   bool lost() const { return lost_; }
+  /* From now on it waits for no one who leaves, too. */
   void leave() { shared_.ranks[shared_.rank].leaving.value.store(1); }
+  /* Until the others have been told of all that is done here. The GPU is done with it, so this takes a moment. */
+  void finish() {
+    const auto end = Clock::now() + std::chrono::seconds(2);
+    while (busy_ && Clock::now() < end) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
   /* The others wait for a part that will not come. */
   void give_up() {
     shared_.ranks[shared_.rank].broken.value.store(1);
@@ -138,6 +146,7 @@ class Between {
     Patience patience;
     for (int i = 0; i < 100 && !count_.load(std::memory_order_acquire); i++) patience.wait();
     std::unique_lock<std::mutex> lock(mutex_);
+    busy_ = !steps_.empty();
     changed_.wait(lock, [this] { return !steps_.empty(); });
     Step step = std::move(steps_.front());
     steps_.pop_front();
@@ -173,7 +182,7 @@ class Between {
   std::condition_variable changed_;
   std::deque<Step> steps_;
   std::atomic<size_t> count_{0};
-  std::atomic<bool> lost_{false};
+  std::atomic<bool> lost_{false}, busy_{false};
 };
 
 /* ---- what the devices can add up ---- */
@@ -240,6 +249,7 @@ class Collectives {
   }
 
   void leave() { between_.leave(); }
+  void finish() { between_.finish(); }
 
  private:
   /* A collective of a stream. Nothing of it is recorded where a rank is gone; where it cannot be recorded all are told. */
@@ -472,7 +482,9 @@ bool run_collective(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   return true;
 }
 
+bool shares_ranks() { return the; }
 void leave_ranks() { if (the) the.load()->leave(); }
+void finish_ranks() { if (the) the.load()->finish(); }
 
 }  // namespace mlxvk_mlx
 
@@ -502,7 +514,9 @@ Stream communication_stream(Group group, StreamOrDevice s) {
 namespace mlxvk_mlx {
 
 bool run_collective(Primitive&, const Arrays&, Arrays&) { return false; }
+bool shares_ranks() { return false; }
 void leave_ranks() {}
+void finish_ranks() {}
 
 }  // namespace mlxvk_mlx
 

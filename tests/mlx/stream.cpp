@@ -52,6 +52,7 @@ static void drain() {
     for (auto& [index, s] : streams().by_index) all.push_back(s);
   }
   for (auto s : all) mlxvk_synchronize(s);
+  finish_ranks();
 }
 
 /* After the interpreter, before the driver's own destructors: this is registered behind theirs. What still runs in other
