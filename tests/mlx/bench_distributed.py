@@ -136,6 +136,7 @@ def rank_work(options):
     mx.eval(mx.ones(3) + 1)
     info = mx.device_info() if hasattr(mx, "device_info") else mx.metal.device_info()
     said["device"] = "%s (%s)" % (info.get("device_name", "?"), info.get("driver", "?"))
+    said["shared"] = bool(mlxvk_mlx.stats().get("shared_ranks"))
     sizes = [size_of(text) for text in options.sizes.split(",") if text]
     said["collectives"] = collectives(mx, group, sizes, options.seconds)
     if options.model:
@@ -182,7 +183,8 @@ def run_ranks(options, **more):
 
 
 def table(said):
-    print("%d ranks: %s" % (len(said), "; ".join(s["device"] for s in said)))
+    print("%d ranks, %s: %s" % (len(said), "by shared memory" if said[0]["shared"] else "by MLX's ring",
+                                "; ".join(s["device"] for s in said)))
     print("%-12s %10s %14s %14s %10s" % ("", "bytes", "alone, us", "in a row, us", "GB/s"))
     for rows in zip(*(s["collectives"] for s in said)):
         row = rows[0]
@@ -192,7 +194,8 @@ def table(said):
     if "sharded" in said[0]:
         slowest = {key: min(s["sharded"][key] for s in said) for key in said[0]["sharded"]}
         for what, speed in (("one rank", said[0]["whole"]), ("%d ranks" % len(said), slowest)):
-            print("%-12s prompt %8.1f tokens/s, generation %8.1f tokens/s" % (what, speed["prompt"], speed["generation"]))
+            print("%-12s prompt %8.1f tokens/s, generation %8.1f tokens/s" %
+                  (what, speed["prompt"], speed["generation"]))
 
 
 def main():

@@ -1,19 +1,19 @@
-/* Collectives on a GPU stream, between ranks of one host: see bridge.h.                      SPDX-License-Identifier: MIT
+/* Collectives on a GPU stream, between ranks of one host: see bridge.h.                    SPDX-License-Identifier: MIT
  *
- * MLX's ring works on a CPU stream: what a GPU computed is waited for and copied, sent, and copied back, and nothing of the
- * graph behind it is recorded before. Where all ranks are of one host they share memory that each device has imported, and
- * a collective is operations of the GPU stream like others:
+ * MLX's ring works on a CPU stream: what a GPU computed is waited for and copied, sent, and copied back, and nothing
+ * of the graph behind it is recorded before. Where all ranks are of one host they share memory that each device has
+ * imported, and a collective is operations of the GPU stream like others:
  *
  *     copy this rank's part into the shared memory; signal "written"
  *     wait for an event, which the host signals when all ranks have written theirs
  *     add up the parts, read from where they are
  *
- * A thread of the bridge's stands in between, which moves no data: it polls the device's timeline, counts in the shared
- * memory, polls the others' counters, and signals the event. It does so in the order in which collectives were recorded,
- * while the graph behind them is being recorded.
+ * A thread of the bridge's stands in between, which moves no data: it polls the device's timeline, counts in the
+ * shared memory, polls the others' counters, and signals the event. It does so in the order in which collectives were
+ * recorded, while the graph behind them is being recorded.
  *
- * Two slots a rank are enough: when all have written part n, each has read all parts n - 1, as its GPU works in order. So
- * part n + 1 may go where n - 1 was. All ranks add in the same order, and get the same bits. */
+ * Two slots a rank are enough: when all have written part n, each has read all parts n - 1, as its GPU works in order.
+ * So part n + 1 may go where n - 1 was. All ranks add in the same order, and get the same bits. */
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -56,8 +56,8 @@ static const char lost_text[] = "[ring] connection to a peer was lost";   // as 
 
 /* ---- the thread between the GPU and the other ranks ---- */
 
-/* How to wait for what comes in some microseconds mostly, and sometimes much later. Where processors are few, others have
- * better use for one. */
+/* How to wait for what comes in some microseconds mostly, and sometimes much later. Where processors are few, others
+ * have better use for one. */
 class Patience {
  public:
   void wait() {
@@ -166,8 +166,8 @@ class Between {
     }
   }
 
-  /* One who went is waited for in vain, by all: with the ring's order, what one lacks the next one lacks, too. Two whose
-   * programs end wait for what neither will send. */
+  /* One who went is waited for in vain, by all: with the ring's order, what one lacks the next one lacks, too. Two
+   * whose programs end wait for what neither will send. */
   bool is_lost(int rank, std::optional<Clock::time_point>& both_leave) const {
     for (int r = 0; r < shared_.size; r++)
       if (shared_.ranks[r].broken.value.load() || shared_.is_gone(r)) return true;
@@ -191,7 +191,9 @@ using Binary = int (*)(mlxvk_array*, mlxvk_array, mlxvk_array, mlxvk_stream);
 enum Operation { SUM, MAX, MIN, OPERATIONS };
 static const Binary operations[] = {mlxvk_add, mlxvk_maximum, mlxvk_minimum};
 
-static uint64_t bit_of(Operation operation, mlxvk_dtype dtype) { return uint64_t(1) << (int(dtype) * int(OPERATIONS) + int(operation)); }
+static uint64_t bit_of(Operation operation, mlxvk_dtype dtype) {
+  return uint64_t(1) << (int(dtype) * int(OPERATIONS) + int(operation));
+}
 
 struct Handle {
   mlxvk_array a{};
@@ -210,8 +212,9 @@ static uint64_t known_operations() {
     for (int k = 0; k < OPERATIONS; k++) {
       const int one = 1;
       Handle x, y;
-      if (dtype == MLXVK_FLOAT64 || mlxvk_array_new_data_device(&x, nullptr, &one, 1, mlxvk_dtype(dtype), device())) continue;
-      if (!operations[k](&y, x, x, stream) && mlxvk_array_dtype(y) == dtype) known |= bit_of(Operation(k), mlxvk_dtype(dtype));
+      const auto d = mlxvk_dtype(dtype);
+      if (d == MLXVK_FLOAT64 || mlxvk_array_new_data_device(&x, nullptr, &one, 1, d, device())) continue;
+      if (!operations[k](&y, x, x, stream) && mlxvk_array_dtype(y) == d) known |= bit_of(Operation(k), d);
     }
   mlxvk_stream_free(stream);
   return known;
@@ -219,7 +222,9 @@ static uint64_t known_operations() {
 
 /* ---- recording ---- */
 
-static void check(int code, mlxvk_stream stream, const char* what) { if (code) raise(code, stream, what); }
+static void check(int code, mlxvk_stream stream, const char* what) {
+  if (code) raise(code, stream, what);
+}
 
 /* `part`, of one dimension, into so much of `whole` from an element on: in place, where there is no other handle on it. */
 static void put(Handle& whole, size_t at, mlxvk_array part, mlxvk_stream stream) {
@@ -252,7 +257,7 @@ class Collectives {
   void finish() { between_.finish(); }
 
  private:
-  /* A collective of a stream. Nothing of it is recorded where a rank is gone; where it cannot be recorded all are told. */
+  /* A collective of a stream. Where a rank is gone nothing is recorded; where that fails all are told. */
   class Recording {
    public:
     Recording(Collectives& of, Stream s) : of_(of), s(s), stream(stream_of(s)), lock_(of.mutex_) {
@@ -275,12 +280,14 @@ class Collectives {
     }
     void create(Handle& flat, const array& like) {
       const int size = int(like.size());
-      check(mlxvk_array_new_data_device(&flat, nullptr, &size, 1, dtype_of(like), device()), stream, "a collective's result");
+      const int code = mlxvk_array_new_data_device(&flat, nullptr, &size, 1, dtype_of(like), device());
+      check(code, stream, "a collective's result");
     }
     /* So many elements of the shared memory. */
     void share(Handle& part, size_t offset, size_t count, mlxvk_dtype dtype) {
       const int size = int(count);
-      check(mlxvk_array_new_buffer(&part, of_.shared_.buffer, &size, nullptr, 1, dtype, offset), stream, "shared memory");
+      const int code = mlxvk_array_new_buffer(&part, of_.shared_.buffer, &size, nullptr, 1, dtype, offset);
+      check(code, stream, "shared memory");
     }
     /* What is recorded until now is submitted, and signals this. */
     uint64_t signal() {
@@ -380,7 +387,7 @@ class Collectives {
     return true;
   }
 
-  /* A neighbour's way: 0 where it is to the right of who sends, 1 where to the left; -1 for others, which the ring refuses. */
+  /* A neighbour's way: 0 to the right of who sends, 1 to the left; -1 for others, which the ring refuses. */
   int way(int from, int to) const {
     return (from + 1) % shared_.size == to ? 0 : (to + 1) % shared_.size == from ? 1 : -1;
   }
@@ -423,7 +430,8 @@ class Collectives {
     const size_t most = Shared::PACKET / out.itemsize();
     for (size_t at = 0; at < out.size(); at += most) {
       const uint64_t number = ++taken_[w];
-      between_.add({{Step::COUNTER, number, &shared_.ranks[from].sent[w].value, from}, {Step::GO, 0, nullptr, 0, r.pause()}});
+      auto& sent = shared_.ranks[from].sent[w].value;
+      between_.add({{Step::COUNTER, number, &sent, from}, {Step::GO, 0, nullptr, 0, r.pause()}});
       Handle part;
       r.share(part, shared_.packet(from, w, number), std::min(most, out.size() - at), dtype_of(out));
       put(result, at, part, r.stream);

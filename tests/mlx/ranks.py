@@ -240,7 +240,8 @@ SLOT, BOX = 8 << 20, 4 * (2 << 20)                         # bytes: of a part of
 
 def in_parts():
     """More than a part at a time, and just as much."""
-    for dtype, n in ((mx.uint8, SLOT), (mx.uint8, SLOT + 1), (mx.float32, SLOT // 2 + 5), (mx.complex64, SLOT // 8 - 1)):
+    just, more = ((mx.uint8, SLOT), (mx.complex64, SLOT // 8 - 1)), ((mx.uint8, SLOT + 1), (mx.float32, SLOT // 2 + 5))
+    for dtype, n in just + more:
         parts = [np.arange(n) % (50 + r) for r in range(SIZE)]
         x = mx.array(parts[RANK]).astype(dtype)
         same(used(D.all_sum(x + 0, group=GROUP)), sum(parts).astype(name_of(dtype)), f"all_sum of {n} {dtype}")

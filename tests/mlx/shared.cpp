@@ -1,11 +1,12 @@
-/* Memory that the ranks of one host share: see bridge.h.                                     SPDX-License-Identifier: MIT
+/* Memory that the ranks of one host share: see bridge.h.                                   SPDX-License-Identifier: MIT
  *
- * Rank 0 makes it and hands it out through a socket whose name is a hash of the ranks' addresses, so that nothing is left
- * behind when a rank is killed. Either all ranks have it or none: each says what its device can do, rank 0 decides, each
- * says whether it could map and import the memory, and rank 0 decides again.
+ * Rank 0 makes it and hands it out through a socket whose name is a hash of the ranks' addresses, so that nothing is
+ * left behind when a rank is killed. Either all ranks have it or none: each says what its device can do, rank 0
+ * decides, each says whether it could map and import the memory, and rank 0 decides again.
  *
- * Each rank has a lock on its own byte of the memory's file as long as it lives: who waits for a rank looks whether it is
- * still held. (A process's number says nothing in another container, and a killed process keeps it until somebody asks.) */
+ * Each rank has a lock on its own byte of the memory's file as long as it lives: who waits for a rank looks whether it
+ * is still held. (A process's number says nothing in another container, and a killed process keeps it until somebody
+ * asks.) */
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -90,7 +91,9 @@ template <class T> bool say(int fd, const T& message) {
   return send(fd, &message, sizeof message, MSG_NOSIGNAL) == ssize_t(sizeof message);
 }
 
-template <class T> bool hear(int fd, T& message) { return recv(fd, &message, sizeof message, MSG_WAITALL) == ssize_t(sizeof message); }
+template <class T> bool hear(int fd, T& message) {
+  return recv(fd, &message, sizeof message, MSG_WAITALL) == ssize_t(sizeof message);
+}
 
 /* With a descriptor. */
 static bool say_verdict(int fd, Verdict verdict, int memory) {
@@ -161,7 +164,8 @@ static bool open_memory(Shared& shared, Descriptor memory) {
   struct flock lock = lock_of(shared.rank, F_WRLCK);
   if (fcntl(memory, F_SETLK, &lock)) return false;
   shared.ranks = reinterpret_cast<Shared::Rank*>(room);
-  if (mlxvk_buffer_import(&shared.buffer, MLXVK_MEMORY_HOST, reinterpret_cast<uintptr_t>(room), bytes, device())) return false;
+  const auto address = reinterpret_cast<uintptr_t>(room);
+  if (mlxvk_buffer_import(&shared.buffer, MLXVK_MEMORY_HOST, address, bytes, device())) return false;
   shared.file = memory.release();                          // open for good: closing it would give up the lock
   return true;
 }
@@ -204,7 +208,8 @@ static std::vector<Descriptor> meet_all(int size, const std::string& ranks, Hell
 static bool host_ranks(Shared& shared, const std::string& ranks, Hello own) {
   const auto others = meet_all(shared.size, ranks, own);
   Descriptor memory = memfd_create("mlxvk-ranks", MFD_CLOEXEC);
-  bool able = own.able && int(others.size()) == shared.size - 1 && memory >= 0 && !ftruncate(memory, off_t(bytes_for(shared.size)));
+  bool able = own.able && int(others.size()) == shared.size - 1 && memory >= 0;
+  able = able && !ftruncate(memory, off_t(bytes_for(shared.size)));
   for (auto& other : others) able = say_verdict(other, {able, own.operations}, memory) && able;
   if (able) able = open_memory(shared, std::move(memory));
   char theirs = 0;

@@ -1,4 +1,4 @@
-/* Memory that the ranks of one host share, and that each rank's device has imported.          SPDX-License-Identifier: MIT */
+/* Memory that the ranks of one host share, and that each rank's device has imported.    SPDX-License-Identifier: MIT */
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ struct Shared {
   enum : size_t {
     CONTROL = 1 << 16,
     SLOTS = 2, SLOT = 8 << 20,                             // a rank's parts of collectives, in turn
-    PACKETS = 4, PACKET = 2 << 20,                         // what it sends to a neighbour, in turn; one way and the other
+    PACKETS = 4, PACKET = 2 << 20,                         // what it sends to a neighbour, in turn; each way
   };
   enum { MOST = 64 };                                      // ranks
 
@@ -37,7 +37,7 @@ struct Shared {
   bool is_gone(int of) const;
 };
 
-/* Blocks until all ranks have called it, or some time; null where they are not all of this host, or one of them is not able. */
+/* Blocks until all ranks have called it, or some time; null where they are not all of this host, or one is not able. */
 Shared* meet_ranks(int rank, int size, bool able, uint64_t operations);
 
 }  // namespace mlxvk_mlx
