@@ -35,6 +35,7 @@
 #   make bench-mlx           mlx_lm on random weights of Qwen3-0.6B's shape, and where the time goes
 #   make test-metal          the compiler of Metal kernels: kernels against C++ on the device
 #   make fuzz-metal SECONDS=600    damaged sources under sanitizers; random programs against the host's C++ compiler
+#   make bench-distributed   collectives of ranks on this host's devices (DISTRIBUTED="--model 8b": Qwen3 over them, too)
 #   make mlx-table           the table of primitives in README.md, from what the bridge says
 #   make shaders             compile shaders/ into gen/ what changed (needs glslangValidator, xxd; GLSLANG=path)
 #   make check-gen           is gen/ what shaders/ says? (no compiler needed)
@@ -109,7 +110,7 @@ test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 .PHONY: test-threads test-cross test-embed fuzz-faults fuzz-inputs input-programs test-watchdog test-long setup-windows test-windows windows-programs run-windows
 .PHONY: shaders engine engine-check
 .PHONY: check-gen check dist clean
-.PHONY: mlx mlx-ready validate test-mlx test-mlx-own fuzz-mlx bench-mlx mlx-table
+.PHONY: mlx mlx-ready validate test-mlx test-mlx-own fuzz-mlx bench-mlx bench-distributed mlx-table
 .PHONY: test-metal fuzz-metal
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
@@ -438,6 +439,9 @@ fuzz-mlx: mlx-ready
 
 bench-mlx: mlx-ready
 	@$(mlx_python) tests/mlx/bench.py --model $(MLX_MODEL)
+
+bench-distributed: mlx-ready
+	@$(mlx_python) tests/mlx/bench_distributed.py --library $(mlx_library) $(DISTRIBUTED)
 
 mlx-table: mlx-ready
 	@$(mlx_python) tests/mlx/table.py README.md

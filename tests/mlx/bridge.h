@@ -10,6 +10,7 @@
  *     walk.cpp         the walk over a graph of one GPU stream
  *     primitives.cpp   the table from primitive to mlxvk call
  *     kernels.cpp      kernels in Metal's language, by the compiler in metal/
+ *     collectives.cpp  distributed work between ranks of one host, on a GPU stream; shared.cpp: the memory they share
  *     fallback.cpp     what mlxvk does not have: run by MLX itself on the CPU, and counted; statistics
  *     python.cpp       errors of an evaluation where Python's interpreter cannot pass a C++ exception on; arrays of others'
  */
@@ -26,6 +27,7 @@
 
 #include "mlx/backend/common/utils.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "mlx/distributed/distributed.h"
 #include "mlx/event.h"
 #include "mlx/fast_primitives.h"
 #include "mlx/mlx.h"
@@ -65,6 +67,7 @@ bool hooked();
 /* MLX's own walk over a graph, and its own way to give a CPU stream's thread something to do. */
 array original_eval_impl(Arrays outputs, bool async);
 void original_enqueue(mlx::core::scheduler::Scheduler& to, Stream s, std::function<void()> task);
+mlx::core::distributed::Group original_init(bool strict, const std::string& backend);
 
 /* ---- stream.cpp ---- */
 
@@ -78,6 +81,10 @@ mlxvk_stream stream_of(Stream s);
 void lend_stream(Stream s, mlxvk_stream handle);
 /* Who waits for the event, or for what waits for it, is told. */
 void fail(mlx::core::Event& event, const std::string& text);
+/* An event that the host is to signal, and that what is recorded on the GPU stream from now on waits for. If it fails, who
+ * waits for that is told. */
+mlx::core::Event await_host(Stream s);
+void signal_host(mlx::core::Event& event);
 /* Submits what every stream has recorded: before the host waits for anything. */
 void submit_all();
 size_t stream_count();
@@ -152,6 +159,16 @@ void tidy_walk();
 
 /* Runs a fast::CustomKernel; like: its outputs' shapes and dtypes. Throws what the compiler says of its source. */
 void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t inputs, const array* like, size_t outputs);
+
+/* ---- collectives.cpp ---- */
+
+/* Runs one of MLX's distributed primitives on its GPU stream. False: the ranks share no memory, or it is none, or not one
+ * that is run so; then it is so in all ranks. */
+bool run_collective(Primitive& p, const Arrays& inputs, Arrays& outputs);
+bool shares_ranks();                                       // do the ranks share memory?
+/* The program ends: for others that wait for it. And when the GPU is done: all are told of that before the process goes. */
+void leave_ranks();
+void finish_ranks();
 
 /* ---- fallback.cpp ---- */
 

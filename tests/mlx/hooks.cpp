@@ -325,6 +325,7 @@ struct Kept {
 };
 Kept kept_walk{"_ZN3mlx4core9eval_implESt6vectorINS0_5arrayESaIS2_EEb", nullptr};
 Kept kept_enqueue{"_ZN3mlx4core9scheduler9Scheduler7enqueueENS0_6StreamESt8functionIFvvEE", nullptr};
+Kept kept_init{"_ZN3mlx4core11distributed4initEbRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE", nullptr};
 
 /* False where it cannot be: then it stays as it is. */
 bool keep(Kept& kept, char* function, const void* target) {
@@ -347,7 +348,7 @@ bool keep(Kept& kept, char* function, const void* target) {
 }
 
 bool keep_if_called(const char* name, char* function, const void* target) {
-  for (Kept* kept : {&kept_walk, &kept_enqueue})
+  for (Kept* kept : {&kept_walk, &kept_enqueue, &kept_init})
     if (!std::strcmp(name, kept->name)) return keep(*kept, function, target);
   return true;
 }
@@ -455,6 +456,11 @@ array original_eval_impl(Arrays outputs, bool async) {
 void original_enqueue(mlx::core::scheduler::Scheduler& to, Stream s, std::function<void()> task) {
   using Enqueue = void (*)(mlx::core::scheduler::Scheduler*, Stream, std::function<void()>);
   reinterpret_cast<Enqueue>(kept_enqueue.original)(&to, s, std::move(task));
+}
+
+mlx::core::distributed::Group original_init(bool strict, const std::string& backend) {
+  using Init = mlx::core::distributed::Group (*)(bool, const std::string&);
+  return reinterpret_cast<Init>(kept_init.original)(strict, backend);
 }
 
 }  // namespace mlxvk_mlx

@@ -224,6 +224,111 @@ def few_collectives():
     refused()
 
 
+# ---- through memory that the ranks share ----------------------------------------------------------------------------
+
+def shared():
+    """Do they share it, as RANKS_SHARED says?"""
+    import mlxvk_mlx
+    is_shared = bool(mlxvk_mlx.stats()["shared_ranks"])
+    assert is_shared == (os.environ["RANKS_SHARED"] == "1"), is_shared
+
+
+SLOT, BOX = 8 << 20, 4 * (2 << 20)                         # bytes: of a part of a collective, of all packets on the way
+
+
+def in_parts():
+    """More than a part at a time, and just as much."""
+    just, more = ((mx.uint8, SLOT), (mx.complex64, SLOT // 8 - 1)), ((mx.uint8, SLOT + 1), (mx.float32, SLOT // 2 + 5))
+    for dtype, n in just + more:
+        parts = [np.arange(n) % (50 + r) for r in range(SIZE)]
+        x = mx.array(parts[RANK]).astype(dtype)
+        same(used(D.all_sum(x + 0, group=GROUP)), sum(parts).astype(name_of(dtype)), f"all_sum of {n} {dtype}")
+        same(used(D.all_gather(x + 0, group=GROUP)), np.concatenate(parts).astype(name_of(dtype)), f"all_gather of {n}")
+    wide = mx.broadcast_to(mx.arange(3) + RANK, (700001, 3))
+    want = np.broadcast_to(np.arange(3) * SIZE + sum(range(SIZE)), (700001, 3))
+    same(D.all_sum(wide, group=GROUP) + 0, want.astype(np.int32), "all_sum of a broadcast array")
+
+
+def packets():
+    """What fits on the way is sent before anybody takes it; of what does not fit one sends while the other takes."""
+    small, large = BOX // 4 - 3, BOX + 1000001
+    for n in (small, large):
+        x = mx.arange(n, dtype=mx.int32) + RANK
+        if n == small or RANK % 2 == 0:
+            mx.eval(D.send(x, RIGHT, group=GROUP))
+            got = D.recv_like(x, LEFT, group=GROUP)
+        else:
+            got = D.recv_like(x, LEFT, group=GROUP)
+            mx.eval(got)
+            mx.eval(D.send(x, RIGHT, group=GROUP))
+        same(got + 1, np.arange(n, dtype=np.int32) + LEFT + 1, f"{n} received")
+    for i in range(40):                                    # both ways at once, and through all packets' places
+        x = mx.arange(i * 1000 + 1) * (RANK + 1)
+        mx.eval(D.send(x, RIGHT, group=GROUP), D.send(x + 1, LEFT, group=GROUP))
+        from_left, from_right = D.recv_like(x, LEFT, group=GROUP), D.recv_like(x, RIGHT, group=GROUP)
+        if SIZE == 2:                                      # one neighbour: what was sent first comes first
+            first, second = (LEFT, 0), (LEFT, 1)
+        else:
+            first, second = (LEFT, 0), (RIGHT, 1)
+        mx.eval(from_left, from_right)
+        for got, (who, more) in ((from_left, first), (from_right, second)):
+            same(got, np.arange(i * 1000 + 1, dtype=np.int32) * (who + 1) + more, f"packet {i}")
+
+
+def many():
+    """Hundreds under way, of changing sizes, mixed with work of the GPU and the CPU, and read in between."""
+    x, want, checks = mx.ones((257,)), np.ones(257), []
+    for i in range(300):
+        n = (i * 37) % 257 + 1
+        y = D.all_sum(mx.sin(x[:n]) * 0 + x[:n], group=GROUP) / SIZE
+        x = mx.concatenate([y + 1, x[n:]])
+        want[:n] += 1
+        if i % 7 == 0:
+            x = mx.add(x, 0, stream=mx.cpu)
+        if i % 3 == 0:
+            mx.async_eval(x)
+        if i % 50 == 0:
+            checks.append((x[:5] + 0, want[:5].copy()))
+            assert x[0].item() == want[0]
+    same(x, want.astype(np.float32), "after 300")
+    for got, w in checks:
+        same(got, w.astype(np.float32), "in between")
+
+
+def streams():
+    """From stream to stream, and on two threads in turn."""
+    import threading
+    all_streams = [mx.default_stream(mx.gpu), mx.new_stream(mx.gpu), mx.new_stream(mx.gpu)]
+    x = mx.arange(1000, dtype=mx.float32)
+    for i in range(30):
+        x = D.all_sum(x / SIZE, group=GROUP, stream=all_streams[i % 3]) + 1
+    same(x, np.arange(1000) + 30, "a chain over streams")
+
+    def work():
+        same(D.all_sum(mx.ones(70001) * 2, group=GROUP) + 0, np.full(70001, 2 * SIZE), "all_sum in a thread")
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        work()
+
+
+def by_shared_memory():
+    for check in (shared, in_parts, packets, many, streams, shared):
+        check()
+
+
+def sent_and_left():
+    """What a rank has sent is there when it is gone."""
+    x = mx.arange(100003) * 3
+    if RANK:
+        mx.eval(D.send(x, 0, group=GROUP))
+        return
+    time.sleep(2)
+    same(D.recv_like(x, 1, group=GROUP) + 0, np.arange(100003) * 3, "received of one who is gone")
+    raises("[ring] connection", lambda: D.recv_like(x, 1, group=GROUP) + 0)
+
+
 # ---- a rank that goes -----------------------------------------------------------------------------------------------
 
 def steps_ahead(x):

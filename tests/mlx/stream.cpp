@@ -43,6 +43,7 @@ static Streams& streams() { static auto* the = new Streams; return *the; }
 static std::atomic<bool> exiting{false};
 
 static void drain() {
+  leave_ranks();
   join_walk();
   submit_all();
   std::vector<mlxvk_stream> all;
@@ -51,6 +52,7 @@ static void drain() {
     for (auto& [index, s] : streams().by_index) all.push_back(s);
   }
   for (auto s : all) mlxvk_synchronize(s);
+  finish_ranks();
 }
 
 /* After the interpreter, before the driver's own destructors: this is registered behind theirs. What still runs in other
@@ -280,6 +282,10 @@ class Counter {
 
   Stream of() const { return of_; }
   bool issued() const { return last_ > line_.base; }
+  /* In the order of the GPU stream, whoever signals it: what it stands for is in memory that the device reads. */
+  void wait_on_device(uint64_t value, Stream s) {
+    if (int code = mlxvk_event_wait(line_.event, line_.base + value, stream_of(s))) raise(code, stream_of(s), "Event::wait");
+  }
 
 #if MLX_VERSION_NUMERIC >= 32000
   /* What failed in the CPU streams that the GPU stream waited for before it signals this. */
@@ -501,6 +507,19 @@ template struct Opened<&Event::event_>;
 }  // namespace mlx::core
 
 void mlxvk_mlx::fail(mlx::core::Event& event, const std::string& text) { counter(counter_of(event))->fail(text); }
+
+#if MLX_VERSION_NUMERIC >= 32000
+mlx::core::Event mlxvk_mlx::await_host(Stream s) {
+  Event event(Stream(0, Device::cpu));                     // such a one is asked for errors
+  event.set_value(1);
+  auto c = counter(counter_of(event));
+  c->wait_on_device(1, s);
+  note_sources(s, event, *c);
+  return event;
+}
+
+void mlxvk_mlx::signal_host(mlx::core::Event& event) { counter(counter_of(event))->signal(event.value()); }
+#endif
 
 namespace mlx::core {
 

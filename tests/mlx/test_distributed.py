@@ -77,13 +77,15 @@ def start(command, stdin=subprocess.DEVNULL, **more):
                             stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
-def ring(folder, count, *work, **more):
+def ring(folder, count, *work, apart=None, **more):
+    """apart: what one rank, the last, has in its environment."""
     hosts, meet = folder / "hosts.json", folder / "meet"
     meet.mkdir()
     more |= {"MLX_HOSTFILE": str(hosts), "RANKS_MEET": str(meet)}
     with free_ports(count) as ports:
         hosts.write_text(json.dumps([["127.0.0.1:%d" % port] for port in ports]))
-        return finish([start(program(*work), MLX_RANK=str(r), **more) for r in range(count)])
+        own = [more | (apart or {} if r == count - 1 else {}) for r in range(count)]
+        return finish([start(program(*work), MLX_RANK=str(r), **own[r]) for r in range(count)])
 
 
 def all_well(results, *work):
@@ -137,15 +139,50 @@ def test_collectives_where_memory_is_not_mapped(tmp_path):
     all_well(ring(tmp_path, 2, "few_collectives", MLX_VK_FORCE_STAGING="1"), "few_collectives")
 
 
+# ---- which way: memory that the ranks share, or MLX's ring ----------------------------------------------------------
+
+BY_RING = {"MLX_VK_SHARED_RANKS": "0", "RANKS_SHARED": "0"}
+needs_shared = pytest.mark.skipif(MLX < (0, 32), reason="ranks share memory since MLX 0.32")
+
+
+@needs_shared
+@pytest.mark.parametrize("count", (2, 4))
+def test_shared_memory(tmp_path, count):
+    all_well(ring(tmp_path, count, "by_shared_memory", RANKS_SHARED="1"), "by_shared_memory")
+
+
+@needs_shared
+def test_shared_memory_where_memory_is_not_mapped(tmp_path):
+    results = ring(tmp_path, 2, "by_shared_memory", RANKS_SHARED="1", MLX_VK_FORCE_STAGING="1")
+    all_well(results, "by_shared_memory")
+
+
+@needs_shared
+def test_what_was_sent_by_one_who_left(tmp_path):
+    all_well(ring(tmp_path, 2, "sent_and_left"), "sent_and_left")
+
+
+@needs_shared
+def test_ring_where_it_is_asked_for(tmp_path):
+    all_well(ring(tmp_path, 2, "shared", "few_collectives", **BY_RING), "shared", "few_collectives")
+
+
+@needs_shared
+def test_ring_where_one_rank_cannot_share(tmp_path):
+    results = ring(tmp_path, 3, "shared", "transforms", RANKS_SHARED="0", apart={"MLX_VK_SHARED_RANKS": "0"})
+    all_well(results, "shared", "transforms")
+
+
 # ---- a rank that goes -----------------------------------------------------------------------------------------------
 
 LOST = "RuntimeError: [ring] connection to a peer was lost"
 
 
 @pytest.mark.skipif(MLX < (0, 32), reason="MLX's ring had no error for this, and waited")
-def test_the_others_of_a_rank_that_is_killed_end(tmp_path):
+@pytest.mark.parametrize("way", ({}, BY_RING), ids=("shared", "ring"))
+def test_the_others_of_a_rank_that_is_killed_end(tmp_path, way):
     """MLX's ring without the bridge waits here without end, for the collectives behind the one that fails."""
-    results = ring(tmp_path, 4, "killed")
+    results = ring(tmp_path, 4, "killed", **way)
     assert results[1][0] == -signal.SIGKILL, results[1]
     for r in (0, 2, 3):
         assert results[r][0] == 1 and LOST in results[r][1], results[r]
