@@ -275,8 +275,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")          \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
       "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
-    X(MAX_US,        "MLX_VK_MAX_US_PER_BUFFER",      5000,                                                           \
-      "microseconds of work, by estimate, before that (0: any)")                                                      \
+    X(MAX_MS,        "MLX_VK_MAX_MS_PER_BUFFER",         5,                                                           \
+      "milliseconds of work, by estimate, before that (0: any)")                                                      \
     X(CUT_US,        "MLX_VK_MAX_US_PER_DISPATCH",  100000,                                                           \
       "microseconds, by estimate, from which on a dispatch is cut where it can be (0: never)")                        \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
@@ -4544,12 +4544,17 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
     return false;
 }
 
+/* Microseconds, by estimate, from which on what is recorded is submitted. */
+static double longest_submission(const struct device *d)
+{
+    return d->gate[GATE_MAX_MS] > 0 ? 1e3 * d->gate[GATE_MAX_MS] : HUGE_VAL;
+}
+
 /* Submits what is recorded, if it takes long enough: between two steps of a group. A submission that ends there has
  * the GPU wait for the next one (6 us of 100, for a transform in two steps). */
 static void maybe_commit_time(struct stream *s)
 {
-    int most = s->device->gate[GATE_MAX_US];
-    if (!s->encoder.give_out && !s->recording && most > 0 && s->time >= most) stream_submit(s);
+    if (!s->encoder.give_out && !s->recording && s->time >= longest_submission(s->device)) stream_submit(s);
 }
 
 /* Submits what is recorded, if it is enough. */
@@ -4559,7 +4564,7 @@ static void maybe_commit(struct stream *s)
     if (s->encoder.give_out || s->recording) return; /* a segment is about to end; the caller submits */
     if (s->ops >= (uint32_t)(gate[GATE_MAX_OPS] > 0 ? gate[GATE_MAX_OPS] : 1) ||
         (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1) ||
-        (gate[GATE_MAX_US] > 0 && s->time >= gate[GATE_MAX_US])) stream_submit(s);
+        s->time >= longest_submission(s->device)) stream_submit(s);
 }
 
 /* Encodes a step of the plan, and what comes in front of it. After an error it is only forgotten. */
@@ -19886,14 +19891,14 @@ static bool may_be_recorded(struct encoder *e, struct window *w, uint32_t at)
 /* How many steps from `first` on can be one segment; fresh: how many of them are in none yet. */
 static uint32_t run_length(struct encoder *e, struct window *w, uint32_t first, uint32_t *fresh)
 {
-    const int most = e->device->gate[GATE_MAX_US];   /* a segment is not submitted in parts */
-    float time = 0;
+    const double most = longest_submission(e->device);                  /* a segment is not submitted in parts */
+    double time = 0;
     uint32_t n = 0;
     *fresh = 0;
     for (uint32_t i = first; i < w->steps.count && n < SEGMENT_MOST; i++, n++) {
         bool recorded = ITEM(w->steps, struct kept_step, i)->segment != NO_NUMBER;
         time += ITEM(w->plan.steps, struct step, i)->time;
-        if ((n && most > 0 && time > (float)most) || (!recorded && !may_be_recorded(e, w, i))) break;
+        if ((n && time > most) || (!recorded && !may_be_recorded(e, w, i))) break;
         *fresh += !recorded;
     }
     return n;

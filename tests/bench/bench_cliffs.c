@@ -801,7 +801,7 @@ int main(int argc, char **argv)
     double start = now();
     const char *wanted = argc > 1 ? argv[1] : "";
     /* Submissions as long as a round. */
-    open_device("MLX_VK_MAX_OPS_PER_BUFFER=100000000 MLX_VK_MAX_MB_PER_BUFFER=100000000 MLX_VK_MAX_US_PER_BUFFER=100000000");
+    open_device("MLX_VK_MAX_OPS_PER_BUFFER=100000000 MLX_VK_MAX_MB_PER_BUFFER=100000000 MLX_VK_MAX_MS_PER_BUFFER=0");
     gauge();
     for (int f = 0; f < FAMILIES; f++) {
         if (!strstr(families[f].name, wanted)) continue;
