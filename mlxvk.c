@@ -1522,6 +1522,12 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
                   "device, a queue, and extensions and families if it counts some");
         return MLXVK_ERROR_ARGUMENT;
     }
+    if (!a->lock_queue != !a->unlock_queue) {        /* a lock that is never given back, or never taken */
+        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device",
+                  "adopt wants lock_queue and unlock_queue, or neither: %s is NULL",
+                  a->lock_queue ? "unlock_queue" : "lock_queue");
+        return MLXVK_ERROR_ARGUMENT;
+    }
     memcpy(&get, &a->get_instance_proc_addr, sizeof get);
     code = load_vulkan(get, error);
     if (code) return code;
