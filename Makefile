@@ -162,8 +162,10 @@ $(benches) $(filter-out $(mlxc),$(examples)) $(fuzzers): $(BUILD)/%: $(BUILD)/ob
 	$(link)
 
 $(BUILD)/fuzz/fuzz_faults: $(BUILD)/obj/tests/fuzz/layer/renderer.o
-# Plans are made for the golden runner's cases, random programs of its calls.
-$(BUILD)/unit/test_plans: $(filter-out %/main.o,$(golden_objects))
+# Plans are made for the golden runner's cases and a benchmark's, random programs of the runner's calls.
+cliffs := $(BUILD)/obj/tests/bench/support_cliffs.o
+$(BUILD)/bench/bench_cliffs: $(cliffs)
+$(BUILD)/unit/test_plans: $(filter-out %/main.o,$(golden_objects)) $(cliffs)
 $(BUILD)/fuzz/fuzz_programs: $(call objects,$(wildcard tests/fuzz/support*.c)) $(filter-out %/main.o,$(golden_objects))
 $(BUILD)/fuzz/fuzz_programs: libs += -lcjson
 

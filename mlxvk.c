@@ -1981,14 +1981,15 @@ static void cache_remove(struct device *d, struct buffer *b)
     b->bin = -1;
 }
 
-/* Asks the driver once a search of the cache: see cache_find. */
+/* Asks the driver once a search of the cache: see cache_find. That the device is lost is only remembered. */
 static uint64_t timeline_completed(struct device *d, struct timeline *t)
 {
     uint64_t value = 0;
     if (t->completed >= t->submitted || t->polled == d->polls) return t->completed;
     t->polled = d->polls;
-    if (d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 && value > t->completed)
-        t->completed = value;
+    VkResult r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value);
+    if (r < 0) vk_code(d, r);
+    else if (value > t->completed) t->completed = value;
     return t->completed;
 }
 
@@ -21563,13 +21564,14 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 /* ==== >>public: events ============================================================================================ */
 
 /* Why the device does not take a value, 0 where it does. It is lost by a signal that is not over those before it, and
- * by what is farther ahead than it counts. */
-static int event_fault(const struct event *ev, uint64_t value, bool signal)
+ * by what is farther ahead than it counts. r: what the driver says, where it was asked and knows nothing. */
+static int event_fault(const struct event *ev, uint64_t value, bool signal, VkResult *r)
 {
     const struct device *d = ev->device;
     uint64_t now = 0;
     if (signal && value <= ev->top) return MLXVK_ERROR_ARGUMENT;
-    if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return 0;
+    *r = d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now);
+    if (*r < 0) return 0;
     if (signal && value <= now) return MLXVK_ERROR_ARGUMENT;           /* the caller signalled it */
     return value > now && value - now > d->caps.most_ahead ? MLXVK_ERROR_LIMIT : 0;
 }
@@ -21590,11 +21592,13 @@ static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool s
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
     if (!ADD(c->device, &ev->uses, struct use)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
     ev->uses.count--;
+    VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
-    int fault = event_fault(ev, value, signal);
+    int fault = event_fault(ev, value, signal, &r);
     unsigned long long top = ev->top;
     if (signal && !fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
+    vk_code(c->device, r);                           /* a lost device is remembered */
     if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
     return !fault;
 }
@@ -21673,9 +21677,9 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
     const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
                                          .semaphore = ev->semaphore, .value = value };
     mutex_lock(&d->event_lock);
-    int fault = event_fault(ev, value, true);
+    int fault = event_fault(ev, value, true, &r);
     unsigned long long top = ev->top;
-    if (!fault) r = d->vk.vkSignalSemaphore(d->handle, &info);
+    if (!fault && r != VK_ERROR_DEVICE_LOST) r = d->vk.vkSignalSemaphore(d->handle, &info);
     if (!fault && r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
     if (!fault && r >= 0) return 0;
@@ -21869,11 +21873,13 @@ static void record_tape(struct call *c, struct stream *r, const mlxvk_recording 
 static void take_value(struct call *c, struct event *ev, const struct timeline *line, uint64_t value)
 {
     if (c->code || !ev) return;
+    VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
-    int fault = value <= line->submitted ? MLXVK_ERROR_ARGUMENT : event_fault(ev, value, true);
+    int fault = value <= line->submitted ? MLXVK_ERROR_ARGUMENT : event_fault(ev, value, true, &r);
     unsigned long long top = ev->top > line->submitted ? ev->top : line->submitted;
     if (!fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
+    vk_code(c->device, r);
     if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
 }
 

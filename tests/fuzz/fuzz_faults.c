@@ -321,7 +321,7 @@ static void record(struct run *r, mlxvk_event by, uint64_t value)
     if (!commands) return;
     DO(mlxvk_stream_record(r->s, commands, &m));
     if (r->code) renderer_discard(value);
-    else if (!renderer_submit(&m, value)) r->code = -1;
+    else if (!renderer_submit(&m, value) && !(r->code = mlxvk_device_status(r->device))) r->code = -1;
     if (m.ticket) {                                  /* also where it failed: the device waits for it else */
         int code = mlxvk_stream_recorded(r->s, m.ticket);
         DO(code);
