@@ -162,8 +162,11 @@ $(units): $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/%.o $(support) $(lib)
 $(benches) $(filter-out $(mlxc),$(examples)) $(fuzzers): $(BUILD)/%: $(BUILD)/obj/tests/%.o $(lib)
 	$(link)
 
-# Plans are made for the golden runner's cases, random programs of its calls.
-$(BUILD)/unit/test_plans: $(filter-out %/main.o,$(golden_objects))
+$(BUILD)/fuzz/fuzz_faults: $(BUILD)/obj/tests/fuzz/layer/renderer.o
+# Plans are made for the golden runner's cases and a benchmark's, random programs of the runner's calls.
+cliffs := $(BUILD)/obj/tests/bench/support_cliffs.o
+$(BUILD)/bench/bench_cliffs: $(cliffs)
+$(BUILD)/unit/test_plans: $(filter-out %/main.o,$(golden_objects)) $(cliffs)
 $(BUILD)/fuzz/fuzz_programs: $(call objects,$(wildcard tests/fuzz/support*.c)) $(filter-out %/main.o,$(golden_objects))
 $(BUILD)/fuzz/fuzz_programs: libs += -lcjson
 
@@ -263,7 +266,7 @@ test-threads:
 # As for drivers that end what runs for long. The tests of submissions themselves count them, with gates of their own.
 watchdog_units := $(if $(WATCHDOG),$(patsubst %,$(BUILD)/unit/test_%,$(WATCHDOG)),$(units))
 test-watchdog: $(golden) $(qwen3) $(watchdog_units)
-	@MLX_VK_MAX_US_PER_BUFFER=1000 tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/watchdog_logs $(RUNNER) \
+	@MLX_VK_MAX_MS_PER_BUFFER=1 tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/watchdog_logs $(RUNNER) \
 	    "golden: $(golden) $(golden_data) $(if $(WATCHDOG),--sample 1/16)" $(watchdog_units)
 
 test-long: $(BUILD)/fuzz/fuzz_long

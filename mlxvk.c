@@ -275,8 +275,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")          \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
       "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
-    X(MAX_US,        "MLX_VK_MAX_US_PER_BUFFER",      5000,                                                           \
-      "microseconds of work, by estimate, before that (0: any)")                                                      \
+    X(MAX_MS,        "MLX_VK_MAX_MS_PER_BUFFER",         5,                                                           \
+      "milliseconds of work, by estimate, before that (0: any)")                                                      \
     X(CUT_US,        "MLX_VK_MAX_US_PER_DISPATCH",  100000,                                                           \
       "microseconds, by estimate, from which on a dispatch is cut where it can be (0: never)")                        \
     X(INFLIGHT,      "MLX_VK_MAX_INFLIGHT_SEQUENCES",    8, "submissions in flight a stream")                          \
@@ -1524,6 +1524,12 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
                   "device, a queue, and extensions and families if it counts some");
         return MLXVK_ERROR_ARGUMENT;
     }
+    if (!a->lock_queue != !a->unlock_queue) {        /* a lock that is never given back, or never taken */
+        set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device",
+                  "adopt wants lock_queue and unlock_queue, or neither: %s is NULL",
+                  a->lock_queue ? "unlock_queue" : "lock_queue");
+        return MLXVK_ERROR_ARGUMENT;
+    }
     memcpy(&get, &a->get_instance_proc_addr, sizeof get);
     code = load_vulkan(get, error);
     if (code) return code;
@@ -1977,14 +1983,15 @@ static void cache_remove(struct device *d, struct buffer *b)
     b->bin = -1;
 }
 
-/* Asks the driver once a search of the cache: see cache_find. */
+/* Asks the driver once a search of the cache: see cache_find. That the device is lost is only remembered. */
 static uint64_t timeline_completed(struct device *d, struct timeline *t)
 {
     uint64_t value = 0;
     if (t->completed >= t->submitted || t->polled == d->polls) return t->completed;
     t->polled = d->polls;
-    if (d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value) >= 0 && value > t->completed)
-        t->completed = value;
+    VkResult r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value);
+    if (r < 0) vk_code(d, r);
+    else if (value > t->completed) t->completed = value;
     return t->completed;
 }
 
@@ -4546,12 +4553,17 @@ static bool donate_memory(struct encoder *e, const struct donation *n)
     return false;
 }
 
+/* Microseconds, by estimate, from which on what is recorded is submitted. */
+static double longest_submission(const struct device *d)
+{
+    return d->gate[GATE_MAX_MS] > 0 ? 1e3 * d->gate[GATE_MAX_MS] : HUGE_VAL;
+}
+
 /* Submits what is recorded, if it takes long enough: between two steps of a group. A submission that ends there has
  * the GPU wait for the next one (6 us of 100, for a transform in two steps). */
 static void maybe_commit_time(struct stream *s)
 {
-    int most = s->device->gate[GATE_MAX_US];
-    if (!s->encoder.give_out && !s->recording && most > 0 && s->time >= most) stream_submit(s);
+    if (!s->encoder.give_out && !s->recording && s->time >= longest_submission(s->device)) stream_submit(s);
 }
 
 /* Submits what is recorded, if it is enough. */
@@ -4561,7 +4573,7 @@ static void maybe_commit(struct stream *s)
     if (s->encoder.give_out || s->recording) return; /* a segment is about to end; the caller submits */
     if (s->ops >= (uint32_t)(gate[GATE_MAX_OPS] > 0 ? gate[GATE_MAX_OPS] : 1) ||
         (s->bytes >> 20) >= (size_t)(gate[GATE_MAX_MB] > 0 ? gate[GATE_MAX_MB] : 1) ||
-        (gate[GATE_MAX_US] > 0 && s->time >= gate[GATE_MAX_US])) stream_submit(s);
+        s->time >= longest_submission(s->device)) stream_submit(s);
 }
 
 /* Encodes a step of the plan, and what comes in front of it. After an error it is only forgotten. */
@@ -19916,14 +19928,14 @@ static bool may_be_recorded(struct encoder *e, struct window *w, uint32_t at)
 /* How many steps from `first` on can be one segment; fresh: how many of them are in none yet. */
 static uint32_t run_length(struct encoder *e, struct window *w, uint32_t first, uint32_t *fresh)
 {
-    const int most = e->device->gate[GATE_MAX_US];   /* a segment is not submitted in parts */
-    float time = 0;
+    const double most = longest_submission(e->device);                  /* a segment is not submitted in parts */
+    double time = 0;
     uint32_t n = 0;
     *fresh = 0;
     for (uint32_t i = first; i < w->steps.count && n < SEGMENT_MOST; i++, n++) {
         bool recorded = ITEM(w->steps, struct kept_step, i)->segment != NO_NUMBER;
         time += ITEM(w->plan.steps, struct step, i)->time;
-        if ((n && most > 0 && time > (float)most) || (!recorded && !may_be_recorded(e, w, i))) break;
+        if ((n && time > most) || (!recorded && !may_be_recorded(e, w, i))) break;
         *fresh += !recorded;
     }
     return n;
@@ -21582,13 +21594,14 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 /* ==== >>public: events ============================================================================================ */
 
 /* Why the device does not take a value, 0 where it does. It is lost by a signal that is not over those before it, and
- * by what is farther ahead than it counts. */
-static int event_fault(const struct event *ev, uint64_t value, bool signal)
+ * by what is farther ahead than it counts. r: what the driver says, where it was asked and knows nothing. */
+static int event_fault(const struct event *ev, uint64_t value, bool signal, VkResult *r)
 {
     const struct device *d = ev->device;
     uint64_t now = 0;
     if (signal && value <= ev->top) return MLXVK_ERROR_ARGUMENT;
-    if (d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now) < 0) return 0;
+    *r = d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now);
+    if (*r < 0) return 0;
     if (signal && value <= now) return MLXVK_ERROR_ARGUMENT;           /* the caller signalled it */
     return value > now && value - now > d->caps.most_ahead ? MLXVK_ERROR_LIMIT : 0;
 }
@@ -21609,11 +21622,13 @@ static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool s
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
     if (!ADD(c->device, &ev->uses, struct use)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
     ev->uses.count--;
+    VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
-    int fault = event_fault(ev, value, signal);
+    int fault = event_fault(ev, value, signal, &r);
     unsigned long long top = ev->top;
     if (signal && !fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
+    vk_code(c->device, r);                           /* a lost device is remembered */
     if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
     return !fault;
 }
@@ -21692,9 +21707,9 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
     const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
                                          .semaphore = ev->semaphore, .value = value };
     mutex_lock(&d->event_lock);
-    int fault = event_fault(ev, value, true);
+    int fault = event_fault(ev, value, true, &r);
     unsigned long long top = ev->top;
-    if (!fault) r = d->vk.vkSignalSemaphore(d->handle, &info);
+    if (!fault && r != VK_ERROR_DEVICE_LOST) r = d->vk.vkSignalSemaphore(d->handle, &info);
     if (!fault && r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
     if (!fault && r >= 0) return 0;
@@ -21888,11 +21903,13 @@ static void record_tape(struct call *c, struct stream *r, const mlxvk_recording 
 static void take_value(struct call *c, struct event *ev, const struct timeline *line, uint64_t value)
 {
     if (c->code || !ev) return;
+    VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
-    int fault = value <= line->submitted ? MLXVK_ERROR_ARGUMENT : event_fault(ev, value, true);
+    int fault = value <= line->submitted ? MLXVK_ERROR_ARGUMENT : event_fault(ev, value, true, &r);
     unsigned long long top = ev->top > line->submitted ? ev->top : line->submitted;
     if (!fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
+    vk_code(c->device, r);
     if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
 }
 

@@ -175,7 +175,8 @@ typedef struct mlxvk_adopt {
     uint32_t extension_count;
     const void *features;                                          /* the pNext chain (VkPhysicalDeviceFeatures2) that
                                                                       the device was created with; NULL: none enabled */
-    void (*lock_queue)(void *user), (*unlock_queue)(void *user);   /* around each use of the queue; may be NULL */
+    void (*lock_queue)(void *user), (*unlock_queue)(void *user);   /* around each use of the queue; both, or neither:
+                                                                      nobody else uses it meanwhile */
     void *user;
     const uint32_t *families;                                      /* other queue families that use arrays' memory, */
     uint32_t family_count;                                         /* which is CONCURRENT for them, then */

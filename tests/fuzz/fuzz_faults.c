@@ -3,11 +3,13 @@
  * Each run is a process: it must not crash, hang, leak or compute wrongly; a call that fails says why; a lost device is
  * an error from then on, and another can be made; after any other fault the same program runs.
  *
- *     fuzz_faults [--sample k/n] [--only FUNCTION] [--jobs n] [--qwen3 PROGRAM MODEL] LAYER_FOLDER
+ *     fuzz_faults [--sample k/n] [--only FUNCTION,...] [--variant NAME] [--jobs n] [--qwen3 PROGRAM MODEL] LAYER_FOLDER
  *
- * --sample: each n-th run from the k-th on. Ends with "N passed, N failed". */
+ * --sample: each n-th run from the k-th on. --only: faults of these functions ("host memory" is one); --variant: in this
+ * run of the program alone (see `variants`). Ends with "N passed, N failed". */
 #define _POSIX_C_SOURCE 200809L
 #include "layer/faults.h"
+#include "layer/renderer.h"
 #include "mlxvk.h"
 #include "examples/saxpy_spv.h"
 
@@ -36,10 +38,21 @@ struct run {
     mlxvk_device device;
     mlxvk_stream s;
     int code;                                        /* the first error; nothing is done behind it */
+    bool lent;                                       /* the device is the renderer's */
+    struct renderer renderer;
     uint32_t used;
     uint8_t got[RESULT_BYTES];
 };
 static const mlxvk_array NONE = { NULL };
+
+/* lent: on a renderer's device, and with its parts of the program. */
+static const struct variant { const char *name, *gates; bool lent; } variants[] = {
+    { "as it is", "", false },
+    { "staged", "MLX_VK_FORCE_STAGING=1 MLX_VK_PROFILE=2 MLX_VK_ENABLE_PUSH_DESCRIPTORS=0 MLX_VK_MAX_OPS_PER_BUFFER=3", false },
+    { "lent", "MLX_VK_REPLAY_SEGMENT=2", true },
+    { "qwen3", "", false },
+};
+enum { VARIANTS = sizeof variants / sizeof *variants };
 
 #define DO(call) do { if (!r->code) r->code = (call); } while (0)
 
@@ -262,19 +275,30 @@ static void ones_into(struct run *r, mlxvk_buffer b)
     done(r, x);
 }
 
-/* Given out and taken in by a descriptor; the host's. Where the driver has none of it, there is nothing to do. */
-static void shared_memory(struct run *r)
+/* Given out and taken in by a descriptor. Where the driver has none of it, there is nothing to do. */
+static void descriptors(struct run *r, mlxvk_memory_kind kind)
 {
-    mlxvk_buffer given = { NULL }, taken = { NULL }, hosts = { NULL };
+    mlxvk_buffer given = { NULL }, taken = { NULL };
     uintptr_t handle = 0;
+    if (!r->code) r->code = mlxvk_buffer_new_shared(&given, kind, 4096, r->device);
+    if (r->code == MLXVK_ERROR_UNSUPPORTED) { r->code = 0; return; }
+    DO(mlxvk_buffer_export(&handle, kind, given));
+    bool had = !r->code;
+    DO(mlxvk_buffer_import(&taken, kind, handle, 4096, r->device));
+    if (had && !taken.ctx) close((int)handle);
+    if (!r->code) ones_into(r, taken);
+    mlxvk_buffer_free(given);
+    mlxvk_buffer_free(taken);
+}
+
+static void opaque_memory(struct run *r) { descriptors(r, MLXVK_MEMORY_FD); }
+static void dma_buf(struct run *r) { descriptors(r, MLXVK_MEMORY_DMA_BUF); }
+
+static void hosts_memory(struct run *r)
+{
+    mlxvk_buffer hosts = { NULL };
     size_t align = 0;
     char *pages = NULL;
-    if (!r->code) r->code = mlxvk_buffer_new_shared(&given, MLXVK_MEMORY_FD, 4096, r->device);
-    if (r->code == MLXVK_ERROR_UNSUPPORTED) { r->code = 0; return; }
-    DO(mlxvk_buffer_export(&handle, MLXVK_MEMORY_FD, given));
-    DO(mlxvk_buffer_import(&taken, MLXVK_MEMORY_FD, handle, 4096, r->device));
-    if (handle && !taken.ctx) close((int)handle);
-    if (!r->code) ones_into(r, taken);
     DO(mlxvk_device_info_get_size(&align, r->device, "memory_import_alignment"));
     if (!r->code && align && (pages = aligned_alloc(align, align))) {
         DO(mlxvk_buffer_import(&hosts, MLXVK_MEMORY_HOST, (uintptr_t)pages, align, r->device));
@@ -282,21 +306,92 @@ static void shared_memory(struct run *r)
     }
     mlxvk_synchronize(r->s);                                        /* nothing uses the pages any more */
     mlxvk_buffer_free(hosts);
-    mlxvk_buffer_free(given);
-    mlxvk_buffer_free(taken);
     free(pages);
+}
+
+/* ---- beside a renderer ---- */
+
+/* What was computed goes into the renderer's command buffer, which it submits; a recording that fails it forgets. by: the
+ * event that says when that is done; { NULL }: the program does. */
+static void record(struct run *r, mlxvk_event by, uint64_t value)
+{
+    mlxvk_semaphore_value waits[MOST_WAITS];
+    mlxvk_recording m = { .waits = waits, .wait_room = MOST_WAITS, .done = by, .done_value = value };
+    void *commands = r->code ? NULL : renderer_begin();
+    if (!commands) return;
+    DO(mlxvk_stream_record(r->s, commands, &m));
+    if (r->code) renderer_discard(value);
+    else if (!renderer_submit(&m, value) && !(r->code = mlxvk_device_status(r->device))) r->code = -1;
+    if (m.ticket) {                                  /* also where it failed: the device waits for it else */
+        int code = mlxvk_stream_recorded(r->s, m.ticket);
+        DO(code);
+    }
+}
+
+static mlxvk_array next_values(struct run *r, mlxvk_array x)
+{
+    mlxvk_array y = NONE;
+    DO(mlxvk_softmax_axis(&y, x, 1, true, r->s));
+    DO(mlxvk_matmul(&y, x, y, r->s));
+    DO(mlxvk_cumsum(&y, y, 0, false, true, r->s));
+    return y;
+}
+
+/* The same frame a few times, so that its plan is kept; by tickets and by an event of the renderer's. The timeline goes on
+ * from run to run. */
+static void recordings(struct run *r)
+{
+    static uint64_t value;
+    mlxvk_event frame = { NULL };
+    mlxvk_array x = numbers(r, 16, 16, MLXVK_FLOAT32);
+    DO(mlxvk_event_adopt(&frame, r->renderer.timeline, r->device));
+    DO(mlxvk_stream_hold(r->s, true));
+    for (int i = 0; i < 8; i++) {
+        bool by_event = i % 4 == 3;
+        mlxvk_array y = next_values(r, x);
+        record(r, by_event ? frame : (mlxvk_event){ NULL }, by_event ? ++value : 0);
+        if (i % 2) done(r, y);
+        else mlxvk_array_free(y);
+    }
+    mlxvk_stream_hold(r->s, false);
+    mlxvk_event_free(frame);
+    mlxvk_array_free(x);
+}
+
+/* The renderer's image written, read, and changed in a frame of its own: read there, subtracted from 1, written. */
+static void images(struct run *r)
+{
+    mlxvk_image image = { .vk_image = r->renderer.image, .format = 37, .width = IMAGE_SIDE, .height = IMAGE_SIDE,
+                          .final_layout = 1 };       /* VK_FORMAT_R8G8B8A8_UNORM, VK_IMAGE_LAYOUT_GENERAL */
+    mlxvk_array x = numbers(r, 16, 16, MLXVK_FLOAT32), one = NONE, y = NONE;
+    DO(mlxvk_reshape(&x, x, (int[]){ IMAGE_SIDE, IMAGE_SIDE, 4 }, 3, r->s));
+    DO(mlxvk_ones(&one, (int[]){ 1 }, 1, MLXVK_FLOAT32, r->s));
+    DO(mlxvk_image_write(&image, x, r->s));
+    image.layout = 1;
+    for (int frame = 0; frame < 3; frame++) {
+        DO(mlxvk_image_read(&y, &image, MLXVK_FLOAT32, r->s));
+        DO(mlxvk_subtract(&y, one, y, r->s));
+        DO(mlxvk_image_write(&image, y, r->s));
+        record(r, (mlxvk_event){ NULL }, 0);
+        DO(mlxvk_image_read(&y, &image, MLXVK_UINT8, r->s));
+        DO(mlxvk_synchronize(r->s));
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(one);
+    done(r, y);
 }
 
 static void each_time(const mlxvk_dispatch *d, void *user) { (void)d, (void)user; }
 
 static int work(struct run *r)
 {
-    void (*const parts[])(struct run *) = { elementwise, matrices, quantized, decoding, streams, own_kernel, buffers,
-                                                indices, files, slices, shared_memory };
+    void (*const own[])(struct run *) = { elementwise, matrices, quantized, decoding, streams, own_kernel, buffers,
+        indices, files, slices, opaque_memory, dma_buf, hosts_memory, NULL };
+    void (*const lent[])(struct run *) = { recordings, images, elementwise, NULL };
     r->used = 0;
     r->code = 0;
     memset(r->got, 0, sizeof r->got);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts && !r->code; i++) parts[i](r);
+    for (void (*const *part)(struct run *) = r->lent ? lent : own; *part && !r->code; part++) (*part)(r);
     DO(mlxvk_synchronize(r->s));
     DO(mlxvk_dispatch_trace(r->device, each_time, NULL));
     DO(mlxvk_reset_stats(r->device));
@@ -330,7 +425,8 @@ static bool expected(int code)
     const struct faults *f = &shared->faults;
     if (f->function == HOST) return code == MLXVK_ERROR_HOST_MEMORY;
     if (code == MLXVK_ERROR_DEVICE_LOST) return f->code == -4 || f->function == FAULT_vkQueueSubmit ||
-                                                f->function == FAULT_vkEndCommandBuffer;
+                                                f->function == FAULT_vkEndCommandBuffer ||
+                                                f->function == FAULT_vkGetDeviceFaultInfoEXT;
     if (f->function == FAULT_vkCreateInstance || f->function == FAULT_vkEnumeratePhysicalDevices ||
         f->function == FAULT_vkEnumerateDeviceExtensionProperties || f->function == FAULT_vkCreateDevice)
         return code == MLXVK_ERROR_VULKAN || code == MLXVK_ERROR_NO_DEVICE || code == MLXVK_ERROR_HOST_MEMORY ||
@@ -363,14 +459,20 @@ static int check(struct run *r)
 }
 
 /* A device, the program, and nothing left of it. first: its results are what those of others must be. */
-static int one_run(const char *gates, bool first)
+static int one_run(const struct variant *v, bool first)
 {
     static struct run r;
     mlxvk_error error = { 0 };
-    const mlxvk_device_desc desc = { .gates = gates, .allocator = { allocate, release, NULL }, .error = &error };
+    const mlxvk_device_desc desc = { .gates = v->gates, .allocator = { allocate, release, NULL }, .error = &error,
+                                     .adopt = v->lent ? &r.renderer.adopt : NULL };
     r.device.ctx = NULL;
+    r.lent = v->lent;
+    if (r.lent && !renderer_open(&r.renderer, &shared->faults)) return wrong("no renderer", 0, "");
     int code = mlxvk_device_create(&r.device, &desc), bad = 0;
-    if (code) return expected(code) && !first ? 0 : wrong("no device", code, error.text);
+    if (code) {
+        if (r.lent) renderer_close();
+        return expected(code) && !first ? 0 : wrong("no device", code, error.text);
+    }
     r.s = mlxvk_stream_new_device(r.device);
     if (!r.s.ctx) {
         mlxvk_device_error(r.device, &error);
@@ -383,26 +485,22 @@ static int one_run(const char *gates, bool first)
     }
     mlxvk_stream_free(r.s);
     mlxvk_device_free(r.device);
+    if (r.lent) renderer_close();
     if (!bad && host.live) bad = wrong("host memory is left", (int)host.live, "");
     return bad;
 }
 
-static int child(const char *gates, bool first)
+static int child(const struct variant *v, bool first)
 {
     const struct faults *f = &shared->faults;
     if (f->function == HOST) host.fail_at = f->call;
-    int bad = one_run(gates, first);
-    if (!bad && f->lost) bad = one_run(gates, false);                /* a new device after a lost one */
+    int bad = one_run(v, first);
+    if (!bad && f->lost) bad = one_run(v, false);                    /* a new device after a lost one */
     return bad;
 }
 
 /* ---- planning ---- */
 
-struct variant { const char *name, *gates; } variants[] = {
-    { "as it is", "" },
-    { "staged", "MLX_VK_FORCE_STAGING=1 MLX_VK_PROFILE=2 MLX_VK_ENABLE_PUSH_DESCRIPTORS=0 MLX_VK_MAX_OPS_PER_BUFFER=3" },
-    { "qwen3", "" },
-};
 static const char *const names[] = {
 #define X(name, ...) #name,
     FAULTS(X)
@@ -416,7 +514,7 @@ static const int codes[][MOST_CODES + 1] = {
     { -1 }
 };
 
-static struct { const char *only, *qwen3, *model; int jobs, sample, of; unsigned tried, failed, runs, fired; } o =
+static struct { const char *only, *variant, *qwen3, *model; int jobs, sample, of; unsigned tried, failed, runs, fired; } o =
     { .jobs = 2, .sample = 0, .of = 1 };
 static struct job { pid_t pid; struct shared *shared; char path[64]; uint32_t function, call; int code, variant; } jobs[MOST_JOBS];
 
@@ -453,7 +551,7 @@ static void start(struct job *j, bool first)
     shared = j->shared;
     setenv("FAULTS_FILE", j->path, 1);
     alarm(SECONDS);
-    if (strcmp(variants[j->variant].name, "qwen3")) exit(child(variants[j->variant].gates, first));
+    if (strcmp(variants[j->variant].name, "qwen3")) exit(child(&variants[j->variant], first));
     char count[8];
     snprintf(count, sizeof count, "%d", QWEN3_TOKENS);
     char text[80];
@@ -508,6 +606,15 @@ static void open_job(struct job *j)
     close(file);
 }
 
+/* Is it one of those that --only names? */
+static bool wanted(const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *at = o.only; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (!strncmp(at, name, n) && (!at[n] || at[n] == ',')) return true;
+    return !o.only;
+}
+
 static void run_variant(int variant)
 {
     int status;
@@ -518,13 +625,14 @@ static void run_variant(int variant)
     waitpid(jobs[0].pid, &status, 0);
     if (!finish(&jobs[0], status)) return;
     struct shared whole = *first;
-    if (!whole.faults.calls[FAULT_vkCreateInstance]) { puts("the layer is not there"); o.failed++; return; }
+    if (!whole.faults.calls[FAULT_vkQueueSubmit]) { puts("the layer is not there"); o.failed++; return; }
     if (!strcmp(variants[variant].name, "qwen3")) whole.used = 1, whole.allocations = 0;
+    if (!variants[variant].lent) whole.faults.calls[FAULT_vkGetDeviceFaultInfoEXT] = 1;   /* once a device is lost */
     for (int i = 0; i < o.jobs; i++) *jobs[i].shared = whole;
     unsigned before = o.tried;
     for (uint32_t f = 0; f <= HOST; f++) {
         uint32_t calls = f == HOST ? whole.allocations : whole.faults.calls[f];
-        if (o.only && strcmp(o.only, names[f])) continue;
+        if (!wanted(names[f])) continue;
         for (uint32_t call = 1; call <= calls; call++)
             for (int c = 0; codes[f][c]; c++) {
                 if ((int)(o.tried++ % (unsigned)o.of) != o.sample) continue;
@@ -544,6 +652,7 @@ static const char *options(int argc, char **argv)
     for (; i + 1 < argc; i++) {
         if (!strcmp(argv[i], "--sample")) sscanf(argv[++i], "%d/%d", &o.sample, &o.of);
         else if (!strcmp(argv[i], "--only")) o.only = argv[++i];
+        else if (!strcmp(argv[i], "--variant")) o.variant = argv[++i];
         else if (!strcmp(argv[i], "--jobs")) o.jobs = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--qwen3") && i + 2 < argc) { o.qwen3 = argv[++i]; o.model = argv[++i]; }
         else return NULL;
@@ -560,7 +669,10 @@ int main(int argc, char **argv)
     setenv("NODEVICE_SELECT", "1", 1);                              /* Mesa's own layer, which does not survive */
     setenv("VK_INSTANCE_LAYERS", "VK_LAYER_MLXVK_faults", 1);
     for (int i = 0; i < o.jobs; i++) open_job(&jobs[i]);
-    for (int v = 0; v < 3; v++) if (v < 2 || o.qwen3) run_variant(v);
+    for (int v = 0; v < VARIANTS; v++) {
+        const char *name = variants[v].name;
+        if ((!o.variant || !strcmp(o.variant, name)) && (o.qwen3 || strcmp(name, "qwen3"))) run_variant(v);
+    }
     for (int i = 0; i < o.jobs; i++) {
         char text[80];
         unlink(text_path(&jobs[i], text));

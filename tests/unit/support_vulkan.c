@@ -178,6 +178,11 @@ static VKAPI_ATTR VkResult VKAPI_CALL failing_wait(VkDevice d, const VkSemaphore
     return DEVICE_CALL(vkWaitSemaphores)(d, info, timeout);
 }
 
+static VKAPI_ATTR VkResult VKAPI_CALL lost_counter(VkDevice d, VkSemaphore semaphore, uint64_t *value)
+{
+    return driver.lost_counters ? VK_ERROR_DEVICE_LOST : DEVICE_CALL(vkGetSemaphoreCounterValue)(d, semaphore, value);
+}
+
 /* ---- descriptors of dma-buf, which are opaque ones to the device ---- */
 
 static VkExternalMemoryHandleTypeFlagBits renamed(VkExternalMemoryHandleTypeFlags types)
@@ -514,7 +519,8 @@ static VKAPI_ATTR void VKAPI_CALL breaking_dispatch(VkCommandBuffer b, uint32_t 
     X(vkGetPipelineCacheData, own_cache_data) X(vkCmdPipelineBarrier, noted_barrier)                                  \
     X(vkCmdCopyImageToBuffer, noted_read) X(vkCmdCopyBufferToImage, noted_write)                                      \
     X(vkCreateBuffer, renamed_buffer) X(vkBindBufferMemory, failing_bind) X(vkMapMemory, failing_map)                 \
-    X(vkGetMemoryFdKHR, renamed_fd) X(vkGetMemoryFdPropertiesKHR, renamed_fd_properties)
+    X(vkGetMemoryFdKHR, renamed_fd) X(vkGetMemoryFdPropertiesKHR, renamed_fd_properties)                              \
+    X(vkGetSemaphoreCounterValue, lost_counter)
 
 static PFN_vkVoidFunction replaced(const char *name)
 {

@@ -22,6 +22,7 @@ void *failing_driver(void);
 /* What else that driver does; all zeros: nothing. */
 struct driver {
     int fail_waits, wait_failure;                      /* so many calls of vkWaitSemaphores fail, in this way */
+    bool lost_counters;                                /* the device is lost, says vkGetSemaphoreCounterValue alone */
     int frees, allocations;                            /* calls of vkFreeMemory; of vkAllocateMemory that succeeded */
     uint32_t types;                                    /* so many memory types, all alike and mapped; in bits: */
     uint32_t allowed, exhausted, used;                 /* a buffer may have, have no memory left, memory was taken of */

@@ -280,10 +280,18 @@ static void test_pipeline_cache(void **state)
 
 /* ---- a device of the caller's, and a driver that fails ---- */
 
-static int locks;
+static int locks, unlocks;
 
-static void lock_queue(void *user) { assert_ptr_equal(user, &locks); locks++; }
-static void unlock_queue(void *user) { assert_ptr_equal(user, &locks); }
+static void lock_queue(void *user)
+{
+    assert_ptr_equal(user, &locks);
+    assert_int_equal(locks++, unlocks);                        /* not within each other */
+}
+static void unlock_queue(void *user)
+{
+    assert_ptr_equal(user, &locks);
+    assert_int_equal(++unlocks, locks);
+}
 
 /* driver: NULL for the true one. */
 static mlxvk_device adopt(void *driver, bool small_storage)
@@ -301,7 +309,7 @@ static mlxvk_device adopt(void *driver, bool small_storage)
 static void test_adopt(void **state)
 {
     (void)state;
-    locks = 0;
+    locks = unlocks = 0;
     mlxvk_device d = adopt(NULL, true);
     mlxvk_stream s = open_stream(d);
     mlxvk_array a = counting(d, 1000), b = { NULL };
@@ -314,7 +322,40 @@ static void test_adopt(void **state)
     mlxvk_array_free(b);
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
+    assert_int_equal(locks, unlocks);
     end_vulkan();                                              /* still the caller's */
+}
+
+/* Without locks a queue is used as it is; with one of them alone it cannot be used: an error says which is missing. */
+static void adopt_with_locks(mlxvk_adopt a)
+{
+    mlxvk_error error = { 0 };
+    for (int given = 0; given < 4; given++) {
+        mlxvk_device d = { NULL };
+        mlxvk_array x, y = { NULL };
+        a.lock_queue = given & 1 ? lock_queue : NULL;
+        a.unlock_queue = given & 2 ? unlock_queue : NULL;
+        a.user = given == 3 ? &locks : NULL;
+        locks = unlocks = 0;
+        int code = create_device(&d, &(mlxvk_device_desc){ .adopt = &a, .error = &error });
+        if (given == 1 || given == 2) {
+            assert_int_equal(code, MLXVK_ERROR_ARGUMENT);
+            assert_non_null(strstr(error.text, given == 1 ? "unlock_queue is NULL" : " lock_queue is NULL"));
+            assert_null(d.ctx);
+            continue;
+        }
+        if (code) fail_msg("%s", error.text);
+        mlxvk_stream s = open_stream(d);
+        x = counting(d, 4);
+        OK(mlxvk_square(&y, x, s), s);
+        expect_ints(y, (int32_t[]){ 0, 1, 4, 9 }, 4, s);
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
+        assert_true(given ? locks > 0 : locks == 0);
+        assert_int_equal(locks, unlocks);
+    }
 }
 
 static void test_adopt_less(void **state)
@@ -333,6 +374,7 @@ static void test_adopt_less(void **state)
         assert_null(d.ctx);
     }
     assert_int_equal(mlxvk_device_list(NULL, NULL), MLXVK_ERROR_ARGUMENT);
+    adopt_with_locks(whole);
     end_vulkan();
 }
 

@@ -405,6 +405,35 @@ static void test_semaphores(void **state)
     renderer_close();
 }
 
+/* That the device is lost is remembered, whoever heard of it: an event that the host signals, that a stream waits for, a
+ * recording that takes its value. The renderer submits, so nothing else may ask the device for long. */
+static void test_lost_unasked(void **state)
+{
+    (void)state;
+    for (int by = 0; by < 3; by++) {
+        mlxvk_semaphore_value waits[16];
+        mlxvk_event event = { NULL };
+        mlxvk_array x = { NULL };
+        uint64_t timeline = 0;
+        renderer_open(NULL);
+        memcpy(&timeline, &r.timeline, sizeof r.timeline);
+        OK_DEVICE(mlxvk_event_adopt(&event, timeline, r.device), r.device);
+        mlxvk_recording m = { .waits = waits, .wait_room = 16, .done = event, .done_value = 1 };
+        OK(mlxvk_arange(&x, 0, 4, 1, MLXVK_FLOAT32, r.s), r.s);
+        assert_int_equal(mlxvk_device_status(r.device), 0);
+        driver.lost_counters = true;
+        if (by == 0) assert_int_equal(mlxvk_event_signal_host(event, 1), MLXVK_ERROR_DEVICE_LOST);
+        if (by == 1) mlxvk_event_wait(event, 1, r.s);
+        if (by == 2) mlxvk_stream_record(r.s, new_commands(false), &m);
+        assert_int_equal(mlxvk_device_status(r.device), MLXVK_ERROR_DEVICE_LOST);
+        assert_int_equal(mlxvk_synchronize(r.s), MLXVK_ERROR_DEVICE_LOST);
+        mlxvk_array_free(x);
+        mlxvk_event_free(event);
+        renderer_close();
+        driver = (struct driver){ 0 };
+    }
+}
+
 /* ---- images ---- */
 
 enum { W = 13, H = 9, LAYERS = 2, LEVELS = 2 };
@@ -1046,6 +1075,7 @@ int main(void)
         cmocka_unit_test(test_images_refused), cmocka_unit_test(test_image_frames), cmocka_unit_test(test_advance),
         cmocka_unit_test(test_measured),    cmocka_unit_test(test_cut),            cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_families),    cmocka_unit_test(test_families_refused),
+        cmocka_unit_test(test_lost_unasked),
     };
     return run_group("engine", tests, NULL, NULL);
 }

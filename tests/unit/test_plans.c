@@ -7,6 +7,7 @@
 #include <glob.h>
 #include <setjmp.h>
 #include <cmocka.h>
+#include "bench/support_cliffs.h"
 #include "golden/watch.h"
 
 enum { CALLS = 1000, SHOWN = 12 };
@@ -1381,6 +1382,64 @@ static void bench_products(struct lab *l)
           OF(BFLOAT16, 8, 8, 131072, 128), 0.1f, "", none, none);
 }
 
+/* Those of bench_cliffs: its operands, each in memory of its own. What a device has no room for is left out. */
+static struct lab *cliffs_of;
+static mlxvk_array cliff_operands[CLIFF_OPERANDS];
+static unsigned cliff_cases;
+static bool no_room;
+
+static mlxvk_array cliff_strided(mlxvk_dtype dtype, int offset, const int *shape, const int64_t *strides, size_t ndim,
+                                 int64_t elements)
+{
+    size_t item = dtypes[dtype].size, bytes = ((size_t)offset + (size_t)elements) * item;
+    cliffs_of->made_count = 0;                           /* they are cliff_operands' */
+    no_room = no_room || bytes > cliffs_of->row->allocation;
+    return adopt_view(cliffs_of, dtype, (int)ndim, shape, strides, (size_t)offset * item, bytes);
+}
+
+static mlxvk_array cliff_rows(mlxvk_dtype dtype, int rows, int columns)
+{
+    return cliff_strided(dtype, 0, (int[]){ rows, columns }, (int64_t[]){ columns, 1 }, 2, (int64_t)rows * columns);
+}
+
+static mlxvk_array cliff_positions(int count, int n)
+{
+    (void)n;
+    return cliff_strided(MLXVK_INT32, 0, &count, (int64_t[]){ 1 }, 1, count);
+}
+
+static int plan_cliff(const struct cliff_family *f, const int *p)
+{
+    struct lab *l = cliffs_of;
+    mlxvk_array y = none;
+    no_room = false;
+    l->call = f->name;
+    cliff_text(f, p, l->told);
+    f->prepare(p);
+    if (!no_room) {
+        unsigned before = l->steps;
+        int code = f->apply(p, &y);
+        bench_done(l, code, y);
+        if (!code && l->steps == before) WRONG(l, "nothing was planned");
+        cliff_cases++;
+    }
+    for (int i = 0; i < CLIFF_OPERANDS; i++) mlxvk_array_free(cliff_operands[i]);
+    memset(cliff_operands, 0, sizeof cliff_operands);
+    return 0;
+}
+
+static void no_neighbours(int a, int b) { (void)a, (void)b; }
+
+static void bench_cliffs(struct lab *l)
+{
+    const struct cliff_walker walker = { plan_cliff, no_neighbours };
+    cliffs = (struct cliffs){ .gpu = l->row->type != VK_PHYSICAL_DEVICE_TYPE_CPU, .stream = l->s, .x = cliff_operands,
+        .strided = cliff_strided, .positions = cliff_positions, .zeros = cliff_rows };
+    cliffs_of = l;
+    cliff_cases = 0;
+    for (int i = 0; i < cliff_family_count; i++) cliff_follow(&cliff_families[i], &walker);
+}
+
 static void plan_benchmarks(void **state)
 {
     struct lab *l = calloc(1, sizeof *l);
@@ -1389,6 +1448,9 @@ static void plan_benchmarks(void **state)
     the_default.device = &l->device;
     bench_bytes(l);
     bench_products(l);
+    bench_cliffs(l);
+    print_message("%s: %u cases of bench_cliffs\n", l->row->name, cliff_cases);
+    assert_true(cliff_cases > 500);
     print_message("%s: the longest dispatch takes %.0f ms: %s\n", l->row->name, l->longest / 1e3, l->slowest);
     assert_true(l->steps > 40);
     assert_int_equal(l->mistakes, 0);

@@ -1,7 +1,9 @@
 /* A Vulkan layer in which one call of one function fails, as the file says that FAULTS_FILE names; see faults.h. A device
  * that a fault has lost stays lost. Objects are counted as they are made and destroyed.
  * The driver seems to be one of those that are Vulkan but for some of it, as MoltenVK is: instances must ask for these,
- * and devices enable their extension (faults.json names it for the loader). */
+ * and devices enable their extension (faults.json names it for the loader). It seems to have what CPU drivers lack, too,
+ * so that it is asked for: memory as dma-buf, which is opaque descriptors; cooperative matrices, of which no size is
+ * offered; VK_EXT_device_fault, which tells a line. */
 #define _POSIX_C_SOURCE 200809L
 #define VK_NO_PROTOTYPES
 #include "faults.h"
@@ -17,6 +19,9 @@
 #include <vulkan/vk_layer.h>
 
 #define PORTABILITY_SUBSET "VK_KHR_portability_subset"
+static const char *const offered[] = { PORTABILITY_SUBSET, "VK_EXT_external_memory_dma_buf", "VK_KHR_cooperative_matrix",
+                                       "VK_EXT_device_fault" };
+enum { OFFERED = sizeof offered / sizeof *offered };
 
 static struct faults *faults, none;
 static PFN_vkGetInstanceProcAddr next_instance_proc;
@@ -26,6 +31,8 @@ static VkInstance instance;
 static PFN_vkEnumeratePhysicalDevices next_devices;
 static PFN_vkEnumerateDeviceExtensionProperties next_extensions;
 static PFN_vkDestroyInstance next_destroy;
+static PFN_vkGetPhysicalDeviceFeatures2 next_features;
+static PFN_vkGetPhysicalDeviceExternalBufferProperties next_external;
 /* All are of one driver, with the same functions: those of the last are asked for. */
 static VkDevice devices[64];
 static int device_count;
@@ -55,14 +62,23 @@ static void end_work(void)
         ((PFN_vkDeviceWaitIdle)next_device_proc(devices[i], "vkDeviceWaitIdle"))(devices[i]);
 }
 
+enum { LOST_FIRST = 3 };                             /* the submission that is lost where the fault is in asking why */
+
 /* 0, or what this call is to return. */
 static VkResult fault(enum fault_function function)
 {
     static const bool loses[FAULT_FUNCTIONS] = { [FAULT_vkQueueSubmit] = true, [FAULT_vkWaitSemaphores] = true,
         [FAULT_vkGetSemaphoreCounterValue] = true, [FAULT_vkQueueWaitIdle] = true, [FAULT_vkDeviceWaitIdle] = true,
         [FAULT_vkGetQueryPoolResults] = true };
-    uint32_t call = __atomic_add_fetch(&faults->calls[function], 1, __ATOMIC_SEQ_CST);
+    uint32_t call;
     if (faults->lost && loses[function]) return VK_ERROR_DEVICE_LOST;
+    if (faults->paused) return VK_SUCCESS;
+    call = __atomic_add_fetch(&faults->calls[function], 1, __ATOMIC_SEQ_CST);
+    if (function == FAULT_vkQueueSubmit && call == LOST_FIRST && faults->function == FAULT_vkGetDeviceFaultInfoEXT) {
+        faults->lost = 1;                            /* nobody would ask why, else */
+        end_work();
+        return VK_ERROR_DEVICE_LOST;
+    }
     if (faults->function != function || faults->call != call) return VK_SUCCESS;
     faults->fired++;
     faults->lost = faults->code == VK_ERROR_DEVICE_LOST && loses[function];
@@ -75,15 +91,135 @@ static void count(VkResult r, int32_t objects)
     if (r >= 0) __atomic_add_fetch(&faults->live, objects, __ATOMIC_SEQ_CST);
 }
 
+/* ---- dma-buf: opaque descriptors to the driver ---- */
+
+/* Room for a copy of what a call is told. */
+struct opaque {
+    VkMemoryAllocateInfo memory;
+    VkBufferCreateInfo buffer;
+    VkMemoryGetFdInfoKHR get;
+    VkImportMemoryFdInfoKHR import;
+    VkExportMemoryAllocateInfo exported;
+    VkExternalMemoryBufferCreateInfo external;
+};
+
+static VkExternalMemoryHandleTypeFlagBits opaque_type(VkExternalMemoryHandleTypeFlags type)
+{
+    return (VkExternalMemoryHandleTypeFlagBits)(type == VK_EXTERNAL_MEMORY_HANDLE_TYPE_DMA_BUF_BIT_EXT
+                                                    ? VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT : type);
+}
+
+/* mlxvk puts what tells the type in front. */
+static const void *opaque_chain(struct opaque *o, const VkBaseInStructure *first)
+{
+    switch (first ? (int)first->sType : -1) {
+    case VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR:
+        memcpy(&o->import, first, sizeof o->import);
+        o->import.handleType = opaque_type(o->import.handleType);
+        return &o->import;
+    case VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO:
+        memcpy(&o->exported, first, sizeof o->exported);
+        o->exported.handleTypes = opaque_type(o->exported.handleTypes);
+        return &o->exported;
+    case VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO:
+        memcpy(&o->external, first, sizeof o->external);
+        o->external.handleTypes = opaque_type(o->external.handleTypes);
+        return &o->external;
+    default: return first;
+    }
+}
+
+static const VkMemoryAllocateInfo *opaque_memory(struct opaque *o, const VkMemoryAllocateInfo *c)
+{
+    o->memory = *c;
+    o->memory.pNext = opaque_chain(o, c->pNext);
+    return &o->memory;
+}
+
+static const VkBufferCreateInfo *opaque_buffer(struct opaque *o, const VkBufferCreateInfo *c)
+{
+    o->buffer = *c;
+    o->buffer.pNext = opaque_chain(o, c->pNext);
+    return &o->buffer;
+}
+
+static const VkMemoryGetFdInfoKHR *opaque_get(struct opaque *o, const VkMemoryGetFdInfoKHR *i)
+{
+    o->get = *i;
+    o->get.handleType = opaque_type(i->handleType);
+    return &o->get;
+}
+
+static VKAPI_ATTR void VKAPI_CALL our_vkGetPhysicalDeviceExternalBufferProperties(
+    VkPhysicalDevice p, const VkPhysicalDeviceExternalBufferInfo *i, VkExternalBufferProperties *o)
+{
+    VkPhysicalDeviceExternalBufferInfo info = *i;
+    info.handleType = opaque_type(i->handleType);
+    next_external(p, &info, o);
+}
+
+/* Of opaque ones nobody may ask the driver: all types, and the import shows which is right. */
+static VKAPI_ATTR VkResult VKAPI_CALL our_vkGetMemoryFdPropertiesKHR(VkDevice d, VkExternalMemoryHandleTypeFlagBits type,
+                                                                     int fd, VkMemoryFdPropertiesKHR *o)
+{
+    (void)d, (void)type, (void)fd;
+    VkResult r = fault(FAULT_vkGetMemoryFdPropertiesKHR);
+    if (r == VK_SUCCESS) o->memoryTypeBits = ~0u;
+    return r;
+}
+
+/* ---- matrices, and why a device was lost: structures that older headers lack, as far as they are looked at ---- */
+
+enum { COOPERATIVE_MATRIX_FEATURES = 1000506000, FAULT_FEATURES = 1000341000 };
+struct one_feature { VkStructureType type; void *next; VkBool32 has; };
+struct fault_counts { VkStructureType type; void *next; uint32_t addresses, vendors; VkDeviceSize binary; };
+struct fault_info { VkStructureType type; void *next; char description[VK_MAX_DESCRIPTION_SIZE]; };
+
+/* The features of `from` that the driver lacks. */
+static void pretend(void *from, VkBool32 has)
+{
+    for (struct one_feature *c = from; c; c = c->next)
+        if ((int)c->type == COOPERATIVE_MATRIX_FEATURES || (int)c->type == FAULT_FEATURES) c->has = has;
+}
+
+static VKAPI_ATTR void VKAPI_CALL our_vkGetPhysicalDeviceFeatures2(VkPhysicalDevice p, VkPhysicalDeviceFeatures2 *f)
+{
+    next_features(p, f);
+    pretend(f->pNext, VK_TRUE);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL our_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR(VkPhysicalDevice p,
+                                                                                            uint32_t *n, void *o)
+{
+    (void)p, (void)o;
+    VkResult r = fault(FAULT_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR);
+    if (r == VK_SUCCESS) *n = 0;
+    return r;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL our_vkGetDeviceFaultInfoEXT(VkDevice d, struct fault_counts *counts,
+                                                                  struct fault_info *info)
+{
+    (void)d;
+    VkResult r = fault(FAULT_vkGetDeviceFaultInfoEXT);
+    if (r != VK_SUCCESS) return r;
+    counts->addresses = counts->vendors = 0;
+    counts->binary = 0;
+    if (info) strcpy(info->description, FAULT_TEXT);
+    return r;
+}
+
 /* ---- functions: name, parameters, arguments, objects that it makes ---- */
 
 #define ALLOCATOR const VkAllocationCallbacks *a
 #define CALLS(X)                                                                                                      \
     X(vkEnumeratePhysicalDevices, (VkInstance i, uint32_t *n, VkPhysicalDevice *p), (i, n, p), 0)                     \
-    X(vkAllocateMemory, (VkDevice d, const VkMemoryAllocateInfo *c, ALLOCATOR, VkDeviceMemory *o), (d, c, a, o), 1)   \
+    X(vkAllocateMemory, (VkDevice d, const VkMemoryAllocateInfo *c, ALLOCATOR, VkDeviceMemory *o),                    \
+      (d, opaque_memory(&(struct opaque){ 0 }, c), a, o), 1)                                                          \
     X(vkMapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize at, VkDeviceSize n, VkMemoryMapFlags f, void **o),     \
       (d, m, at, n, f, o), 0)                                                                                         \
-    X(vkCreateBuffer, (VkDevice d, const VkBufferCreateInfo *c, ALLOCATOR, VkBuffer *o), (d, c, a, o), 1)             \
+    X(vkCreateBuffer, (VkDevice d, const VkBufferCreateInfo *c, ALLOCATOR, VkBuffer *o),                              \
+      (d, opaque_buffer(&(struct opaque){ 0 }, c), a, o), 1)                                                          \
     X(vkBindBufferMemory, (VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize at), (d, b, m, at), 0)              \
     X(vkCreateSemaphore, (VkDevice d, const VkSemaphoreCreateInfo *c, ALLOCATOR, VkSemaphore *o), (d, c, a, o), 1)    \
     X(vkSignalSemaphore, (VkDevice d, const VkSemaphoreSignalInfo *i), (d, i), 0)                                     \
@@ -115,7 +251,8 @@ static void count(VkResult r, int32_t objects)
     X(vkCreateQueryPool, (VkDevice d, const VkQueryPoolCreateInfo *c, ALLOCATOR, VkQueryPool *o), (d, c, a, o), 1)    \
     X(vkGetQueryPoolResults, (VkDevice d, VkQueryPool p, uint32_t first, uint32_t n, size_t size, void *o,            \
                               VkDeviceSize stride, VkQueryResultFlags f), (d, p, first, n, size, o, stride, f), 0)    \
-    X(vkGetMemoryFdKHR, (VkDevice d, const VkMemoryGetFdInfoKHR *i, int *o), (d, i, o), 0)                            \
+    X(vkGetMemoryFdKHR, (VkDevice d, const VkMemoryGetFdInfoKHR *i, int *o),                                          \
+      (d, opaque_get(&(struct opaque){ 0 }, i), o), 0)                                                                \
     X(vkGetMemoryHostPointerPropertiesEXT,                                                                            \
       (VkDevice d, VkExternalMemoryHandleTypeFlagBits t, const void *p, VkMemoryHostPointerPropertiesEXT *o),         \
       (d, t, p, o), 0)
@@ -196,6 +333,9 @@ static VKAPI_ATTR VkResult VKAPI_CALL our_vkCreateInstance(const VkInstanceCreat
     next_extensions = (PFN_vkEnumerateDeviceExtensionProperties)
         next_instance_proc(instance, "vkEnumerateDeviceExtensionProperties");
     next_destroy = (PFN_vkDestroyInstance)next_instance_proc(instance, "vkDestroyInstance");
+    next_features = (PFN_vkGetPhysicalDeviceFeatures2)next_instance_proc(instance, "vkGetPhysicalDeviceFeatures2");
+    next_external = (PFN_vkGetPhysicalDeviceExternalBufferProperties)
+        next_instance_proc(instance, "vkGetPhysicalDeviceExternalBufferProperties");
     return r;
 }
 
@@ -205,18 +345,26 @@ static VKAPI_ATTR void VKAPI_CALL our_vkDestroyInstance(VkInstance i, ALLOCATOR)
     next_destroy(i, a);
 }
 
-/* The driver's, and one more. */
+/* The driver's, and those that it lacks. */
 static VKAPI_ATTR VkResult VKAPI_CALL our_vkEnumerateDeviceExtensionProperties(VkPhysicalDevice p, const char *layer,
                                                                                uint32_t *n, VkExtensionProperties *e)
 {
-    uint32_t room = *n;
+    uint32_t room = *n, count;
     VkResult r = fault(FAULT_vkEnumerateDeviceExtensionProperties);
     if (r != VK_SUCCESS) return r;
     r = next_extensions(p, layer, n, e);
     if (r != VK_SUCCESS) return r;
-    if (e && room == *n) return VK_INCOMPLETE;
-    if (e) e[*n] = (VkExtensionProperties){ PORTABILITY_SUBSET, 1 };
-    ++*n;
+    count = *n;
+    if (!e) *n += OFFERED;                           /* as many at most */
+    for (int i = 0; e && i < OFFERED; i++) {
+        bool has = false;
+        for (uint32_t k = 0; k < count; k++) has = has || !strcmp(e[k].extensionName, offered[i]);
+        if (has) continue;
+        if (room == *n) return VK_INCOMPLETE;
+        memset(&e[*n], 0, sizeof *e);
+        strcpy(e[*n].extensionName, offered[i]);
+        e[(*n)++].specVersion = 1;
+    }
     return r;
 }
 
@@ -231,7 +379,9 @@ static VKAPI_ATTR VkResult VKAPI_CALL our_vkCreateDevice(VkPhysicalDevice p, con
     PFN_vkGetInstanceProcAddr proc = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
     next_device_proc = link->u.pLayerInfo->pfnNextGetDeviceProcAddr;
     link->u.pLayerInfo = link->u.pLayerInfo->pNext;
+    pretend((void *)info->pNext, VK_FALSE);          /* in the caller's own, which it wrote a moment ago, and back */
     r = ((PFN_vkCreateDevice)proc(instance, "vkCreateDevice"))(p, info, a, out);
+    pretend((void *)info->pNext, VK_TRUE);
     if (r == VK_SUCCESS && device_count < 64) devices[device_count++] = *out;
     if (r == VK_SUCCESS) faults->lost = 0;
     count(r, 1);
@@ -254,7 +404,9 @@ static PFN_vkVoidFunction ours(const char *name)
     CALLS(X)
     DESTROYERS(X)
 #undef X
-    OURS(vkEnumerateDeviceExtensionProperties)
+    OURS(vkEnumerateDeviceExtensionProperties) OURS(vkGetPhysicalDeviceFeatures2)
+    OURS(vkGetPhysicalDeviceExternalBufferProperties) OURS(vkGetMemoryFdPropertiesKHR)
+    OURS(vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR) OURS(vkGetDeviceFaultInfoEXT)
     OURS(vkCreateInstance) OURS(vkDestroyInstance) OURS(vkCreateDevice) OURS(vkDestroyDevice)
     return NULL;
 }
@@ -274,6 +426,13 @@ static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL instance_proc(VkInstance i, cons
     return next_instance_proc ? next_instance_proc(i, name) : NULL;
 }
 
+/* What loaders do not know they ask for here. */
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL physical_proc(VkInstance i, const char *name)
+{
+    (void)i;
+    return strcmp(name, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR") ? NULL : ours(name);
+}
+
 __attribute__((visibility("default")))
 VKAPI_ATTR VkResult VKAPI_CALL vkNegotiateLoaderLayerInterfaceVersion(VkNegotiateLayerInterface *version)
 {
@@ -281,6 +440,6 @@ VKAPI_ATTR VkResult VKAPI_CALL vkNegotiateLoaderLayerInterfaceVersion(VkNegotiat
     version->loaderLayerInterfaceVersion = 2;
     version->pfnGetInstanceProcAddr = instance_proc;
     version->pfnGetDeviceProcAddr = device_proc;
-    version->pfnGetPhysicalDeviceProcAddr = NULL;
+    version->pfnGetPhysicalDeviceProcAddr = physical_proc;
     return VK_SUCCESS;
 }

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 enum { MOST_CODES = 6 };
+#define FAULT_TEXT "a fault that the layer made"     /* what VK_EXT_device_fault says of a lost device */
 
 /* Vulkan's functions that return a VkResult and that mlxvk calls, each with the codes that it may return (vk.xml). Level
  * I: of an instance, D: of a device. */
@@ -42,7 +43,10 @@ enum { MOST_CODES = 6 };
     X(vkCreateQueryPool, MEMORY)                                                                                      \
     X(vkGetQueryPoolResults, LOST)                                                                                    \
     X(vkGetMemoryFdKHR, -1, -10)                                                                                      \
-    X(vkGetMemoryHostPointerPropertiesEXT, -1, -1000072003)
+    X(vkGetMemoryHostPointerPropertiesEXT, -1, -1000072003)                                                           \
+    X(vkGetMemoryFdPropertiesKHR, -1, -1000072003)                                                                    \
+    X(vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR, MEMORY)                                                      \
+    X(vkGetDeviceFaultInfoEXT, -1)
 
 enum fault_function {
 #define X(name, ...) FAULT_##name,
@@ -56,6 +60,7 @@ struct faults {
     uint32_t function, call;                         /* the one that fails: its first call is 1; 0: none */
     int32_t code;
     uint32_t fired, lost;                            /* it did; the device is lost, until another is made */
+    uint32_t paused;                                 /* calls are the program's own: not counted, and none fails */
     int32_t live;                                    /* objects that were made and not destroyed */
 };
 
