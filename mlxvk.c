@@ -9468,9 +9468,9 @@ static int64_t longest_k(const struct device *d)
 
 static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p->alpha != 1; }
 
-/* GATE_INVARIANT: each element is the sum, in order, of the sums of INVARIANT_K elements of K, each of which is added to
- * those before it; on CPUs, which need no parts to be busy, of all K. Whatever chooses a kernel for many rows then chooses
- * among those that add so, or among those of matrix units, which add in an order of their own, the same for all tiles. */
+/* GATE_INVARIANT: an element is the sum, in order, of the sums of INVARIANT_K elements of K, each of which is added to
+ * those before it; on CPUs, which need no parts to be busy, of all K. What chooses a kernel by the number of rows then
+ * chooses among those that add so; or among tiles of matrix units, which have an order of their own, the same for all. */
 enum { INVARIANT_K = 512 };
 static bool is_invariant(const struct encoder *e) { return e->device->gate[GATE_INVARIANT] != 0; }
 static bool invariant_units(const struct encoder *e) { return e->device->gate[GATE_INVARIANT] == 1; }
@@ -9711,7 +9711,8 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     const struct tile_row *best = NULL;
     double least = 0;
     if (is_invariant(e)) fewest = limit = invariant_parts(e, p);
-    if (forced > 0 && forced <= count && tile_fits(e, &rows[forced - 1]) && !is_invariant(e)) { first = forced - 1; count = forced; }
+    if (is_invariant(e)) forced = 0;
+    if (forced > 0 && forced <= count && tile_fits(e, &rows[forced - 1])) { first = forced - 1; count = forced; }
     for (int i = first; i < count; i++) {
         if (!tile_fits(e, &rows[i]) || (is_invariant(e) && rows[i].bk != rows[0].bk)) continue;
         for (int64_t n = fewest; n <= limit; n++) {
@@ -10118,7 +10119,8 @@ static struct cut time_cut(const struct product *p)
 static struct cut room_cut(const struct encoder *e, const struct product *p)
 {
     struct cut cut = { .axis = p->m > 1 ? AXIS_M : p->ndim && p->shape[0] > 1 ? 0 : AXIS_N, .operand = MATRICES };
-    int64_t every = p->gather && p->gather->every && cut.axis == 0 ? p->gather->every : 1, parts = invariant_parts(e, p);
+    int64_t every = p->gather && p->gather->every && cut.axis == 0 ? p->gather->every : 1;
+    int64_t parts = invariant_parts(e, p);
     cut.size = ((axis_length(p, cut.axis) + 1) / 2 + every - 1) / every * every;
     if (parts == 1 || (parts ? parts : 1) <= most_parts(e, p) || cut.size >= axis_length(p, cut.axis))
         cut.axis = AXIS_NONE;
@@ -10454,7 +10456,7 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     static const uint8_t forced[] = { 0, 3, 3, 2, 1, 1, 1 };             /* by MLX_VK_MATMUL_KERNEL */
     struct array *y = n->out[0], *in[2];
     uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
-    int wanted = e->device->gate[GATE_MATMUL_KERNEL];
+    int wanted = is_invariant(e) ? 1 : e->device->gate[GATE_MATMUL_KERNEL];
     struct gather g = gather_of(n, n->in[2], n->in[3], n->p.gather_mm.every);
     struct product p;
     for (int i = 0; i < 2; i++) {
@@ -10470,7 +10472,7 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
         .count = { g.matrices, g.weights },
         .stride = { [MAT_A] = { stride[0] }, [MAT_B] = { stride[1] }, [MAT_OUT] = { (int64_t)rows * columns } } };
     if (!e->code)
-        choose(e, gather_ways, COUNT(gather_ways), is_invariant(e) ? (int)COUNT(gather_ways) : wanted > 0 && wanted < (int)COUNT(forced) ? forced[wanted] : 0,
+        choose(e, gather_ways, COUNT(gather_ways), wanted > 0 && wanted < (int)COUNT(forced) ? forced[wanted] : 0,
                NOTE_MATMUL, &p, "by index arrays")->plan(e, &p);
     array_release(in[0]);
     array_release(in[1]);
@@ -12285,7 +12287,9 @@ static struct decode_cut cut_decode(const struct encoder *e, const struct attent
     if (is_invariant(e)) {
         cut.rows = decode_rows(e);
         for (chunk = INVARIANT_KEYS; a->keys / SPLIT_MOST >= chunk; chunk *= 2) ;
-        if (d->tuning->deep) cut = (struct decode_cut){ cut.rows, chunk, (uint32_t)max_size(ceil_div(a->keys, chunk), 1) };
+        if (!d->tuning->deep) return cut;
+        cut.each = chunk;
+        cut.splits = a->keys ? ceil_div(a->keys, chunk) : 1;
         return cut;
     }
     chunk = by_queries(d, GATE_SPLIT_CHUNK, queries);
@@ -12585,7 +12589,8 @@ static const struct candidate invariant_attention[] = {
 static bool too_many_parts(const struct encoder *e, const struct attention *a)
 {
     struct decode_cut cut = cut_decode(e, a);
-    uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a), heads = (uint64_t)a->k->shape[0] * (uint64_t)a->k->shape[1];
+    uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a);
+    uint64_t heads = (uint64_t)a->k->shape[0] * (uint64_t)a->k->shape[1];
     return is_invariant(e) && cut.each != UINT32_MAX && !decode_fits(e, a) &&
            (ceil_div(rows, cut.rows) * heads > COUNTERS ||
             rows * heads * cut.splits * (uint64_t)(a->v->shape[3] + 2) > INVARIANT_ROOM);
@@ -13931,8 +13936,8 @@ static uint64_t rows_a_weight(const struct quant_job *j)
     return j->gather ? (uint64_t)j->gather->entries * j->m / j->gather->weights : j->m;
 }
 
-/* From so many rows of x on qmm.comp rounds W to bfloat16 where the result is, as where it is unpacked first, and as MLX's
- * Metal does: MLX's own tests compare with that. float16 needs it for no test, and is nearer to the sum without. */
+/* From so many rows of x on qmm.comp rounds W to bfloat16 where the result is, as where it is unpacked first, and as
+ * MLX's Metal does: MLX's own tests compare with that. float16 needs it for no test, and is nearer to the sum without. */
 enum { ROUNDED_FROM = 8 };
 
 /* Products of any shape, by qmm.comp: one set, no epilogue; rows grouped by weight where index arrays choose it. */
@@ -14188,7 +14193,8 @@ static int where_to_cut(const struct device *d, const struct quant_job *j, const
     for (int i = JOB_W; i <= JOB_BIASES; i++) w_fits = w_fits && fits_binding(d, &a[i]);
     sums = !w_fits && !j->format.transpose && !j->gather;
     *first = batch / 2;
-    if (!j->gather && batch > 1 && (d->gate[GATE_INVARIANT] || batch > grid[2] || !x_fits || !y_fits || !w_fits)) return CUT_BATCH;
+    if (!j->gather && batch > 1 && (d->gate[GATE_INVARIANT] || batch > grid[2] || !x_fits || !y_fits || !w_fits))
+        return CUT_BATCH;
     /* entries first: kernels that group them take the rows of all for one matrix */
     if (j->gather && batch > 1 && (!y_fits || (every && !x_fits) || long_job || rows > QMV_MAX_M * (int64_t)grid[1] ||
                                    most_tiles((uint64_t)batch, (uint64_t)rows) > (uint64_t)grid[1] * grid[2])) {
