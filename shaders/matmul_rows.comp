@@ -49,6 +49,10 @@ void main()
         float y = get_b(from_b + k * b_k);
         [[unroll]] for (uint i = 0; i < FEW; i++) sum[i] = fma(get_a(from_a[i] + k * a_k), y, sum[i]);
     }
-    [[unroll]] for (uint i = 0; i < FEW; i++)
-        if (i < M) storef_d(p.d + i * out_row + column * out_col, TO, sum[i]);
+    [[unroll]] for (uint i = 0; i < FEW; i++) {
+        if (i >= M) break;
+        // A tile's last step adds zeros, which make -0, what underflow may leave, 0.
+        if ((p.high - p.low) % 16u != 0u && floatBitsToUint(sum[i]) == 0x80000000u) sum[i] = 0.0;
+        storef_d(p.d + i * out_row + column * out_col, TO, sum[i]);
+    }
 }
