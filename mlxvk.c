@@ -9470,7 +9470,7 @@ static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p-
 
 /* GATE_INVARIANT: an element is the sum, in order, of the sums of INVARIANT_K elements of K, each of which is added to
  * those before it; on CPUs, which need no parts to be busy, of all K. What chooses a kernel by the number of rows then
- * chooses among those that add so; or among tiles of matrix units, which have an order of their own, the same for all. */
+ * chooses among those that add so; or among tiles of matrix units, which have an order of their own, one for all. */
 enum { INVARIANT_K = 512 };
 static bool is_invariant(const struct encoder *e) { return e->device->gate[GATE_INVARIANT] != 0; }
 static bool invariant_units(const struct encoder *e) { return e->device->gate[GATE_INVARIANT] == 1; }
@@ -13937,7 +13937,7 @@ static uint64_t rows_a_weight(const struct quant_job *j)
 }
 
 /* From so many rows of x on qmm.comp rounds W to bfloat16 where the result is, as where it is unpacked first, and as
- * MLX's Metal does: MLX's own tests compare with that. float16 needs it for no test, and is nearer to the sum without. */
+ * MLX's Metal does: MLX's own tests compare with that. float16 needs it for no test, and is nearer to the sum so. */
 enum { ROUNDED_FROM = 8 };
 
 /* Products of any shape, by qmm.comp: one set, no epilogue; rows grouped by weight where index arrays choose it. */
