@@ -120,7 +120,7 @@ static const char *const settings[] = { "", "MLX_VK_BATCH_INVARIANT=2", "MLX_VK_
 static size_t setting_count(void)
 {
     size_t units = 0;
-    OK_DEVICE(mlxvk_device_info_get_size(&units, device, "cooperative_matrix"), device);
+    OK_DEVICE(mlxvk_device_info_get_size(&units, device, "cooperative_matrix_size"), device);
     return units ? 3 : 2;
 }
 
