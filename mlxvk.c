@@ -343,6 +343,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")          \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
       "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
+    X(INVARIANT,     "MLX_VK_BATCH_INVARIANT",           0,                                                           \
+      "1: a row's bits in products and attention do not depend on what comes with it (2: nor on matrix units)")       \
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")    \
@@ -419,6 +421,11 @@ static const struct gate_row { const char *name; int value; const char *what; } 
 #undef X
 };
 
+/* Fusions of other bits than the operations they stand for, which apply or not as rows are few or many, or as a command
+ * buffer ends: off where GATE_INVARIANT is on. */
+static const uint8_t fusions_that_vary[] = { GATE_SWIGLU, GATE_NORM_ROPE, GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP,
+                                             GATE_QMM_ADD, GATE_QMM_NORM };
+
 /* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
 static const char *gate_text(const char *text, const char *name)
 {
@@ -437,6 +444,7 @@ static void read_gates(int values[GATE_COUNT], char wanted[WANTED_TEXT], const c
         const char *value = gate_text(text, gate_table[i].name);
         values[i] = value ? atoi(value) : gate_table[i].value;
     }
+    for (size_t i = 0; i < COUNT(fusions_that_vary) && values[GATE_INVARIANT]; i++) values[fusions_that_vary[i]] = 0;
     snprintf(wanted, WANTED_TEXT, "%s", device ? device : "");
     if (!(name && *name) && device != getenv(device_gate.name)) wanted[strcspn(wanted, " ,")] = 0;
 }
@@ -9474,6 +9482,27 @@ static int64_t longest_k(const struct device *d)
 
 static bool has_epilogue(const struct product *p) { return p->array[MAT_C] || p->alpha != 1; }
 
+/* GATE_INVARIANT: an element is the sum, in order, of the sums of INVARIANT_K elements of K, each of which is added to
+ * those before it; on CPUs, which need no parts to be busy, of all K. What chooses a kernel by the number of rows then
+ * chooses among those that add so; or among tiles of matrix units, which have an order of their own, one for all. */
+enum { INVARIANT_K = 512 };
+static bool is_invariant(const struct encoder *e) { return e->device->gate[GATE_INVARIANT] != 0; }
+static bool invariant_units(const struct encoder *e) { return e->device->gate[GATE_INVARIANT] == 1; }
+
+/* Ranges of K of their own; or results that must stay as they are, of matrices that are not bound. */
+static bool is_partial(const struct product *p)
+{
+    return p->segments || (p->gather && (p->count[MAT_B] < p->gather->weights ||
+                                         (!p->gather->every && p->count[MAT_A] < p->gather->matrices)));
+}
+
+/* The parts of K of such a product; none: one, with alpha and c added behind it. */
+static int64_t invariant_parts(const struct encoder *e, const struct product *p)
+{
+    int64_t parts = e->device->tuning->deep ? ceil_div((uint64_t)p->k, INVARIANT_K) : 1;
+    return is_partial(p) ? 1 : parts > 1 ? parts : has_epilogue(p) ? 0 : 1;
+}
+
 /* Binds a product's operands, K cut into so many parts of a multiple of `step`; 0: one, alpha and c added behind it. */
 static void prepare(struct encoder *e, struct launch *l, const struct product *p, uint32_t parts, uint32_t step)
 {
@@ -9488,6 +9517,7 @@ static void prepare(struct encoder *e, struct launch *l, const struct product *p
         memset(l->p.stride[MAT_OUT], 0, sizeof *l->p.stride);
         l->epilogue = EPILOGUE_PART;
         l->part = ceil_div(ceil_div((uint64_t)p->k, parts), step) * step;
+        if (parts > 1 && is_invariant(e)) l->part = INVARIANT_K;
         l->parts = ceil_div((uint64_t)p->k, l->part);
     }
     bind_operands(e, l);
@@ -9538,9 +9568,7 @@ static void launch(struct encoder *e, const struct product *p, struct launch *l,
 /* At most so many parts of K fit into a temporary and the grid. */
 static int64_t most_parts(const struct encoder *e, const struct product *p)
 {
-    bool some = p->gather && (p->count[MAT_B] < p->gather->weights ||
-                              (!p->gather->every && p->count[MAT_A] < p->gather->matrices));
-    if (p->segments || some) return 0;               /* ranges of their own; results that must stay as they are */
+    if (is_partial(p)) return 0;
     int64_t room = (int64_t)min_size(e->device->caps.max_range / 4, 1 << 26) / (p->m * p->n * product_batches(p));
     int64_t grid = e->device->caps.max_groups[2] / product_batches(p);
     return room < grid ? room : grid;
@@ -9693,15 +9721,17 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
                                           int count, uint32_t *parts)
 {
     int forced = e->device->gate[GATE_MATMUL_TILE], first = 0;
-    int64_t most = most_parts(e, p);
+    int64_t most = most_parts(e, p), fewest = has_epilogue(p) && most > 0 ? 0 : 1, limit = 16;
     const struct tile_row *best = NULL;
     double least = 0;
+    if (is_invariant(e)) fewest = limit = invariant_parts(e, p);
+    if (is_invariant(e)) forced = 0;
     if (forced > 0 && forced <= count && tile_fits(e, &rows[forced - 1])) { first = forced - 1; count = forced; }
     for (int i = first; i < count; i++) {
-        if (!tile_fits(e, &rows[i])) continue;
-        for (int64_t n = has_epilogue(p) && most > 0 ? 0 : 1; n <= 16; n++) {
+        if (!tile_fits(e, &rows[i]) || (is_invariant(e) && rows[i].bk != rows[0].bk)) continue;
+        for (int64_t n = fewest; n <= limit; n++) {
             double cost = tile_cost(e, p, &rows[i], n);
-            if (n > 1 && (n > most || p->k < n * 4 * rows[i].bk)) break;
+            if (n > fewest && n > 1 && (n > most || p->k < n * 4 * rows[i].bk)) break;
             if (best && cost >= least) continue;
             best = &rows[i];
             least = cost;
@@ -9720,7 +9750,7 @@ static const struct tile_row *choose_tiled(const struct encoder *e, const struct
     uint32_t first = largest ? t->tile_first : t->tile_half;
     uint32_t count = t->tile_count ? t->tile_count : (uint32_t)COUNT(tiled_rows) - first;
     const struct tile_row *r = choose_tile(e, p, tiled_rows + first, (int)count, parts);
-    if (t->tile_count || !r) *parts = 1;
+    if ((t->tile_count && !is_invariant(e)) || !r) *parts = 1;
     return r ? r : &tiled_rows[COUNT(tiled_rows) - 1];
 }
 
@@ -9745,13 +9775,28 @@ static void product_tiled(struct encoder *e, const void *job)
     uint32_t parts, along = reading_order(p);
     const struct tile_row *r = choose_tiled(e, p, &parts);
     struct launch l;
-    if (r == &tiled_rows[0] && !(e->device->caps.quirks & QUIRK_SHORT_LOOPS)) r = &shallow_row;
+    if (r == &tiled_rows[0] && !(e->device->caps.quirks & QUIRK_SHORT_LOOPS) && !is_invariant(e)) r = &shallow_row;
     prepare(e, &l, p, parts, r->bk);
     USE_PRODUCT(e, &l, K_MATMUL_TILED, K_GATHER_TILED, matmul_tiled, .threads = r->threads,
                 .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk,
                 .tm = r->tm, .tn = r->tn, .along = along, .vector = even_operands(&l, along, 4),
                 .unroll = e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, p, &l, r);
+}
+
+/* Few rows, with the bits that tiles give them. */
+static void product_rows(struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, threads = 32;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, threads), y;
+    struct launch l;
+    prepare(e, &l, p, (uint32_t)invariant_parts(e, p), tiled_rows[0].bk);
+    USE_PRODUCT(e, &l, K_MATMUL_ROWS, K_MATMUL_ROWS_GATHER, matmul_rows, .threads = threads, .type = type,
+                .epilogue = l.epilogue, .few = few, .vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) &&
+                                                              evenly(&l, MAT_B, p->b_k, p->b_col, chunk));
+    y = ceil_div(groups, e->device->caps.max_groups[0]);
+    launch(e, p, &l, ceil_div(groups, y), y);
 }
 
 static void product_coopmat(struct encoder *e, const void *job)
@@ -9981,8 +10026,29 @@ static const struct candidate product_ways[] = {
     { "matmul_coopmat2 of even copies", even_fits,     even_cost,     product_evenly },
 };
 
+/* The first that fits: of those for rows and for tiles, which add in one order, as many rows as there are; the others
+ * for all. */
+static const char *same_units_fit(const struct encoder *e, const void *job)
+{
+    return invariant_units(e) ? coopmat_fits(e, job) : "a gate";
+}
+static const char *same_rows_fit(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    return p->m > FEW_ROWS ? "more than 8 rows" : is_partial(p) ? "a part of a product" : tiled_fits(e, p);
+}
+static const struct candidate invariant_ways[] = {
+    { "matmul_coopmat", same_units_fit, NULL, product_coopmat },
+    { "matmul_rows",    same_rows_fit,  NULL, product_rows },
+    { "matmul_tiled",   tiled_fits,     NULL, product_tiled },
+    { "matmul_plain",   plain_fits,     NULL, product_plain },
+};
+
 static const struct candidate *choose_product(const struct encoder *e, const struct product *p)
 {
+    if (is_invariant(e))
+        return choose(e, invariant_ways, COUNT(invariant_ways), 0, NOTE_MATMUL, p,
+                      NOTED(e->device, NOTE_MATMUL, TEXT(p->array[MAT_OUT])));
     return choose(e, product_ways, COUNT(product_ways), e->device->gate[GATE_MATMUL_KERNEL], NOTE_MATMUL, p,
                   NOTED(e->device, NOTE_MATMUL, TEXT(p->array[MAT_OUT])));
 }
@@ -10063,6 +10129,18 @@ static struct cut time_cut(const struct product *p)
     return cut;
 }
 
+/* Where the parts of K of an invariant product have no room; by rows or by the batch, which changes no bits. */
+static struct cut room_cut(const struct encoder *e, const struct product *p)
+{
+    struct cut cut = { .axis = p->m > 1 ? AXIS_M : p->ndim && p->shape[0] > 1 ? 0 : AXIS_N, .operand = MATRICES };
+    int64_t every = p->gather && p->gather->every && cut.axis == 0 ? p->gather->every : 1;
+    int64_t parts = invariant_parts(e, p);
+    cut.size = ((axis_length(p, cut.axis) + 1) / 2 + every - 1) / every * every;
+    if (parts == 1 || (parts ? parts : 1) <= most_parts(e, p) || cut.size >= axis_length(p, cut.axis))
+        cut.axis = AXIS_NONE;
+    return cut;
+}
+
 /* Where kernels cannot do a product in one dispatch; AXIS_NONE: they can. */
 static struct cut product_cut(const struct encoder *e, const struct product *p)
 {
@@ -10078,6 +10156,10 @@ static struct cut product_cut(const struct encoder *e, const struct product *p)
     if (p->k > longest) return (struct cut){ AXIS_K, MATRICES, longest, false };
     if (too_long(e, product_work(p))) {
         struct cut cut = time_cut(p);
+        if (cut.axis != AXIS_NONE) return cut;
+    }
+    if (is_invariant(e)) {
+        struct cut cut = room_cut(e, p);
         if (cut.axis != AXIS_NONE) return cut;
     }
     return binding_cut(e, p);
@@ -10175,7 +10257,7 @@ static void product_batch(struct encoder *e, const struct product *p)
 static void plan_matmul(struct encoder *e, struct array *const *arrays, float alpha, float beta)
 {
     struct product p = product_of(arrays[MAT_A], arrays[MAT_B], arrays[MAT_C], arrays[MAT_OUT], alpha, beta);
-    bool large = product_work(&p) >= 1 << 21 && !is_complex(arrays[MAT_A]->dtype);
+    bool large = (product_work(&p) >= 1 << 21 || is_invariant(e)) && !is_complex(arrays[MAT_A]->dtype);
     struct array views[2], *copies[2] = { NULL }, *a = arrays[MAT_A], *b = arrays[MAT_B];
     if (large && p.a_k != 1 && p.a_row != 1) { copies[0] = packed_copy(e, a, &views[0]); a = &views[0]; }
     if (large && p.b_k != 1 && p.b_col != 1) { copies[1] = packed_copy(e, b, &views[1]); b = &views[1]; }
@@ -10388,7 +10470,7 @@ static void lower_gather_mm(struct encoder *e, const struct node *n)
     static const uint8_t forced[] = { 0, 3, 3, 2, 1, 1, 1 };             /* by MLX_VK_MATMUL_KERNEL */
     struct array *y = n->out[0], *in[2];
     uint32_t stride[2], rows = (uint32_t)dim_of(y, -2), columns = (uint32_t)dim_of(y, -1);
-    int wanted = e->device->gate[GATE_MATMUL_KERNEL];
+    int wanted = is_invariant(e) ? 1 : e->device->gate[GATE_MATMUL_KERNEL];
     struct gather g = gather_of(n, n->in[2], n->in[3], n->p.gather_mm.every);
     struct product p;
     for (int i = 0; i < 2; i++) {
@@ -10442,7 +10524,7 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
     const struct tile_row *r;
     struct matmul_masked_push q;
     struct launch l;
-    if (p.m <= FEW_ROWS || p.n <= FEW_ROWS || product_cut(e, &p).axis != AXIS_NONE ||
+    if (p.m <= FEW_ROWS || p.n <= FEW_ROWS || is_invariant(e) || product_cut(e, &p).axis != AXIS_NONE ||
         choose_product(e, &p)->plan != product_tiled) {
         plan_matmul(e, arrays, 1, 0);
         return;
@@ -12170,6 +12252,7 @@ static void attention_general(struct encoder *e, const void *job)
     uint32_t wide = p.key_width > p.value_width ? p.key_width : p.value_width, rows;
     wide = wide <= 64 ? 64 : wide <= 128 ? 128 : ATTEND_WIDTH;
     rows = p.query_count * (folded ? p.group_size : 1) <= 8 ? 8 : wide > 128 ? 16 : 32;
+    if (is_invariant(e)) rows = 8;                   /* one pipeline for all */
     while (attention_memory(rows, wide) > e->device->caps.shared_memory) rows /= 2;
     USE(e, attention, &p, .threads = 4 * rows, .dtype = (uint32_t)a->q->dtype, .rows = rows, .width = wide,
         .aligned = reads_wide(e, a));
@@ -12202,6 +12285,9 @@ static uint32_t by_queries(const struct device *d, enum gate both, int queries)
  * count of keys by this alone, but for pushing it: it holds until keys make another part. */
 struct decode_cut { uint32_t rows, each, splits; };
 
+/* GATE_INVARIANT: keys are cut at multiples of so many, into up to SPLIT_MOST parts; CPUs do not cut them. */
+enum { INVARIANT_KEYS = 512, INVARIANT_ROOM = 1 << 25 };
+
 /* All keys are one part where one or two workgroups can have them, for a second step does not pay then. */
 static struct decode_cut cut_decode(const struct encoder *e, const struct attention *a)
 {
@@ -12212,6 +12298,14 @@ static struct decode_cut cut_decode(const struct encoder *e, const struct attent
     uint32_t groups = blocks * (uint32_t)(a->k->shape[0] * a->k->shape[1]), chunk;
     uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries);
     struct decode_cut cut = { ceil_div(all, blocks), UINT32_MAX, 1 };
+    if (is_invariant(e)) {
+        cut.rows = decode_rows(e);
+        for (chunk = INVARIANT_KEYS; a->keys / SPLIT_MOST >= chunk; chunk *= 2) ;
+        if (!d->tuning->deep) return cut;
+        cut.each = chunk;
+        cut.splits = a->keys ? ceil_div(a->keys, chunk) : 1;
+        return cut;
+    }
     chunk = by_queries(d, GATE_SPLIT_CHUNK, queries);
     if (!chunk) chunk = t->keys;
     if (queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0) aim = (uint32_t)d->gate[GATE_SPLIT_GROUPS];
@@ -12230,7 +12324,7 @@ static const char *decode_fits(const struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     const int *gate = e->device->gate;
-    if ((int64_t)a->q->shape[2] * head_group(a) > decode_tuning(e)->most) return "more queries";
+    if ((int64_t)a->q->shape[2] * head_group(a) > decode_tuning(e)->most && !is_invariant(e)) return "more queries";
     if (!has_kernel(e->device, K_ATTENTION_DECODE)) return "the device lacks subgroup operations";
     if (e->device->caps.shared_memory < DECODE_MEMORY) return "the device has too little shared memory";
     if (!reads_wide(e, a)) return "rows are not aligned";
@@ -12266,7 +12360,8 @@ static void attention_decode(struct encoder *e, const void *job)
     struct array *parts = NULL;
     NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), cut.splits,
          size_class(min_u32(cut.each, a->keys)));
-    if (cut.splits > 1 && !(parts = scratch(e, a->q->size / d * cut.splits * (dv + 2), MLXVK_FLOAT32))) return;
+    if ((cut.splits > 1 || cut.each == INVARIANT_KEYS) &&
+        !(parts = scratch(e, a->q->size / d * cut.splits * (dv + 2), MLXVK_FLOAT32))) return;
     p = bind_attention(e, a, true);
     p.splits = cut.splits;
     p.split_keys = cut.each;
@@ -12278,7 +12373,7 @@ static void attention_decode(struct encoder *e, const void *job)
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
         .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL,
         .subgroups = DECODE_SUBGROUPS,
-        .one_query = (t->one_query || e->device->gate[GATE_SDPA_ONE]) && a->q->shape[2] == 1 &&
+        .one_query = (t->one_query || e->device->gate[GATE_SDPA_ONE]) && a->q->shape[2] == 1 && !is_invariant(e) &&
                      !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
     array_release(parts);
@@ -12515,6 +12610,23 @@ static const struct candidate attention_kernels[] = {
     { "attention", NULL, NULL, attention_general },
 };
 
+/* For all numbers of queries the same: those that share a workgroup's keys, the parts of keys. */
+static const struct candidate invariant_attention[] = {
+    { "attention_decode", decode_fits, NULL, attention_decode },
+    { "attention", NULL, NULL, attention_general },
+};
+
+/* Has an invariant attention by parts more workgroups than there are counters, or more results of parts than room? */
+static bool too_many_parts(const struct encoder *e, const struct attention *a)
+{
+    struct decode_cut cut = cut_decode(e, a);
+    uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a);
+    uint64_t heads = (uint64_t)a->k->shape[0] * (uint64_t)a->k->shape[1];
+    return is_invariant(e) && cut.each != UINT32_MAX && !decode_fits(e, a) &&
+           (ceil_div(rows, cut.rows) * heads > COUNTERS ||
+            rows * heads * cut.splits * (uint64_t)(a->v->shape[3] + 2) > INVARIANT_ROOM);
+}
+
 /* The job as a device can bind it: what reaches further than its elements need is copied. */
 static void attention_whole(struct encoder *e, struct attention *a)
 {
@@ -12524,7 +12636,8 @@ static void attention_whole(struct encoder *e, struct attention *a)
     for (size_t i = 0; i < COUNT(operand); i++)
         if (*operand[i] && !fits_binding(e->device, *operand[i])) *operand[i] = copies[i] = rows_of(e, *operand[i]);
     if (!e->code) {
-        c = choose(e, attention_kernels, COUNT(attention_kernels), 0, NOTE_SDPA, a, text);
+        c = is_invariant(e) ? choose(e, invariant_attention, COUNT(invariant_attention), 0, NOTE_SDPA, a, text)
+                            : choose(e, attention_kernels, COUNT(attention_kernels), 0, NOTE_SDPA, a, text);
         NOTE(e->device, NOTE_SDPA, c->name, NULL, "%s", text);
         c->plan(e, a);
     }
@@ -12550,7 +12663,7 @@ static void attention_split(struct encoder *e, const struct attention *a)
     struct array **const to[6] = { &one.o, &one.q, &one.k, &one.v, &one.mask, &one.sinks };
     int heads = a->k->shape[1], queries = a->q->shape[2], axis = axis_to_split(e, arrays + 2, 2, 4 | 8), first;
     if (axis < 0) axis = axis_to_split(e, (struct array *[]){ a->o, a->q, a->mask }, 3, 8);
-    if (axis < 0 && too_long(e, attention_work(a)))
+    if (axis < 0 && (too_long(e, attention_work(a)) || too_many_parts(e, a)))
         axis = a->q->shape[0] > 1 ? 0 : heads > 1 ? 1 : queries > 1 ? 2 : -1;
     if (axis < 0) { set_work(e, attention_work(a)); attention_whole(e, &one); return; }
     first = axis == 1 && heads > 1 ? heads / 2 * (int)head_group(a) : a->q->shape[axis] / 2;
@@ -13578,7 +13691,7 @@ static const char *few_fits(const struct encoder *e, const void *job)
 static void plan_few(struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
-    struct quant_tuning t = qmv_tuning(e->device, min_u32(j->m, QMV_MAX_M));
+    struct quant_tuning t = qmv_tuning(e->device, is_invariant(e) ? 1 : min_u32(j->m, QMV_MAX_M));
     bool subgroup = has_kernel(e->device, K_QMV) && by_subgroups(e->device, j->m);
     uint32_t lanes = subgroup ? e->device->caps.subgroup : 32, m = 1, step = j->epilogue == QMV_SWIGLU ? 2 : 1;
     uint32_t teams = t.threads > lanes ? t.threads / lanes : 1, split = 1, rows = 0, per, groups = 0;
@@ -13852,7 +13965,7 @@ static bool quant_by(struct encoder *e, const struct quant_job *j, const struct 
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    int forced = forced_kernel(e->device), row = j->gather ? 2 : j->sets > 1;
+    int forced = is_invariant(e) ? QMM_FEW : forced_kernel(e->device), row = j->gather ? 2 : j->sets > 1;
     size_t count = row ? QMM_FEW : QMM_FEW_MATRICES;
     if (forced > (int)count) forced = QMM_FEW;
     return quant_by(e, j, few_kernels[row], count, forced);
@@ -13865,6 +13978,10 @@ static uint64_t rows_a_weight(const struct quant_job *j)
 {
     return j->gather ? (uint64_t)j->gather->entries * j->m / j->gather->weights : j->m;
 }
+
+/* From so many rows of x on qmm.comp rounds W to bfloat16 where the result is, as where it is unpacked first, and as
+ * MLX's Metal does: MLX's own tests compare with that. float16 needs it for no test, and is nearer to the sum so. */
+enum { ROUNDED_FROM = 8 };
 
 /* Products of any shape, by qmm.comp: one set, no epilogue; rows grouped by weight where index arrays choose it. */
 static void plan_tiles(struct encoder *e, const void *job)
@@ -13879,7 +13996,8 @@ static void plan_tiles(struct encoder *e, const void *job)
     p = quant_bind(e, j);
     z = ceil_div(r.count, e->device->caps.max_groups[1]);
     use_quant(e, j->gather ? K_QMM_GROUPED : K_QMM, j, &p, &r, &(struct qmm_constants){ .threads = small ? 128 : 4 * bm,
-              FORMAT(j), .transposed = j->format.transpose, .bm = bm, .bn = bn, .tm = small ? 2 : 4, .tn = 4 },
+              FORMAT(j), .transposed = j->format.transpose, .bm = bm, .bn = bn, .tm = small ? 2 : 4, .tn = 4,
+              .rounded = j->to == MLXVK_BFLOAT16 && (j->m >= ROUNDED_FROM || is_invariant(e)) },
               sizeof(struct qmm_constants));
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), j->gather ? z : j->batch);
 }
@@ -13948,6 +14066,7 @@ static void plan_matrices(struct encoder *e, const void *job)
     p = quant_bind(e, &part);
     step = t->bk / QUANT_BLOCK;
     p.rounds = ceil_div(blocks, parts * step) * step;
+    if (parts > 1 && is_invariant(e)) p.rounds = INVARIANT_K / QUANT_BLOCK;
     c = matrices_constants(e, j, &p, t, parts > 1);
     use_quant(e, matrices_kernel(j), j, &p, &r, &c, sizeof c);
     dispatch(e, r.count, ceil_div(j->set[0].rows, t->bn), parts > 1 ? ceil_div(blocks, p.rounds) : j->batch);
@@ -14040,12 +14159,19 @@ static const struct candidate gather_kernels[] = {
     { "qmm_grouped by cooperative matrices", gather_matrices_fit, quant_matrices_cost, plan_matrices },
 };
 
+/* GATE_INVARIANT's kernel for all numbers of rows, of x and of entries. */
+static int invariant_kernel(const struct encoder *e, const struct quant_job *j)
+{
+    if (invariant_units(e) && !(j->gather ? gather_matrices_fit : quant_matrices_fit)(e, j)) return QMM_COOPMAT;
+    return j->format.transpose ? QMM_FEW : QMM_TILES;
+}
+
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
     static const int gathered[] = { 0, [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_FEW_MATRICES] = 1, [QMM_TILES] = 2,
                                     [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3 };
     bool special = j->gather || specialised(e->device, j->m);
-    int forced = special ? forced_kernel(e->device) : QMM_TILES;
+    int forced = is_invariant(e) ? invariant_kernel(e, j) : special ? forced_kernel(e->device) : QMM_TILES;
     if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
     if (j->gather) quant_by(e, j, gather_kernels, COUNT(gather_kernels), gathered[forced]);
     else quant_by(e, j, quant_kernels, COUNT(quant_kernels), forced);
@@ -14092,6 +14218,13 @@ static uint32_t columns_at_once(const struct device *d, const struct quant_job *
     return most > 32 ? most & ~31u : most > 0 ? most : 1;
 }
 
+/* Have the parts of K that GATE_INVARIANT asks for room? */
+static bool invariant_room(const struct device *d, const struct quant_job *j, const struct array *a)
+{
+    size_t parts = ceil_div((uint64_t)a[JOB_X].shape[2], INVARIANT_K);
+    return !d->gate[GATE_INVARIANT] || j->gather || a[JOB_Y].size * parts <= min_size(d->caps.max_range / 4, 1 << 26);
+}
+
 /* Along what to cut a job, and where. long_job: it would take too long. */
 static int where_to_cut(const struct device *d, const struct quant_job *j, const struct array *a, bool long_job,
                         int64_t *first)
@@ -14103,7 +14236,8 @@ static int where_to_cut(const struct device *d, const struct quant_job *j, const
     for (int i = JOB_W; i <= JOB_BIASES; i++) w_fits = w_fits && fits_binding(d, &a[i]);
     sums = !w_fits && !j->format.transpose && !j->gather;
     *first = batch / 2;
-    if (!j->gather && batch > 1 && (batch > grid[2] || !x_fits || !y_fits || !w_fits)) return CUT_BATCH;
+    if (!j->gather && batch > 1 && (d->gate[GATE_INVARIANT] || batch > grid[2] || !x_fits || !y_fits || !w_fits))
+        return CUT_BATCH;
     /* entries first: kernels that group them take the rows of all for one matrix */
     if (j->gather && batch > 1 && (!y_fits || (every && !x_fits) || long_job || rows > QMV_MAX_M * (int64_t)grid[1] ||
                                    most_tiles((uint64_t)batch, (uint64_t)rows) > (uint64_t)grid[1] * grid[2])) {
@@ -14115,7 +14249,7 @@ static int where_to_cut(const struct device *d, const struct quant_job *j, const
     *first = rows / 2;
     if (*first && !(j->gather && batch > 1) &&
         (rows > QMV_MAX_M * (int64_t)grid[1] || !x_fits || !y_fits || long_job ||
-         (sums && 8 * (size_t)(rows * columns) > binding_room(d, 4)))) return CUT_ROWS;
+         (sums && 8 * (size_t)(rows * columns) > binding_room(d, 4)) || !invariant_room(d, j, a))) return CUT_ROWS;
     *first = columns_at_once(d, j, a);
     if (j->format.transpose && columns > *first) return CUT_COLUMNS;
     *first = a[JOB_X].shape[2] / 2;

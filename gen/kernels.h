@@ -663,6 +663,14 @@ enum { SLOT_matmul_masked_d = 0, SLOT_matmul_masked_a = 1, SLOT_matmul_masked_b 
 typedef struct matmul_plain_constants matmul_plain_constants; typedef struct matmul_push matmul_plain_push;
 enum { SLOT_matmul_plain_d = 0, SLOT_matmul_plain_a = 1, SLOT_matmul_plain_b = 2, SLOT_matmul_plain_c = 3 };
 
+struct matmul_rows_constants { uint32_t threads, type, epilogue, few, vector; };
+typedef struct matmul_rows_constants matmul_rows_constants; typedef struct matmul_push matmul_rows_push;
+enum { SLOT_matmul_rows_d = 0, SLOT_matmul_rows_a = 1, SLOT_matmul_rows_b = 2 };
+
+typedef struct matmul_rows_constants matmul_rows_gather_constants; typedef struct matmul_gather_push matmul_rows_gather_push;
+enum { SLOT_matmul_rows_gather_d = 0, SLOT_matmul_rows_gather_a = 1, SLOT_matmul_rows_gather_b = 2,
+    SLOT_matmul_rows_gather_lhs = 4, SLOT_matmul_rows_gather_rhs = 5, SLOT_matmul_rows_gather_ranges = 6 };
+
 struct matmul_sum_constants { uint32_t threads, type, has_c; };
 typedef struct matmul_sum_constants matmul_sum_constants; typedef struct matmul_sum_push matmul_sum_push;
 enum { SLOT_matmul_sum_d = 0, SLOT_matmul_sum_a = 1, SLOT_matmul_sum_c = 3 };
@@ -699,7 +707,7 @@ struct positions_constants { uint32_t threads; };
 typedef struct positions_constants positions_constants; typedef struct positions_push positions_push;
 enum { SLOT_positions_dst = 0, SLOT_positions_a = 1, SLOT_positions_b = 2, SLOT_positions_table = 3 };
 
-struct qmm_constants { uint32_t threads, bits, tx, ts, ty, transposed, bm, bn, tm, tn; };
+struct qmm_constants { uint32_t threads, bits, tx, ts, ty, transposed, bm, bn, tm, tn, rounded; };
 typedef struct qmm_constants qmm_constants; typedef struct quant_push qmm_push;
 enum { SLOT_qmm_x = 0, SLOT_qmm_w = 1, SLOT_qmm_s = 2, SLOT_qmm_b = 3, SLOT_qmm_y = 4 };
 
@@ -938,6 +946,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matmul_grouped_f16, MATMUL_GROUPED_F16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_masked, MATMUL_MASKED, 6, 0x1, 116, 11, CAP_SMALL) \
     X(matmul_plain, MATMUL_PLAIN, 4, 0x1, 128, 3, CAP_SMALL) \
+    X(matmul_rows, MATMUL_ROWS, 3, 0x1, 128, 5, CAP_SMALL) \
+    X(matmul_rows_gather, MATMUL_ROWS_GATHER, 7, 0x1, 128, 5, CAP_SMALL) \
     X(matmul_sum, MATMUL_SUM, 4, 0x1, 84, 3, CAP_SMALL) \
     X(matmul_tiled, MATMUL_TILED, 4, 0x1, 128, 11, CAP_SMALL) \
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
@@ -947,10 +957,10 @@ enum { SLOT_quant_gather_x = 0 };
     X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 6, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
-    X(qmm, QMM, 5, 0x10, 128, 10, CAP_SMALL) \
+    X(qmm, QMM, 5, 0x10, 128, 11, CAP_SMALL) \
     X(qmm_bf16, QMM_BF16, 5, 0x10, 128, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_f16, QMM_F16, 5, 0x10, 128, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmm_grouped, QMM_GROUPED, 8, 0x10, 108, 10, CAP_SMALL) \
+    X(qmm_grouped, QMM_GROUPED, 8, 0x10, 108, 11, CAP_SMALL) \
     X(qmm_grouped_bf16, QMM_GROUPED_BF16, 8, 0x10, 108, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_grouped_f16, QMM_GROUPED_F16, 8, 0x10, 108, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmv, QMV, 6, 0x10, 128, 11, CAP_SUBGROUP | CAP_SMALL) \

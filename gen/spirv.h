@@ -57,6 +57,8 @@
 #include "matmul_grouped_f16_spv.h"
 #include "matmul_masked_spv.h"
 #include "matmul_plain_spv.h"
+#include "matmul_rows_spv.h"
+#include "matmul_rows_gather_spv.h"
 #include "matmul_sum_spv.h"
 #include "matmul_tiled_spv.h"
 #include "matvec_spv.h"

@@ -207,7 +207,7 @@ void join_parts(const uint batch, const uint head, const uint first_row, const u
     const uint BATCH = 8u;
     uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = value_width / 4u;
     uint columns = count * fours, shares = 1u;
-    while (2u * shares * columns <= gl_WorkGroupSize.x) shares *= 2u;
+    while (2u * shares * ROWS * fours <= gl_WorkGroupSize.x) shares *= 2u;              // not by count: the order of additions
     uint width = gl_WorkGroupSize.x / shares;
     for (uint i = thread; i < count * splits; i += gl_WorkGroupSize.x) {
         uint at = parts() * value_width + 2u * (first + i);

@@ -9,6 +9,7 @@ layout(constant_id = 6) const uint BM = 32;
 layout(constant_id = 7) const uint BN = 32;
 layout(constant_id = 8) const uint TM = 4;
 layout(constant_id = 9) const uint TN = 4;
+layout(constant_id = 10) const bool ROUNDED = false;   // W, to bfloat16
 
 SOURCE(0, x)
 SOURCE(1, w)
@@ -42,10 +43,6 @@ void stage_x(const uint m0, const uint k0)
     }
 }
 
-// From so many rows of x on W is rounded to bfloat16 where the result is, as where it is unpacked first, and as MLX's Metal does:
-// MLX's own tests compare with that. float16 needs it for no test, and is nearer to the sum without.
-const uint ROUNDED_FROM = 8u;
-
 // Eight codes at a time: along k where W is transposed, else along n.
 void stage_w(const uint n0, const uint k0)
 {
@@ -60,7 +57,7 @@ void stage_w(const uint n0, const uint k0)
             uint group = w_matrix * s_batch + w_row * (2u * along >> group_shift) + (2u * block + (c >> 1 & 1u) >> group_shift);
             float scale = number(RAW(s, s_at[0] + group, TS), TS), bias = FP ? 0.0 : number(RAW(b, b_at[0] + group, TS), TS);
             [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = fma(scale, code_number(code_of(codes, e)), bias);
-            if (TY == BF16 && m >= ROUNDED_FROM) [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = rounded(value[e], TY);
+            if (ROUNDED) [[unroll]] for (uint e = 0u; e < 8u; e++) value[e] = rounded(value[e], TY);
         }
         [[unroll]] for (uint e = 0u; e < 8u; e++)
             ws[TRANSPOSED ? (8u * c + e) * (BN + 1u) + row : row * (BN + 1u) + 8u * c + e] = inside ? value[e] : 0.0;

@@ -7,6 +7,7 @@
  *   ops.c       the table: name of an operation -> call
  *   compare.c   the rules of comparison
  *   run.c       one case: operands, call, comparison
+ *   rows.c      the same call for single rows
  *   watch.c     cases that are called and not computed
  *   fuzz.c      random calls instead of cases; fitting.c: parameters for them that fit each other
  */
@@ -150,10 +151,16 @@ struct watch;
 struct run_options {
     bool layouts[LAYOUTS];
     const struct watch *watch;                                          /* who looks at the calls, or NULL */
+    bool rows;                                                          /* single rows have the bits of all */
 };
 
 enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_stream stream,
                       const struct run_options *options, struct problem *problem);
+
+/* ---- rows.c ---- */
+
+/* Behind a call that worked; true for an operation that has no rows. */
+bool check_rows(const struct operation *operation, struct call *call, struct problem *problem);
 
 /* ---- fuzz.c ---- */
 

@@ -17,6 +17,8 @@ static const char usage[] =
     "  --sample K/N           the K-th of N parts of the cases (K from 1), always the same ones\n"
     "  --no-contiguous-pass   do not run cases a second time with their viewed operands made contiguous\n"
     "  --scattered-pass       run cases once more with all operands transposed, with steps and holes, some reversed\n"
+    "  --by-rows              products and attention once more for single rows, with the bits that these have among others\n"
+    "                         (which MLX_VK_BATCH_INVARIANT=1 sees to)\n"
     "  --device NAME          a device by index or part of its name\n"
     "  --verbose              name each case before it runs\n"
     "  --info                 only say what the device is and has\n"
@@ -71,6 +73,7 @@ static bool parse_options(struct options *o, int argc, char **argv)
         if (!strcmp(argv[i], "--verbose")) o->verbose = true;
         else if (!strcmp(argv[i], "--info")) o->info = true;
         else if (!strcmp(argv[i], "--no-contiguous-pass")) o->run.layouts[CONTIGUOUS] = false;
+        else if (!strcmp(argv[i], "--by-rows")) o->run.rows = true;
         else if (!strcmp(argv[i], "--scattered-pass")) o->run.layouts[SCATTERED] = true;
         else if (argv[i][0] != '-' && !o->path) o->path = argv[i];
         else if (argv[i][0] != '-' && o->file_count < MOST_FILES) o->files[o->file_count++] = argv[i];

@@ -18,6 +18,7 @@ struct attempt {
     struct call *call;
     mlxvk_array sentinel;
     const struct watch *watch;                                          /* or NULL */
+    bool rows;
     const char *corrected;                                              /* what of the expected values was wrong, or NULL */
 };
 
@@ -173,7 +174,8 @@ static bool show_results(struct attempt *a, struct problem *problem)
 static bool check_success(struct attempt *a, int code, struct problem *problem)
 {
     char text[640];
-    if (!code) return a->watch ? show_results(a, problem) : check_results(a, problem);
+    if (!code && a->watch) return show_results(a, problem);
+    if (!code) return check_results(a, problem) && (!a->rows || check_rows(a->operation, a->call, problem));
     error_text(text, sizeof text, code, a->call->stream);
     return complain(problem, "mlxvk_%s returned %s", a->operation->name, text);
 }
@@ -256,7 +258,7 @@ enum outcome run_case(const struct golden_file *file, const cJSON *item, mlxvk_s
 {
     const char *op = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "op"));
     struct attempt a = { .file = file, .item = item, .operation = op ? find_operation(op) : NULL,
-                         .watch = options->watch };
+                         .watch = options->watch, .rows = options->rows };
     if (!a.operation) return complain(problem, "the runner knows no operation %s", op ? op : "without a name"), FAILED;
     a.in = cJSON_GetObjectItemCaseSensitive(item, "in");
     a.operands = need(calloc(1, sizeof *a.operands));

@@ -1,0 +1,504 @@
+/* Rows alone and with others: what a row gives has the same bits in a batch of any size, at any place of it, and in prompts
+ * cut anywhere. Reductions, norms, softmax, scans and rope promise it always; products, quantized products and attention
+ * under MLX_VK_BATCH_INVARIANT. For these the program says, too, how many results differ without it: a test of bits that
+ * finds none to differ there shows nothing. New memory is garbage.
+ *
+ *     build/unit/test_invariant [TEST]                 all, or those whose names fit: test_attention */
+#include "../qwen3/model.h"              /* first: cmocka has a macro that is called as a function of it */
+#include "support.h"
+
+#include <stdio.h>
+
+/* What is compared: a function of some rows of x, which lie along an axis of it; `start` is the first one's number in x. */
+struct trial;
+typedef mlxvk_array (*function)(const struct trial *t, mlxvk_array x, int start);
+struct trial {
+    function apply;
+    mlxvk_array x, operand[5];
+    int in_axis, out_axis, kind, first;
+    mlxvk_optional_int group, bits;
+    const char *mode;
+    bool transpose;
+    char text[160];
+};
+
+static struct { size_t compared, differing; } tally;
+
+/* ---- rows of arrays ---- */
+
+/* Takes a[start:stop:step] along an axis. */
+static void part(mlxvk_array *a, int axis, int start, int stop, int step)
+{
+    int from[5] = { 0 }, to[5], by[5] = { 1, 1, 1, 1, 1 };
+    size_t ndim = mlxvk_array_ndim(*a);
+    for (size_t i = 0; i < ndim; i++) to[i] = mlxvk_array_dim(*a, (int)i);
+    from[axis] = start;
+    to[axis] = stop;
+    by[axis] = step;
+    OK(mlxvk_slice(a, *a, from, ndim, to, ndim, by, ndim, stream), stream);
+}
+
+static mlxvk_array some(mlxvk_array a, int axis, int start, int stop)
+{
+    mlxvk_array r = { NULL };
+    OK(mlxvk_array_set(&r, a), stream);
+    part(&r, axis, start, stop, 1);
+    return r;
+}
+
+static void own(mlxvk_array *a) { OK(mlxvk_contiguous(a, *a, false, stream), stream); }
+
+static mlxvk_array random_array(mlxvk_dtype dtype, uint32_t seed, int ndim, const int *shape)
+{
+    mlxvk_array a = normals(shape, ndim, MLXVK_FLOAT32, seed, stream);
+    OK(mlxvk_astype(&a, a, dtype, stream), stream);
+    return a;
+}
+#define RANDOM(dtype, seed, ...) \
+    random_array(dtype, seed, (int)COUNT(((int[]){ __VA_ARGS__ })), (int[]){ __VA_ARGS__ })
+
+/* The result's bytes, row after row; what becomes of the array is no matter. */
+static unsigned char *rows_read(mlxvk_array a, int axis, size_t *size)
+{
+    unsigned char *data;
+    OK(mlxvk_moveaxis(&a, a, axis, 0, stream), stream);
+    own(&a);
+    *size = mlxvk_array_nbytes(a);
+    data = malloc(*size + 1);
+    assert_non_null(data);
+    OK(mlxvk_array_read(a, data, *size, stream), stream);
+    mlxvk_array_free(a);
+    return data;
+}
+
+/* ---- the comparison ---- */
+
+static void compare_part(const struct trial *t, const unsigned char *all, size_t row, int start, int count, bool copied,
+                         bool strict)
+{
+    mlxvk_array x = some(t->x, t->in_axis, start, start + count);
+    unsigned char *got;
+    size_t size, bad = 0;
+    if (copied) own(&x);
+    got = rows_read(t->apply(t, x, start), t->out_axis, &size);
+    assert_int_equal(size, row * (size_t)count);
+    for (size_t i = 0; i < size; i += 2) bad += memcmp(got + i, all + row * (size_t)start + i, size - i < 2 ? 1 : 2) != 0;
+    tally.compared++;
+    tally.differing += bad != 0;
+    if (bad && strict) {
+        print_error("%s: rows %d to %d%s: %zu of %zu bytes differ\n", t->text, start, start + count - 1,
+                    copied ? ", copied" : "", 2 * bad, size);
+        fail();
+    }
+    free(got);
+    mlxvk_array_free(x);
+}
+
+/* All rows of x at once against parts of them. */
+static void compare(const struct trial *t, bool strict)
+{
+    static const int counts[] = { 1, 2, 3, 5, 8, 9, 16, 32, 33, 65 };
+    int rows = mlxvk_array_dim(t->x, t->in_axis);
+    mlxvk_array whole = { NULL };
+    size_t size;
+    unsigned char *all;
+    OK(mlxvk_array_set(&whole, t->x), stream);
+    all = rows_read(t->apply(t, whole, 0), t->out_axis, &size);
+    mlxvk_array_free(whole);
+    for (size_t i = 0; i < COUNT(counts) && counts[i] < rows; i++) {
+        int at[] = { 0, (rows - counts[i]) / 2, rows - counts[i] };
+        for (int k = 0; k < 3; k++)
+            if (k == (int)i % 3 || counts[i] == 1)
+                compare_part(t, all, size / (size_t)rows, at[k], counts[i], i % 2, strict);
+    }
+    free(all);
+}
+
+/* Each device of these gates runs a group of trials: without the gate no result need be the same. Without matrix units the
+ * second is as the last. */
+static const char *const settings[] = { "", "MLX_VK_BATCH_INVARIANT=2", "MLX_VK_BATCH_INVARIANT=1" };
+static size_t setting_count(void)
+{
+    size_t units = 0;
+    OK_DEVICE(mlxvk_device_info_get_size(&units, device, "cooperative_matrix_size"), device);
+    return units ? 3 : 2;
+}
+
+static void on_each(void (*run)(bool strict))
+{
+    const mlxvk_device own_device = device;
+    const mlxvk_stream own_stream = stream;
+    for (size_t i = 0; i < setting_count(); i++) {
+        char gates[80];
+        struct setting s;
+        snprintf(gates, sizeof gates, "MLX_VK_POISON=1 %s", settings[i]);
+        s = start(gates);
+        device = s.device;
+        stream = s.stream;
+        memset(&tally, 0, sizeof tally);
+        run(i > 0);
+        print_message("    %s: %zu of %zu differ\n", i ? settings[i] : "without the gate", tally.differing, tally.compared);
+        device = own_device;
+        stream = own_stream;
+        finish(&s);
+    }
+}
+
+static void trial_free(struct trial *t)
+{
+    mlxvk_array_free(t->x);
+    for (size_t i = 0; i < COUNT(t->operand); i++) mlxvk_array_free(t->operand[i]);
+}
+
+static void run_trial(struct trial *t, bool strict)
+{
+    compare(t, strict);
+    trial_free(t);
+}
+
+/* ---- products ---- */
+
+enum { ALL_ROWS = 70 };
+enum { PLAIN, TRANSPOSED, GAPS, SHIFTED, LAYOUTS };
+static const char *const layouts[LAYOUTS] = { "plain", "transposed", "with gaps", "shifted" };
+
+/* The same numbers, laid out in another way. */
+static void lay_out(mlxvk_array *a, int layout)
+{
+    int last = (int)mlxvk_array_ndim(*a) - 1, n = mlxvk_array_dim(*a, last);
+    if (layout == TRANSPOSED) {
+        OK(mlxvk_swapaxes(a, *a, last - 1, last, stream), stream);
+        own(a);
+        OK(mlxvk_swapaxes(a, *a, last - 1, last, stream), stream);
+    } else if (layout == GAPS || layout == SHIFTED) {
+        OK(mlxvk_repeat_axis(a, *a, 2, last, stream), stream);
+        if (layout == GAPS) part(a, last, 0, 2 * n, 2);
+        else part(a, last, 1, n + 1, 1);
+    }
+}
+
+static mlxvk_array product(const struct trial *t, mlxvk_array x, int start)
+{
+    mlxvk_array r = { NULL };
+    (void)start;
+    if (t->kind) OK(mlxvk_addmm(&r, t->operand[1], x, t->operand[0], 0.75f, 1.5f, stream), stream);
+    else OK(mlxvk_matmul(&r, x, t->operand[0], stream), stream);
+    return r;
+}
+
+static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT16 };
+
+static void dense_products(bool strict)
+{
+    static const int sizes[][2] = { { 1, 5 }, { 33, 70 }, { 512, 64 }, { 1040, 136 }, { 1100, 9 } };
+    for (size_t i = 0; i < COUNT(sizes); i++)
+        for (int l = 0; l < LAYOUTS; l++)
+            for (int of_x = 0; of_x < LAYOUTS; of_x++) {
+                mlxvk_dtype type = types[(i + (size_t)l + (size_t)of_x) % 3];
+                int k = sizes[i][0], n = sizes[i][1];
+                struct trial t = { .apply = product, .x = RANDOM(type, 3, ALL_ROWS, k), .kind = (l + of_x) % 3 == 2,
+                                   .operand = { RANDOM(type, 4, k, n), RANDOM(type, 5, n) } };
+                if ((i + (size_t)l) % 2 != (size_t)of_x % 2) { trial_free(&t); continue; }
+                lay_out(&t.x, of_x);
+                lay_out(&t.operand[0], l);
+                snprintf(t.text, sizeof t.text, "%s %d x %d, x %s, b %s", mlxvk_dtype_name(type), k, n, layouts[of_x], layouts[l]);
+                run_trial(&t, strict);
+            }
+}
+
+/* Rows of a batch of matrices, the batch as rows, a batch of weights. */
+static void batched_products(bool strict)
+{
+    for (int kind = 0; kind < 3; kind++)
+        for (size_t i = 0; i < COUNT(types); i++) {
+            struct trial t = { .apply = product, .in_axis = kind != 1, .out_axis = kind != 1 };
+            t.x = kind == 1 ? RANDOM(types[i], 6, 40, 3, 600) : RANDOM(types[i], 6, 3, 40, 600);
+            t.operand[0] = kind == 2 ? RANDOM(types[i], 7, 3, 600, 50) : RANDOM(types[i], 7, 600, 50);
+            lay_out(&t.operand[0], (int)i % 2);
+            snprintf(t.text, sizeof t.text, "%s in a batch, %d", mlxvk_dtype_name(types[i]), kind);
+            run_trial(&t, strict);
+        }
+}
+
+/* Entries that index arrays give their matrices: those of rows start ... */
+static mlxvk_array indices_of(const struct trial *t, mlxvk_array x, int start)
+{
+    return some(t->operand[4], 0, start, start + mlxvk_array_dim(x, 0));
+}
+
+static mlxvk_array gathered(const struct trial *t, mlxvk_array x, int start)
+{
+    mlxvk_array r = { NULL }, none = { NULL }, chosen = indices_of(t, x, start);
+    OK(mlxvk_gather_mm(&r, x, t->operand[0], none, chosen, false, stream), stream);
+    mlxvk_array_free(chosen);
+    return r;
+}
+
+enum { WEIGHTS = 5 };
+static mlxvk_array choices(int count)
+{
+    int32_t values[ALL_ROWS];
+    for (int i = 0; i < count; i++) values[i] = i * i * 7 % WEIGHTS;
+    return ints(device, values, &count, 1);
+}
+
+static void gathered_products(bool strict)
+{
+    for (size_t i = 0; i < COUNT(types); i++)
+        for (int rows = 1; rows < 4; rows += 2)
+            for (int layout = 0; layout < 2; layout++) {
+                struct trial t = { .apply = gathered, .x = RANDOM(types[i], 8, ALL_ROWS, rows, 530),
+                                   .operand = { RANDOM(types[i], 9, WEIGHTS, 530, 34), [4] = choices(ALL_ROWS) } };
+                lay_out(&t.operand[0], layout);
+                snprintf(t.text, sizeof t.text, "gather_mm %s, %d rows each, %s", mlxvk_dtype_name(types[i]), rows, layouts[layout]);
+                run_trial(&t, strict);
+            }
+}
+
+/* ---- quantized products ---- */
+
+static mlxvk_array quantized(const struct trial *t, mlxvk_array x, int start)
+{
+    mlxvk_array r = { NULL }, none = { NULL }, chosen;
+    const mlxvk_array *w = t->operand;
+    if (!t->kind) {
+        OK(mlxvk_quantized_matmul(&r, x, w[0], w[1], w[2], t->transpose, t->group, t->bits, t->mode, stream), stream);
+        return r;
+    }
+    chosen = indices_of(t, x, start);
+    OK(mlxvk_gather_qmm(&r, x, w[0], w[1], w[2], none, chosen, t->transpose, t->group, t->bits, t->mode, false, stream),
+       stream);
+    mlxvk_array_free(chosen);
+    return r;
+}
+
+static void quantize(struct trial *t, mlxvk_array weights)
+{
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    mlxvk_array none = { NULL };
+    OK(mlxvk_quantize(&parts, weights, t->group, t->bits, t->mode, none, stream), stream);
+    for (size_t i = 0; i < mlxvk_vector_array_size(parts); i++)
+        OK(mlxvk_vector_array_get(&t->operand[i], parts, i), stream);
+    mlxvk_vector_array_free(parts);
+    mlxvk_array_free(weights);
+}
+
+/* kind 0: one weight, 1: by index arrays, 2: a batch of weights. */
+static void quantized_trial(const char *mode, int group, int bits, mlxvk_dtype type, bool transpose, int kind, bool strict)
+{
+    struct trial t = { .apply = quantized, .mode = mode, .group = { group, true }, .bits = { bits, true },
+                       .transpose = transpose, .kind = kind == 1, .in_axis = kind == 2, .out_axis = kind == 2 };
+    mlxvk_dtype w_type = strcmp(mode, "affine") ? MLXVK_FLOAT32 : type;
+    int k = 1152, n = transpose ? 70 : 128, down = transpose ? n : k, across = transpose ? k : n;
+    t.x = kind == 0 ? RANDOM(type, 11, ALL_ROWS, k) : kind == 1 ? RANDOM(type, 11, ALL_ROWS, 1, k)
+        : RANDOM(type, 11, 3, ALL_ROWS, k);
+    quantize(&t, kind == 0 ? RANDOM(w_type, 12, down, across)
+               : RANDOM(w_type, 12, kind == 1 ? WEIGHTS : 3, down, across));
+    if (kind == 1) t.operand[4] = choices(ALL_ROWS);
+    snprintf(t.text, sizeof t.text, "%s %d bits, groups of %d, %s, %stransposed, kind %d", mode, bits, group, mlxvk_dtype_name(type),
+             transpose ? "" : "not ", kind);
+    run_trial(&t, strict);
+}
+
+static void quantized_products(bool strict)
+{
+    static const int widths[] = { 2, 3, 4, 5, 6, 8 };
+    int turn = 0;
+    for (size_t i = 0; i < COUNT(widths); i++)
+        for (int group = 32; group <= 128; group *= 2, turn++)
+            quantized_trial("affine", group, widths[i], types[turn % 3], true, 0, strict);
+    for (size_t i = 0; i < COUNT(types); i++)
+        for (int kind = 0; kind < 3; kind++) {
+            quantized_trial("affine", 64, kind ? 4 : 8, types[i], true, kind, strict);
+            quantized_trial("affine", 32, kind ? 8 : 4, types[i], false, kind, strict);
+            quantized_trial("mxfp4", 32, 4, types[i], kind != 1, kind, strict);
+            quantized_trial("mxfp8", 32, 8, types[i], kind != 2, kind, strict);
+            quantized_trial("nvfp4", 16, 4, types[i], true, kind, strict);
+        }
+}
+
+/* ---- attention ---- */
+
+enum { QUERIES, KEYS, VALUES, MASK, SINKS };            /* operands; QUERIES are the rows */
+enum { NO_MASK, CAUSAL, BOOL_MASK, ADDED_MASK, MASKS };
+static const char *const masks[MASKS] = { "none", "causal", "bool", "added" };
+
+/* Queries start ... of a prompt; behind a causal mask there are no keys beyond the last of them yet. */
+static mlxvk_array attend(const struct trial *t, mlxvk_array x, int start)
+{
+    mlxvk_array r = { NULL }, k = { NULL }, v = { NULL }, mask = { NULL };
+    int stop = start + mlxvk_array_dim(x, t->in_axis), axis = t->in_axis;
+    OK(mlxvk_array_set(&k, t->operand[KEYS]), stream);
+    OK(mlxvk_array_set(&v, t->operand[VALUES]), stream);
+    if (axis == 0 || t->kind == CAUSAL) {
+        part(&k, axis, axis ? 0 : start, t->first + stop, 1);
+        part(&v, axis, axis ? 0 : start, t->first + stop, 1);
+    }
+    if (t->operand[MASK].ctx) mask = some(t->operand[MASK], axis, start, stop);
+    OK(mlxvk_fast_scaled_dot_product_attention(&r, x, k, v, 0.125f, t->kind == CAUSAL ? "causal" : "", mask,
+                                               t->operand[SINKS], stream), stream);
+    mlxvk_array_free(k);
+    mlxvk_array_free(v);
+    mlxvk_array_free(mask);
+    return r;
+}
+
+struct shape { int heads, kv_heads, queries, first, width, value_width; };
+
+static void attention_trial(const struct shape *s, mlxvk_dtype type, int mask, bool sinks, int axis, bool strict)
+{
+    int batch = axis ? 2 : 33, queries = axis ? s->queries : 3, keys = s->first + s->queries;
+    struct trial t = { .apply = attend, .x = RANDOM(type, 21, batch, s->heads, queries, s->width), .in_axis = axis,
+                       .out_axis = axis, .kind = mask, .first = axis ? s->first : 0 };
+    t.operand[KEYS] = RANDOM(type, 22, batch, s->kv_heads, keys + 5, s->width);          /* room, as a cache has */
+    t.operand[VALUES] = RANDOM(type, 23, batch, s->kv_heads, keys + 5, s->value_width);
+    part(&t.operand[KEYS], 2, 0, keys, 1);
+    part(&t.operand[VALUES], 2, 0, keys, 1);
+    if (mask >= BOOL_MASK) {
+        mlxvk_array zero = floats(device, &(float){ -0.5f }, NULL, 0);
+        t.operand[MASK] = RANDOM(type, 24, batch, 1, queries, keys);
+        if (mask == BOOL_MASK) OK(mlxvk_greater(&t.operand[MASK], t.operand[MASK], zero, stream), stream);
+        mlxvk_array_free(zero);
+    }
+    if (sinks) t.operand[SINKS] = RANDOM(type, 25, s->heads);
+    snprintf(t.text, sizeof t.text, "%s, heads %d on %d, %d queries on %d keys, width %d and %d, mask %s%s, by %s",
+             mlxvk_dtype_name(type), s->heads, s->kv_heads, queries, keys, s->width, s->value_width, masks[mask],
+             sinks ? ", sinks" : "", axis ? "queries" : "batch");
+    run_trial(&t, strict);
+}
+
+static void attention(bool strict)
+{
+    static const struct shape shapes[] = {
+        { 4, 2, 70, 0, 64, 64 }, { 4, 1, 67, 500, 128, 128 }, { 2, 2, 40, 1000, 80, 80 }, { 2, 1, 70, 30, 33, 40 },
+        { 6, 2, 35, 7, 96, 64 }, { 2, 1, 33, 90, 256, 256 },
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        for (int mask = 0; mask < MASKS; mask++) {
+            attention_trial(&shapes[i], types[(i + (size_t)mask) % 3], mask, (i + (size_t)mask) % 2, 2, strict);
+            attention_trial(&shapes[i], types[(i + (size_t)mask + 1) % 3], mask, mask % 2, 0, strict);
+        }
+}
+
+/* ---- what always gives a row the same bits ---- */
+
+enum { SUM, LSE, SOFTMAX, RMS, CUMSUM, CUMPROD, LOGCUMSUMEXP, ROPE, SORT, ROW_OPS };
+static const char *const row_ops[ROW_OPS] = { "sum", "logsumexp", "softmax", "rms_norm", "cumsum", "cumprod", "logcumsumexp", "rope", "sort" };
+
+static mlxvk_array row_op(const struct trial *t, mlxvk_array x, int start)
+{
+    mlxvk_array r = { NULL }, none = { NULL };
+    int n = mlxvk_array_dim(x, 1);
+    (void)start;
+    switch (t->kind) {
+    case SUM: OK(mlxvk_sum_axis(&r, x, 1, false, stream), stream); break;
+    case LSE: OK(mlxvk_logsumexp_axis(&r, x, 1, false, stream), stream); break;
+    case SOFTMAX: OK(mlxvk_softmax_axis(&r, x, 1, true, stream), stream); break;
+    case RMS: OK(mlxvk_fast_rms_norm(&r, x, t->operand[0], 1e-5f, stream), stream); break;
+    case CUMSUM: OK(mlxvk_cumsum(&r, x, 1, false, true, stream), stream); break;
+    case CUMPROD: OK(mlxvk_cumprod(&r, x, 1, false, true, stream), stream); break;
+    case LOGCUMSUMEXP: OK(mlxvk_logcumsumexp(&r, x, 1, false, true, stream), stream); break;
+    case SORT: OK(mlxvk_sort_axis(&r, x, 1, stream), stream); break;
+    default:                                         /* the rows are heads of one token */
+        OK(mlxvk_reshape(&r, x, (int[]){ mlxvk_array_dim(x, 0), 1, 1, n }, 4, stream), stream);
+        OK(mlxvk_fast_rope(&r, r, n / 2 * 2, false, (mlxvk_optional_float){ 10000, true }, 1, 77, none, stream), stream);
+    }
+    return r;
+}
+
+static void test_rows(void **state)
+{
+    static const int sizes[] = { 1, 2, 33, 64, 257, 1000, 4097, 20000 };
+    (void)state;
+    memset(&tally, 0, sizeof tally);
+    for (size_t i = 0; i < COUNT(sizes); i++)
+        for (int op = 0; op < ROW_OPS; op++) {
+            mlxvk_dtype type = types[(i + (size_t)op) % 3];
+            int rows = sizes[i] > 4000 ? 9 : ALL_ROWS;
+            struct trial t = { .apply = row_op, .x = RANDOM(type, 31, rows, sizes[i]), .kind = op,
+                               .operand = { RANDOM(type, 32, sizes[i]) } };
+            if (op == ROPE && (sizes[i] < 2 || sizes[i] > 4000)) { trial_free(&t); continue; }
+            snprintf(t.text, sizeof t.text, "%s of %d %s", row_ops[op], sizes[i], mlxvk_dtype_name(type));
+            run_trial(&t, true);
+        }
+}
+
+/* ---- a model: a prompt in chunks, and token by token ---- */
+
+enum { TOKENS = 150 };
+
+/* Logits of all positions of a prompt that is fed in chunks. */
+static uint32_t *logits_of(struct model *m, int chunk, size_t *count)
+{
+    int32_t ids[TOKENS];
+    uint32_t *all = NULL;
+    *count = 0;
+    model_rewind(m, 0);
+    for (int i = 0; i < TOKENS; i++) ids[i] = 3 + i * i * 13 % (m->config.vocab - 5);
+    for (int at = 0; at < TOKENS; at += chunk) {
+        int n = TOKENS - at < chunk ? TOKENS - at : chunk;
+        mlxvk_array tokens = ints(m->gpu->device, ids + at, (int[]){ 1, n }, 2), logits = mlxvk_array_new();
+        model_forward(m, tokens, n, WANT_ALL, &logits);
+        OK(m->gpu->code, m->gpu->stream);
+        OK(mlxvk_astype(&logits, logits, MLXVK_FLOAT32, m->gpu->stream), m->gpu->stream);
+        all = realloc(all, 4 * *count + mlxvk_array_nbytes(logits));
+        assert_non_null(all);
+        OK(mlxvk_array_read(logits, all + *count, mlxvk_array_nbytes(logits), m->gpu->stream), m->gpu->stream);
+        *count += mlxvk_array_size(logits);
+        mlxvk_array_free(tokens);
+        mlxvk_array_free(logits);
+    }
+    return all;
+}
+
+static void test_model(void **state)
+{
+    static const int chunks[] = { 1, 3, 7, 16, 64, TOKENS };
+    (void)state;
+    for (size_t k = 0; k < setting_count(); k++) {
+        struct safetensors st;
+        struct config c;
+        struct model m;
+        struct gpu gpu;
+        struct error e = { "" };
+        size_t count, n, differing = 0;
+        uint32_t *want;
+        assert_true(gpu_open(&gpu, NULL, settings[k], &e) && config_read(&c, "tests/models/tiny-qwen3", &e));
+        assert_true(safetensors_open(&st, "tests/models/tiny-qwen3", &e) && model_load(&m, &gpu, &c, &st, NULL, NULL, &e));
+        safetensors_close(&st);
+        want = logits_of(&m, chunks[COUNT(chunks) - 1], &count);
+        for (size_t i = 0; i + 1 < COUNT(chunks); i++) {
+            uint32_t *got = logits_of(&m, chunks[i], &n);
+            size_t bad = 0;
+            assert_int_equal(n, count);
+            for (size_t j = 0; j < n; j++) bad += got[j] != want[j];
+            if (bad && k) print_error("%s: in chunks of %d %zu of %zu logits differ\n", settings[k], chunks[i], bad, n);
+            differing += bad;
+            free(got);
+        }
+        print_message("    %s: %zu of %zu logits differ\n", k ? settings[k] : "without the gate", differing,
+                      count * (COUNT(chunks) - 1));
+        free(want);
+        model_free(&m);
+        config_free(&c);
+        gpu_close(&gpu);
+        if (k) assert_int_equal(differing, 0);
+    }
+}
+
+static void test_dense(void **state) { (void)state; on_each(dense_products); }
+static void test_batched(void **state) { (void)state; on_each(batched_products); }
+static void test_gathered(void **state) { (void)state; on_each(gathered_products); }
+static void test_quantized(void **state) { (void)state; on_each(quantized_products); }
+static void test_attention(void **state) { (void)state; on_each(attention); }
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),      cmocka_unit_test(test_dense),     cmocka_unit_test(test_batched),
+        cmocka_unit_test(test_gathered),  cmocka_unit_test(test_quantized), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_model),
+    };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    return run_group("invariant", tests, set_up_poisoned, tear_down);
+}
