@@ -9,6 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+os.environ.setdefault("MLX_VK_WALK", "2")                   # read at the first evaluation: the thread is tested, too
+
 import mlxvk_mlx
 from support import *
 
