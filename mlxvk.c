@@ -12453,9 +12453,10 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
         set_output(e, SLOT_attention_rope_part, parts);
         set_counters(e, SLOT_attention_rope_finished);
     }
-    USE(e, attention_rope, &p, .threads = decode_threads(e, subgroups), .dtype = (uint32_t)a->q->dtype, .rows = cut.rows,
-        .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
-        .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0, .subgroups = subgroups,
+    USE(e, attention_rope, &p, .threads = decode_threads(e, subgroups), .dtype = (uint32_t)a->q->dtype,
+        .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
+        .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
+        .subgroups = subgroups,
         .twos = ceil_div(d / 4, e->device->caps.subgroup));
     dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), heads / p.group_size);
     array_release(parts);
