@@ -12482,6 +12482,7 @@ static bool newest_fit(const struct encoder *e, const struct attention *a, const
     uint32_t eight = 16 / (uint32_t)item_size(q), two = 4 / (uint32_t)item_size(q);
     if (!has_kernel(e->device, K_ATTENTION_ROPE) || a->flags || !a->keys) return false;
     if (width % 8 || n->rope->dims != width || n->rope->traditional) return false;
+    if ((uint32_t)k->shape[1] > e->device->caps.max_groups[2]) return false;      /* heads of keys: its grid's depth */
     if (!is_step_row(n->q, q->shape[1], width, q->dtype) || !is_step_row(n->k, k->shape[1], width, q->dtype) ||
         !is_step_row(n->v, k->shape[1], width, q->dtype) || k->strides[3] != 1 || v->strides[3] != 1) return false;
     if (!n->q_weight != !n->k_weight || (n->q_weight && (!is_step_weight(n->q_weight, width, q->dtype) ||

@@ -101,7 +101,8 @@ void unpacked(const uvec4 first, const uvec4 second, out vec4 a, out vec4 b)
 }
 
 #ifdef FRESH
-// The newest key and value are not in memory yet: chunk c of them in the place of what was read there.
+// The newest key and value are not in memory yet: chunk c of them in the place of what was read there, and where they stand for
+// keys beyond the end: what memory holds instead may be NaN, which no weight of 0 takes away.
 void meet_newest(const uint u, const uint c, const uint share)
 {
     uint f = 8u * (c * LANES + share), from = f * WORDS / 2u;
@@ -122,7 +123,7 @@ void score_keys(const uint first, const uint step, const uint end, const uint sh
             vec4 a, b;
             uint at = (u * CHUNKS + c) * WORDS;
 #ifdef FRESH
-            if (key == newest_key) meet_newest(u, c, share);
+            if (key >= newest_key) meet_newest(u, c, share);
 #endif
             unpacked(ks[at], ks[at + WORDS - 1u], a, b);
             [[unroll]] for (uint r = 0u; r < ROWS; r++)

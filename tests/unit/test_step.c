@@ -20,6 +20,9 @@ struct step {
     const char *gates;
     /* window: the eight last keys alone; back: the second half of rounds repeats; rotates: a cache that is full */
     bool no_norm, no_weight, freqs, window, back, rotates;
+    /* what begins at an odd element */
+    enum odd { EVEN, ODD_Q, ODD_K, ODD_V, ODD_Q_WEIGHT, ODD_K_WEIGHT, ODD_HEADS } odd;
+    int room;                                        /* rows of the caches; 0: CAPACITY */
     bool traditional, part, other_place, other_row, masked, sinks, owned, wide_v, one_cache, other_eps, other_weight, positions, strided;
     int batch, queries;
 };
@@ -42,6 +45,14 @@ static const struct step steps[] = {
     { FUSES("a window of keys"), SHAPE(4, 2, 64, 20, FLOAT32), .window = true },
     { FUSES("positions that come back"), SHAPE(4, 2, 64, 20, FLOAT32), .back = true },
     { FUSES("one place for all positions"), SHAPE(4, 2, 64, 20, FLOAT32), .rotates = true },
+    { FUSES("a query at an odd element of 32 bits"), SHAPE(4, 2, 64, 5, FLOAT32), .odd = ODD_Q },
+    { FUSES("a norm's weight at an odd element of 32 bits"), SHAPE(4, 2, 64, 5, FLOAT32), .odd = ODD_K_WEIGHT },
+    { REFUSES("a query at an odd element"), SHAPE(4, 2, 64, 5, BFLOAT16), .odd = ODD_Q },
+    { REFUSES("a key at an odd element"), SHAPE(4, 2, 64, 5, FLOAT16), .odd = ODD_K },
+    { REFUSES("a value at an odd element"), SHAPE(4, 2, 64, 5, BFLOAT16), .odd = ODD_V },
+    { REFUSES("the query's weight at an odd element"), SHAPE(4, 2, 64, 5, FLOAT16), .odd = ODD_Q_WEIGHT },
+    { REFUSES("the key's weight at an odd element"), SHAPE(4, 2, 64, 5, BFLOAT16), .odd = ODD_K_WEIGHT },
+    { REFUSES("heads that begin at odd elements"), SHAPE(4, 2, 64, 5, BFLOAT16), .no_norm = true, .odd = ODD_HEADS },
     { REFUSES("queries and keys of every second feature"), SHAPE(4, 2, 64, 5, FLOAT32), .no_norm = true, .strided = true },
     { REFUSES("pairs side by side"), SHAPE(4, 2, 64, 5, FLOAT32), .traditional = true },
     { REFUSES("rope of a part of the features"), SHAPE(4, 2, 64, 5, FLOAT32), .no_norm = true, .part = true },
@@ -59,23 +70,42 @@ static const struct step steps[] = {
     { REFUSES("two queries"), SHAPE(4, 2, 64, 5, FLOAT32), .queries = 2 },
 };
 
-struct run { const struct step *p; mlxvk_device device; mlxvk_stream s; mlxvk_array keys, values, freqs, sinks, mask, q_weight, k_weight; };
+struct run {
+    const struct step *p;
+    char gates[256];
+    mlxvk_device device;
+    mlxvk_stream s;
+    mlxvk_array keys, values, freqs, sinks, mask, q_weight, k_weight;
+};
 
 static int queries_of(const struct step *p) { return p->queries ? p->queries : 1; }
 static int batch_of(const struct step *p) { return p->batch ? p->batch : 1; }
+static int room_of(const struct step *p) { return p->room ? p->room : CAPACITY; }
+
+/* The same, but from an element that is an odd one. */
+static mlxvk_array odd_normals(int count, mlxvk_dtype dtype, uint32_t seed, mlxvk_stream s)
+{
+    mlxvk_array x = normals((int[]){ count + 1 }, 1, dtype, seed, s);
+    OK(mlxvk_slice(&x, x, (int[]){ 1 }, 1, (int[]){ count + 1 }, 1, (int[]){ 1 }, 1, s), s);
+    return x;
+}
+
+static mlxvk_array weight_of(const struct step *p, uint32_t seed, bool odd, mlxvk_stream s)
+{
+    return odd ? odd_normals(p->width, p->dtype, seed, s) : normals((int[]){ p->width }, 1, p->dtype, seed, s);
+}
 
 static struct run run_open(const struct step *p, bool on)
 {
     struct run t = { .p = p };
-    char gates[128];
-    snprintf(gates, sizeof gates, "%s %s", p->gates ? p->gates : "", on ? "" : OFF);
-    t.device = open_device(gates);
+    snprintf(t.gates, sizeof t.gates, "%s %s", p->gates ? p->gates : "", on ? "" : OFF);
+    t.device = open_device(t.gates);
     t.s = open_stream(t.device);
     const int width = p->wide_v ? 2 * p->width : p->width, b = batch_of(p);
-    t.keys = normals((int[]){ b, p->kv_heads, CAPACITY, p->width }, 4, p->dtype, 11, t.s);
-    t.values = normals((int[]){ b, p->kv_heads, CAPACITY, width }, 4, p->dtype, 12, t.s);
-    t.q_weight = normals((int[]){ p->width }, 1, p->dtype, 13, t.s);
-    t.k_weight = normals((int[]){ p->width }, 1, p->dtype, 14, t.s);
+    t.keys = normals((int[]){ b, p->kv_heads, room_of(p), p->width }, 4, p->dtype, 11, t.s);
+    t.values = normals((int[]){ b, p->kv_heads, room_of(p), width }, 4, p->dtype, 12, t.s);
+    t.q_weight = weight_of(p, 13, p->odd == ODD_Q_WEIGHT, t.s);
+    t.k_weight = weight_of(p, 14, p->odd == ODD_K_WEIGHT, t.s);
     t.sinks = normals((int[]){ p->heads }, 1, p->dtype, 15, t.s);
     t.mask = normals((int[]){ CAPACITY }, 1, p->dtype, 16, t.s);
     t.freqs = normals((int[]){ p->width / 2 }, 1, MLXVK_FLOAT32, 17, t.s);
@@ -92,12 +122,16 @@ static void run_close(struct run *t)
 }
 
 /* What a product would leave, (batch, queries, heads * width), by heads. */
-static mlxvk_array drawn(struct run *t, int heads, int width, uint32_t seed, bool strided)
+static mlxvk_array drawn(struct run *t, int heads, int width, uint32_t seed, bool odd)
 {
     const struct step *p = t->p;
-    const int shape[] = { batch_of(p), queries_of(p), heads, strided ? 2 * width : width };
-    mlxvk_array x = normals((int[]){ shape[0], shape[1], heads * shape[3] }, 3, p->dtype, seed, t->s);
+    const bool strided = p->strided && seed < 300, apart = p->odd == ODD_HEADS && seed < 200;
+    const int shape[] = { batch_of(p), queries_of(p), heads, strided ? 2 * width : width + apart };
+    const int count = shape[0] * shape[1] * heads * shape[3];
+    mlxvk_array x = odd ? odd_normals(count, p->dtype, seed, t->s) : normals((int[]){ count }, 1, p->dtype, seed, t->s);
     OK(mlxvk_reshape(&x, x, shape, 4, t->s), t->s);
+    if (apart) OK(mlxvk_slice(&x, x, (int[]){ 0, 0, 0, 0 }, 4, (int[]){ shape[0], shape[1], heads, width }, 4,
+                              (int[]){ 1, 1, 1, 1 }, 4, t->s), t->s);
     if (strided) OK(mlxvk_slice(&x, x, (int[]){ 0, 0, 0, 0 }, 4, shape, 4, (int[]){ 1, 1, 1, 2 }, 4, t->s), t->s);
     return x;
 }
@@ -133,31 +167,48 @@ static void to_cache(struct run *t, mlxvk_array *cache, mlxvk_array *rows, int a
     OK(mlxvk_slice(rows, *cache, (int[]){ 0, 0, first, 0 }, 4, (int[]){ b, heads, end, width }, 4, one, 4, t->s), t->s);
 }
 
-/* One round: leaves the result, and where the key is wanted the key. */
-static void round_of(struct run *t, int round, mlxvk_array res[2])
+static int place_in_round(const struct step *p, int round)
+{
+    return p->first + (p->rotates ? 0 : p->back ? round % 3 : round) * queries_of(p);
+}
+
+/* A round's query, key and value; their seeds are from 100, 200 and 300 on. */
+static void draw(struct run *t, int round, mlxvk_array x[3])
 {
     const struct step *p = t->p;
-    const int at = p->first + (p->rotates ? 0 : p->back ? round % 3 : round) * queries_of(p), position = at + (p->rotates ? round : 0), end = at + queries_of(p);
+    const uint32_t seed = (uint32_t)(round % 100);
+    x[0] = drawn(t, p->heads, p->width, 100 + seed, p->odd == ODD_Q);
+    x[1] = drawn(t, p->kv_heads, p->width, 200 + seed, p->odd == ODD_K);
+    x[2] = drawn(t, p->kv_heads, mlxvk_array_dim(t->values, 3), 300 + seed, p->odd == ODD_V);
+}
+
+/* One round, which lets those go: leaves the result, and where the key is wanted the key. */
+static void attend(struct run *t, int round, mlxvk_array x[3], mlxvk_array res[2])
+{
+    const struct step *p = t->p;
+    const int at = place_in_round(p, round), position = at + (p->rotates ? round : 0), end = at + queries_of(p);
     const int first = p->window ? end - 8 : 0;
-    mlxvk_array q, k, v, mask = NONE, *values = p->one_cache ? &t->keys : &t->values;
-    q = drawn(t, p->heads, p->width, 100 + (uint32_t)round, p->strided);
-    k = drawn(t, p->kv_heads, p->width, 200 + (uint32_t)round, p->strided);
-    v = drawn(t, p->kv_heads, mlxvk_array_dim(t->values, 3), 300 + (uint32_t)round, false);
-    split(t, &q, &t->q_weight, 1e-5f);
-    split(t, &k, p->other_weight ? &NONE : &t->k_weight, p->other_eps ? 0.5f : 1e-5f);
-    split(t, &v, NULL, 0);
-    turn(t, &q, p->other_place ? position + 1 : position);
-    turn(t, &k, position);
-    if (p->owned) OK(mlxvk_array_set(&res[1], k), t->s);
-    to_cache(t, &t->keys, &k, p->other_row ? at - 1 : at, first, end);
-    to_cache(t, values, &v, p->one_cache ? CAPACITY - 1 : at, first, end);
+    mlxvk_array mask = NONE, *values = p->one_cache ? &t->keys : &t->values;
+    split(t, &x[0], &t->q_weight, 1e-5f);
+    split(t, &x[1], p->other_weight ? &NONE : &t->k_weight, p->other_eps ? 0.5f : 1e-5f);
+    split(t, &x[2], NULL, 0);
+    turn(t, &x[0], p->other_place ? position + 1 : position);
+    turn(t, &x[1], position);
+    if (p->owned) OK(mlxvk_array_set(&res[1], x[1]), t->s);
+    to_cache(t, &t->keys, &x[1], p->other_row ? at - 1 : at, first, end);
+    to_cache(t, values, &x[2], p->one_cache ? CAPACITY - 1 : at, first, end);
     if (p->masked) OK(mlxvk_slice(&mask, t->mask, (int[]){ 0 }, 1, (int[]){ end - first }, 1, (int[]){ 1 }, 1, t->s), t->s);
-    OK(mlxvk_fast_scaled_dot_product_attention(&res[0], q, k, v, 0.3f, p->masked ? "array" : queries_of(p) > 1 ? "causal" : "", mask,
-                                               p->sinks ? t->sinks : NONE, t->s), t->s);
-    mlxvk_array_free(q);
-    mlxvk_array_free(k);
-    mlxvk_array_free(v);
+    OK(mlxvk_fast_scaled_dot_product_attention(&res[0], x[0], x[1], x[2], 0.3f,
+                                               p->masked ? "array" : queries_of(p) > 1 ? "causal" : "", mask, p->sinks ? t->sinks : NONE, t->s), t->s);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(x[i]);
     mlxvk_array_free(mask);
+}
+
+static void round_of(struct run *t, int round, mlxvk_array res[2])
+{
+    mlxvk_array x[3];
+    draw(t, round, x);
+    attend(t, round, x, res);
 }
 
 /* Reads arrays as float32 behind each other, and frees those that a round left. */
@@ -199,14 +250,20 @@ static size_t run_step(const struct step *p, bool on, float *to, uint64_t *dispa
     return n;
 }
 
+static bool has_subgroups(void)                      /* which the kernel needs */
+{
+    mlxvk_device own = open_device(NULL);
+    size_t subgroups = 0;
+    OK_DEVICE(mlxvk_device_info_get_size(&subgroups, own, "subgroup"), own);
+    mlxvk_device_free(own);
+    return subgroups != 0;
+}
+
 static void test_steps(void **state)
 {
     static float on[ROOM], off[ROOM];
-    mlxvk_device own = open_device(NULL);
-    size_t subgroups = 0;                            /* which the kernel needs */
+    const bool subgroups = has_subgroups();
     (void)state;
-    OK_DEVICE(mlxvk_device_info_get_size(&subgroups, own, "subgroup"), own);
-    mlxvk_device_free(own);
     for (size_t i = 0; i < COUNT(steps); i++) {
         const struct step *p = &steps[i];
         const double ulp = p->dtype == MLXVK_FLOAT32 ? 0x1p-18 : p->dtype == MLXVK_FLOAT16 ? 0x1p-9 : 0x1p-6;
@@ -220,6 +277,264 @@ static void test_steps(void **state)
             fail_msg("%s: %llu dispatches, %llu with the fusion off", p->name, (unsigned long long)fused, (unsigned long long)apart);
         if (!p->fuses) assert_int_equal(fused, apart);
     }
+}
+
+/* ---- against float64 on the host: caches hold NaN where nothing has been written yet ---- */
+
+enum { WIDEST = 256, HEADS_MOST = 16, ROOM_MOST = 220 };
+struct model { float keys[2 * ROOM_MOST * WIDEST], values[2 * ROOM_MOST * WIDEST], weight[2][WIDEST], freqs[WIDEST / 2]; };
+
+static double rounded(double x, mlxvk_dtype dtype)
+{
+    const float single = (float)x;
+    if (dtype == MLXVK_FLOAT32) return single;
+    return dtype == MLXVK_BFLOAT16 ? bf16_to_float(float_to_bf16(single)) : half_to_float(float_to_half(single));
+}
+
+/* A head's row behind norm and rope. */
+static void turn_row(const struct step *p, const struct model *m, const float *weight, const float *x, int at, double *y)
+{
+    const int half = p->width / 2;
+    double sum = 0, factor, row[WIDEST];
+    for (int i = 0; i < p->width; i++) sum += (double)x[i] * x[i];
+    factor = p->no_norm ? 1 : 1 / sqrt(sum / p->width + 1e-5);
+    for (int i = 0; i < p->width; i++) row[i] = x[i] * factor * (p->no_norm || p->no_weight ? 1 : weight[i]);
+    for (int i = 0; i < half; i++) {
+        const double angle = p->freqs ? 0.5f * (float)at * (1 / m->freqs[i]) : 0.5 * at * pow(10000, -(double)i / half);
+        y[i] = rounded(row[i] * cos(angle) - row[i + half] * sin(angle), p->dtype);
+        y[i + half] = rounded(row[i] * sin(angle) + row[i + half] * cos(angle), p->dtype);
+    }
+}
+
+/* What a head's query, turned, gets from `count` keys. */
+static void attend_row(const struct step *p, const double *q, const float *keys, const float *values, int count, double *y)
+{
+    double score[ROOM_MOST], best = -INFINITY, sum = 0;
+    for (int k = 0; k < count; k++) {
+        score[k] = 0;
+        for (int i = 0; i < p->width; i++) score[k] += 0.3 * q[i] * keys[k * p->width + i];
+        best = fmax(best, score[k]);
+    }
+    memset(y, 0, sizeof *y * (size_t)p->width);
+    for (int k = 0; k < count; k++) {
+        const double weight = exp(score[k] - best);
+        sum += weight;
+        for (int i = 0; i < p->width; i++) y[i] += weight * values[k * p->width + i];
+    }
+    for (int i = 0; i < p->width; i++) y[i] /= sum;
+}
+
+/* A round on the host, from what was drawn for it. */
+static void round_on_host(const struct step *p, struct model *m, const float *q, const float *k, const float *v, int at, double *y)
+{
+    const int w = p->width, group = p->heads / p->kv_heads;
+    double row[WIDEST];
+    for (int h = 0; h < p->kv_heads; h++) {
+        const size_t to = ((size_t)h * room_of(p) + (size_t)at) * w;
+        turn_row(p, m, m->weight[1], k + h * w, at, row);
+        for (int i = 0; i < w; i++) m->keys[to + i] = (float)row[i];
+        memcpy(m->values + to, v + h * w, sizeof *v * (size_t)w);
+    }
+    for (int h = 0; h < p->heads; h++) {
+        const size_t from = (size_t)(h / group) * room_of(p) * w;
+        turn_row(p, m, m->weight[0], q + h * w, at, row);
+        attend_row(p, row, m->keys + from, m->values + from, at + 1, y + h * w);
+    }
+}
+
+/* Reads a cache, and makes its rows from p->first on NaN, here and there. */
+static void hollow(struct run *t, mlxvk_array *cache, float *values)
+{
+    const struct step *p = t->p;
+    const int shape[] = { 1, p->kv_heads, room_of(p), p->width };
+    read_all(t, cache, 1, values);
+    for (int h = 0; h < p->kv_heads; h++)
+        for (int i = p->first * p->width; i < room_of(p) * p->width; i++) values[(size_t)h * room_of(p) * p->width + i] = NAN;
+    mlxvk_array_free(*cache);
+    *cache = floats(t->device, values, shape, 4);
+    OK(mlxvk_astype(cache, *cache, p->dtype, t->s), t->s);
+    OK(eval_one(*cache), t->s);
+}
+
+static void expect_near(const struct run *t, int round, const char *what, const float *got, float want, size_t i)
+{
+    const struct step *p = t->p;
+    const double ulp = p->dtype == MLXVK_FLOAT32 ? 0x1p-14 : p->dtype == MLXVK_FLOAT16 ? 0x1p-8 : 0x1p-5;
+    if (isnan(want) ? isnan(got[i]) : fabs(got[i] - want) <= ulp * fmax(1, fabs(want))) return;
+    fail_msg("%s, gates \"%s\", dtype %d, %d and %d heads of %d, %d keys and round %d, norm %d, weights %d, freqs %d, odd %d: "
+             "%s %zu is %.9g, not %.9g", p->name, t->gates, (int)p->dtype, p->heads, p->kv_heads, p->width, p->first, round,
+             !p->no_norm, !p->no_weight, p->freqs, (int)p->odd, what, i, got[i], want);
+}
+
+/* Runs so many rounds and compares each one, and the caches in the end; how many of its steps were linked. */
+static uint64_t compare_with_host(const struct step *p, int rounds)
+{
+    static struct model m;
+    static float drawn_there[3][HEADS_MOST * WIDEST], got[ROOM];
+    static double want[HEADS_MOST * WIDEST];
+    struct run t = run_open(p, true);
+    uint64_t before = dispatches_of(t.gates, "attention_rope"), linked;
+    const mlxvk_array of_norm[] = { t.q_weight, t.k_weight };
+    const size_t cells = (size_t)p->kv_heads * room_of(p) * p->width;
+    hollow(&t, &t.keys, m.keys);
+    hollow(&t, &t.values, m.values);
+    for (int i = 0; i < 2; i++) read_all(&t, &of_norm[i], 1, m.weight[i]);
+    read_all(&t, &t.freqs, 1, m.freqs);
+    for (int i = 0; i < rounds; i++) {
+        mlxvk_array x[3], res[2] = { { NULL } };
+        draw(&t, i, x);
+        for (int k = 0; k < 3; k++) read_all(&t, &x[k], 1, drawn_there[k]);
+        attend(&t, i, x, res);
+        OK(mlxvk_synchronize(t.s), t.s);
+        read_all(&t, res, 1, got);
+        round_on_host(p, &m, drawn_there[0], drawn_there[1], drawn_there[2], p->first + i, want);
+        for (size_t k = 0; k < (size_t)p->heads * p->width; k++) expect_near(&t, i, "number", got, (float)want[k], k);
+        mlxvk_array_free(res[0]);
+    }
+    for (int c = 0; c < 2; c++) {
+        read_all(&t, c ? &t.values : &t.keys, 1, got);
+        for (size_t k = 0; k < cells; k++) expect_near(&t, rounds, c ? "value" : "key", got, (c ? m.values : m.keys)[k], k);
+    }
+    linked = stats_of(t.device).linked;
+    before = dispatches_of(t.gates, "attention_rope") - before;
+    if (has_subgroups() && (before != 0) != (!p->odd || (p->dtype == MLXVK_FLOAT32 && p->odd != ODD_V)))
+        expect_near(&t, rounds, "fused steps", (float[]){ (float)before }, NAN, 0);
+    run_close(&t);
+    return linked;
+}
+
+/* The gates of SDPA_DECODE_ROWS are those of large GPUs, whose steps of 129 keys and more have twice the subgroups where
+ * they are one part. A CPU's compiler takes seconds for the code of many rows: few samples have them, and those are narrow. */
+static const char *const few_rows[] = {
+    "MLX_VK_SDPA_SPLIT_K=3", "MLX_VK_SDPA_SPLIT_K=7", "", "MLX_VK_SDPA_DECODE_ROWS=1 MLX_VK_SDPA_SPLIT_K=1",
+};
+static const char *const many_rows[] = {
+    "MLX_VK_SDPA_DECODE_ROWS=8 MLX_VK_SDPA_SPLIT_K=1", "MLX_VK_SDPA_DECODE_ROWS=3 MLX_VK_SDPA_SPLITK_TARGET_CHUNK=16",
+    "MLX_VK_SDPA_DECODE_ROWS=2 MLX_VK_SDPA_SPLIT_K=128",
+};
+
+static void test_random_steps(void **state)
+{
+    struct rng r = { 20 };
+    (void)state;
+    for (int i = 0; i < 10; i++) {
+        const bool many = i % 5 == 4;
+        struct step p = { .name = "random" };
+        p.dtype = (mlxvk_dtype)ONE_OF(&r, MLXVK_FLOAT16, MLXVK_FLOAT32, MLXVK_BFLOAT16);
+        p.width = many ? ONE_OF(&r, 8, 24, 56) : ONE_OF(&r, 64, 72, 80, 96, 120, 128, 136, 192, 248, 256);
+        p.kv_heads = random_int(&r, 1, 2);
+        p.heads = p.kv_heads * random_int(&r, 1, 8);
+        p.first = ONE_OF(&r, 0, 1, 3, 15, 31, 62, 63, 127, 128, 129, 200);
+        p.room = p.first + random_int(&r, 3, 9);
+        p.no_norm = random_chance(&r, 20);
+        p.no_weight = random_chance(&r, 20);
+        p.freqs = random_chance(&r, 25);
+        p.odd = random_chance(&r, 15) ? (enum odd)random_int(&r, ODD_Q, ODD_V) : EVEN;
+        p.gates = many ? many_rows[i / 5 % 3] : few_rows[random_int(&r, 0, 3)];
+        compare_with_host(&p, 3);
+    }
+}
+
+/* Token by token from the first on, and the caches' words found in memory where steps are recorded for good. */
+static void test_growing(void **state)
+{
+    static const struct step growing[] = {
+        { FUSES("growing, in one part"), SHAPE(3, 1, 64, 0, BFLOAT16), .room = 134,
+          .gates = "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_SDPA_DECODE_ROWS=1 MLX_VK_SDPA_SPLIT_K=1" },
+        { FUSES("growing, in parts of 16"), SHAPE(7, 1, 56, 12, BFLOAT16), .room = 134,
+          .gates = "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_SDPA_DECODE_ROWS=2 MLX_VK_SDPA_SPLITK_TARGET_CHUNK=16" },
+        { FUSES("growing, in two parts of 64"), SHAPE(2, 2, 40, 60, FLOAT16), .room = 134,
+          .gates = "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_SDPA_DECODE_ROWS=2 MLX_VK_SDPA_SPLITK_MAX_PARTS=2" },
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(growing); i++) compare_with_host(&growing[i], growing[i].room - growing[i].first);
+}
+
+/* ---- linked: products in front of attention and behind it, see links.glsl ---- */
+
+enum { LAYERS = 3, TOKENS = 70, LINK_WIDTH = 64, LINK_HEADS = 4 };
+
+/* A token through layers of attention, each with caches of its own: res is as wide as x is. */
+static void token(struct run *t, mlxvk_array caches[LAYERS][2], mlxvk_array w[3], mlxvk_array x, int at, mlxvk_array *res)
+{
+    const mlxvk_optional_int none = { 0, false };
+    OK(mlxvk_array_set(res, x), t->s);
+    for (int l = 0; l < LAYERS; l++) {
+        mlxvk_array part[3] = { NONE, NONE, NONE }, o[2] = { NONE, NONE };
+        t->keys = caches[l][0];
+        t->values = caches[l][1];
+        for (int i = 0; i < 3; i++) {
+            OK(mlxvk_quantized_matmul(&part[i], *res, w[0], w[1], w[2], true, none, none, "affine", t->s), t->s);
+            OK(mlxvk_reshape(&part[i], part[i], (int[]){ 1, 1, LINK_HEADS, LINK_WIDTH }, 4, t->s), t->s);
+        }
+        attend(t, at, part, o);
+        caches[l][0] = t->keys;
+        caches[l][1] = t->values;
+        OK(mlxvk_reshape(&o[0], o[0], (int[]){ 1, LINK_HEADS * LINK_WIDTH }, 2, t->s), t->s);
+        OK(mlxvk_quantized_matmul(res, o[0], w[0], w[1], w[2], true, none, none, "affine", t->s), t->s);
+        mlxvk_array_free(o[0]);
+    }
+}
+
+/* Leaves what all tokens give; returns the counts. */
+static mlxvk_stats run_linked(const struct step *p, uint16_t *to)
+{
+    const mlxvk_optional_int none = { 0, false };
+    struct run t = run_open(p, true);
+    mlxvk_vector_array parts = mlxvk_vector_array_new();
+    mlxvk_array caches[LAYERS][2], w[3], keys = t.keys, values = t.values, res = NONE;
+    const int n = LINK_HEADS * LINK_WIDTH;
+    mlxvk_array plain = normals((int[]){ n, n }, 2, p->dtype, 41, t.s), x = normals((int[]){ 1, n }, 2, p->dtype, 42, t.s);
+    OK(mlxvk_quantize(&parts, plain, none, none, "affine", NONE, t.s), t.s);
+    for (size_t i = 0; i < 3; i++) {
+        w[i] = mlxvk_array_new();
+        OK(mlxvk_vector_array_get(&w[i], parts, i), t.s);
+    }
+    for (uint32_t l = 0; l < LAYERS; l++)
+        for (uint32_t i = 0; i < 2; i++)
+            caches[l][i] = normals((int[]){ 1, LINK_HEADS, room_of(p), LINK_WIDTH }, 4, p->dtype, 50 + 2 * l + i, t.s);
+    OK(mlxvk_synchronize(t.s), t.s);
+    mlxvk_reset_stats(t.device);
+    for (int i = 0; i < TOKENS; i++) {
+        token(&t, caches, w, x, i, &res);
+        OK(mlxvk_array_read(res, to + (size_t)i * n, mlxvk_array_nbytes(res), t.s), t.s);
+    }
+    mlxvk_stats stats = stats_of(t.device);
+    for (int l = 0; l < LAYERS; l++)
+        for (int i = 0; i < 2; i++) mlxvk_array_free(caches[l][i]);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(w[i]);
+    mlxvk_array_free(plain);
+    mlxvk_array_free(x);
+    mlxvk_array_free(res);
+    mlxvk_vector_array_free(parts);
+    t.keys = keys;
+    t.values = values;
+    run_close(&t);
+    return stats;
+}
+
+/* The same bits, linked or not, while keys come to a part's end. */
+static void test_linked(void **state)
+{
+    enum { N = TOKENS * LINK_HEADS * LINK_WIDTH };
+    static uint16_t want[N], got[N];
+    const struct step off = { .name = "apart", SHAPE(LINK_HEADS, LINK_HEADS, LINK_WIDTH, 0, BFLOAT16), .room = TOKENS,
+                              .gates = "MLX_VK_QMM_KERNEL=5 MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=0 MLX_VK_SDPA_DECODE_ROWS=1 "
+                                       "MLX_VK_SDPA_SPLITK_TARGET_CHUNK=16" };
+    struct step on = off;
+    on.gates = "MLX_VK_QMM_KERNEL=5 MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=2 MLX_VK_SDPA_DECODE_ROWS=1 "
+               "MLX_VK_SDPA_SPLITK_TARGET_CHUNK=16";
+    (void)state;
+    skip_if_validating();
+    mlxvk_stats apart = run_linked(&off, want), linked = run_linked(&on, got);
+    char gates[256];
+    snprintf(gates, sizeof gates, "%s ", on.gates);
+    assert_int_equal(apart.linked, 0);
+    for (int i = 0; i < N; i++)
+        if (want[i] != got[i])
+            fail_msg("token %d, number %d: %04x linked, %04x apart", i / (N / TOKENS), i % (N / TOKENS), got[i], want[i]);
+    if (!linked.recorded || !dispatches_of(gates, "qmv_held") || !dispatches_of(gates, "attention_rope")) return;
+    assert_true(linked.linked > 0);
 }
 
 /* A rope in front whose key goes to the row before: attention stands behind it as well, but its own query, key and value
@@ -260,6 +575,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_steps, set_up_poisoned, tear_down),
+        cmocka_unit_test(test_random_steps),
+        cmocka_unit_test(test_growing),
+        cmocka_unit_test(test_linked),
         cmocka_unit_test_setup_teardown(test_refused_behind_other_rope, set_up_poisoned, tear_down),
     };
     return run_group("step", tests, NULL, NULL);
