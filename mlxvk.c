@@ -9724,8 +9724,7 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     int64_t most = most_parts(e, p), fewest = has_epilogue(p) && most > 0 ? 0 : 1, limit = 16;
     const struct tile_row *best = NULL;
     double least = 0;
-    if (is_invariant(e)) fewest = limit = invariant_parts(e, p);
-    if (is_invariant(e)) forced = 0;
+    if (is_invariant(e)) { fewest = limit = invariant_parts(e, p); forced = 0; }
     if (forced > 0 && forced <= count && tile_fits(e, &rows[forced - 1])) { first = forced - 1; count = forced; }
     for (int i = first; i < count; i++) {
         if (!tile_fits(e, &rows[i]) || (is_invariant(e) && rows[i].bk != rows[0].bk)) continue;

@@ -3,10 +3,10 @@
 // writes both to where they belong, behind the other keys, and meets them as the last ones of its part.
 // The step may be linked, see links.glsl: the cache, the norms' weights and the angles are there before the rows are.
 // A grid of parts, blocks of ROWS heads, heads of keys.
-NUMBERS_OF(PASSED, 5, new_k)
-NUMBERS_OF(PASSED, 8, new_v)
-NUMBERS(9, q_weight)
-NUMBERS(10, k_weight)
+BUFFER_OF(PASSED, 5, new_k)
+BUFFER_OF(PASSED, 8, new_v)
+BUFFER(9, q_weight)
+BUFFER(10, k_weight)
 BUFFER(11, freqs)
 
 layout(push_constant) uniform attention_rope_push {

@@ -92,6 +92,16 @@ size_t stream_count();
 [[noreturn]] void raise(int code, mlxvk_stream stream, const char* what);
 std::string error_text(int code, mlxvk_stream stream);
 
+/* An array handle that is freed. */
+struct Handle {
+  mlxvk_array a{};
+  Handle() = default;
+  Handle(const Handle&) = delete;
+  ~Handle() { mlxvk_array_free(a); }
+  operator mlxvk_array() const { return a; }
+  mlxvk_array* operator&() { return &a; }
+};
+
 /* ---- memory.cpp ---- */
 
 mlxvk_dtype dtype_of(const array& a);

@@ -195,15 +195,6 @@ static uint64_t bit_of(Operation operation, mlxvk_dtype dtype) {
   return uint64_t(1) << (int(dtype) * int(OPERATIONS) + int(operation));
 }
 
-struct Handle {
-  mlxvk_array a{};
-  Handle() = default;
-  Handle(const Handle&) = delete;
-  ~Handle() { mlxvk_array_free(a); }
-  operator mlxvk_array() const { return a; }
-  mlxvk_array* operator&() { return &a; }
-};
-
 static uint64_t known_operations() {
   static_assert(int(MLXVK_DTYPE_COUNT) * int(OPERATIONS) <= 64);
   uint64_t known = 0;

@@ -43,16 +43,6 @@ struct Row {
   const char* note;
 };
 
-/* An array handle that is freed. */
-struct Handle {
-  mlxvk_array a{};
-  Handle() = default;
-  Handle(const Handle&) = delete;
-  ~Handle() { mlxvk_array_free(a); }
-  operator mlxvk_array() const { return a; }
-  mlxvk_array* operator&() { return &a; }
-};
-
 struct Vector {
   mlxvk_vector_array v = mlxvk_vector_array_new();
   Vector() = default;

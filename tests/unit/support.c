@@ -194,6 +194,17 @@ mlxvk_array array_of(mlxvk_device device, mlxvk_dtype dtype, const void *data, c
     return array;
 }
 
+void take_slice(mlxvk_array *a, int axis, int start, int stop, int step)
+{
+    int from[5] = { 0 }, to[5], by[5] = { 1, 1, 1, 1, 1 };
+    size_t ndim = mlxvk_array_ndim(*a);
+    for (size_t i = 0; i < ndim; i++) to[i] = mlxvk_array_dim(*a, (int)i);
+    from[axis] = start;
+    to[axis] = stop;
+    by[axis] = step;
+    OK(mlxvk_slice(a, *a, from, ndim, to, ndim, by, ndim, stream), stream);
+}
+
 mlxvk_array ints(mlxvk_device device, const int32_t *values, const int *shape, int ndim)
 {
     return array_of(device, MLXVK_INT32, values, shape, ndim);

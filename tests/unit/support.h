@@ -70,6 +70,8 @@ uint64_t dispatches_of(const char *gates, const char *kernel);
 mlxvk_array array_of(mlxvk_device device, mlxvk_dtype dtype, const void *data, const int *shape, int ndim);
 mlxvk_array ints(mlxvk_device device, const int32_t *values, const int *shape, int ndim);
 mlxvk_array floats(mlxvk_device device, const float *values, const int *shape, int ndim);
+/* Takes a[start:stop:step] along an axis of at most 5, on the program's stream. */
+void take_slice(mlxvk_array *a, int axis, int start, int stop, int step);
 mlxvk_array counting(mlxvk_device device, int count);              /* int32: 0, 1, 2, ... */
 /* Normally distributed, evaluated; the same numbers on every device. */
 mlxvk_array normals(const int *shape, int ndim, mlxvk_dtype dtype, uint32_t seed, mlxvk_stream s);

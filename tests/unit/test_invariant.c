@@ -26,23 +26,11 @@ static struct { size_t compared, differing; } tally;
 
 /* ---- rows of arrays ---- */
 
-/* Takes a[start:stop:step] along an axis. */
-static void part(mlxvk_array *a, int axis, int start, int stop, int step)
-{
-    int from[5] = { 0 }, to[5], by[5] = { 1, 1, 1, 1, 1 };
-    size_t ndim = mlxvk_array_ndim(*a);
-    for (size_t i = 0; i < ndim; i++) to[i] = mlxvk_array_dim(*a, (int)i);
-    from[axis] = start;
-    to[axis] = stop;
-    by[axis] = step;
-    OK(mlxvk_slice(a, *a, from, ndim, to, ndim, by, ndim, stream), stream);
-}
-
 static mlxvk_array some(mlxvk_array a, int axis, int start, int stop)
 {
     mlxvk_array r = { NULL };
     OK(mlxvk_array_set(&r, a), stream);
-    part(&r, axis, start, stop, 1);
+    take_slice(&r, axis, start, stop, 1);
     return r;
 }
 
@@ -172,8 +160,8 @@ static void lay_out(mlxvk_array *a, int layout)
         OK(mlxvk_swapaxes(a, *a, last - 1, last, stream), stream);
     } else if (layout == GAPS || layout == SHIFTED) {
         OK(mlxvk_repeat_axis(a, *a, 2, last, stream), stream);
-        if (layout == GAPS) part(a, last, 0, 2 * n, 2);
-        else part(a, last, 1, n + 1, 1);
+        if (layout == GAPS) take_slice(a, last, 0, 2 * n, 2);
+        else take_slice(a, last, 1, n + 1, 1);
     }
 }
 
@@ -332,8 +320,8 @@ static mlxvk_array attend(const struct trial *t, mlxvk_array x, int start)
     OK(mlxvk_array_set(&k, t->operand[KEYS]), stream);
     OK(mlxvk_array_set(&v, t->operand[VALUES]), stream);
     if (axis == 0 || t->kind == CAUSAL) {
-        part(&k, axis, axis ? 0 : start, t->first + stop, 1);
-        part(&v, axis, axis ? 0 : start, t->first + stop, 1);
+        take_slice(&k, axis, axis ? 0 : start, t->first + stop, 1);
+        take_slice(&v, axis, axis ? 0 : start, t->first + stop, 1);
     }
     if (t->operand[MASK].ctx) mask = some(t->operand[MASK], axis, start, stop);
     OK(mlxvk_fast_scaled_dot_product_attention(&r, x, k, v, 0.125f, t->kind == CAUSAL ? "causal" : "", mask,
@@ -353,8 +341,8 @@ static void attention_trial(const struct shape *s, mlxvk_dtype type, int mask, b
                        .out_axis = axis, .kind = mask, .first = axis ? s->first : 0 };
     t.operand[KEYS] = RANDOM(type, 22, batch, s->kv_heads, keys + 5, s->width);          /* room, as a cache has */
     t.operand[VALUES] = RANDOM(type, 23, batch, s->kv_heads, keys + 5, s->value_width);
-    part(&t.operand[KEYS], 2, 0, keys, 1);
-    part(&t.operand[VALUES], 2, 0, keys, 1);
+    take_slice(&t.operand[KEYS], 2, 0, keys, 1);
+    take_slice(&t.operand[VALUES], 2, 0, keys, 1);
     if (mask >= BOOL_MASK) {
         mlxvk_array zero = floats(device, &(float){ -0.5f }, NULL, 0);
         t.operand[MASK] = RANDOM(type, 24, batch, 1, queries, keys);

@@ -15,17 +15,6 @@ static const char *const places[LAYOUTS] = { "rows", "columns", "a transposed vi
 
 static void own(mlxvk_array *a) { OK(mlxvk_contiguous(a, *a, false, stream), stream); }
 
-static void part(mlxvk_array *a, int axis, int start, int stop, int step)
-{
-    int from[3] = { 0, 0, 0 }, to[3], by[3] = { 1, 1, 1 };
-    size_t ndim = mlxvk_array_ndim(*a);
-    for (size_t i = 0; i < ndim; i++) to[i] = mlxvk_array_dim(*a, (int)i);
-    from[axis] = start;
-    to[axis] = stop;
-    by[axis] = step;
-    OK(mlxvk_slice(a, *a, from, ndim, to, ndim, by, ndim, stream), stream);
-}
-
 static mlxvk_array twice(mlxvk_array x, bool side_by_side)
 {
     mlxvk_array r = { NULL };
@@ -55,20 +44,20 @@ static mlxvk_array laid_out(mlxvk_array x, enum layout layout, int *axis)
     case GAPS:
         mlxvk_array_free(a);
         a = twice(x, true);
-        part(&a, 2, 0, 1, 1);
+        take_slice(&a, 2, 0, 1, 1);
         break;
     case SHIFTED: case FOURS:                        /* 1 or 4 elements in front of each */
         shift = layout == SHIFTED ? 1 : n < 4 ? n : 4;
         mlxvk_array_free(a);
         a = twice(x, false);
-        part(&a, 1, n - shift, 2 * n, 1);
+        take_slice(&a, 1, n - shift, 2 * n, 1);
         own(&a);
-        part(&a, 1, shift, n + shift, 1);
+        take_slice(&a, 1, shift, n + shift, 1);
         break;
     case REVERSED:
-        part(&a, 1, n - 1, -n - 1, -1);
+        take_slice(&a, 1, n - 1, -n - 1, -1);
         own(&a);
-        part(&a, 1, n - 1, -n - 1, -1);
+        take_slice(&a, 1, n - 1, -n - 1, -1);
         break;
     case REPEATED: OK(mlxvk_broadcast_to(&a, a, (int[]){ 3, rows, n }, 3, stream), stream); break;
     default: break;
@@ -165,7 +154,7 @@ static void check(enum op op, mlxvk_array x, const char *type)
     for (int k = 0; k < 3; k++) {
         mlxvk_array row = { NULL }, r;
         OK(mlxvk_array_set(&row, x), stream);
-        part(&row, 0, some[k], some[k] + 1, 1);
+        take_slice(&row, 0, some[k], some[k] + 1, 1);
         OK(mlxvk_reshape(&row, row, &n, 1, stream), stream);
         own(&row);
         r = apply(op, row, 0);
