@@ -12271,7 +12271,9 @@ static uint32_t decode_rows(const struct encoder *e)
     return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
 }
 
-enum { SPLIT_MOST = 128, DECODE_MEMORY = 19 << 10 };
+/* Parts of the keys, at most; keys of a part, unless that takes twice as many workgroups as are aimed at (an H200, 32768 keys:
+ * parts of 2048 take 71 us, of 1024 58). */
+enum { SPLIT_MOST = 128, PART_MOST = 1024, DECODE_MEMORY = 19 << 10 };
 
 /* A gate of three: for one query, for several, or else for both. 0 where none is set. */
 static uint32_t by_queries(const struct device *d, enum gate both, int queries)
@@ -12309,7 +12311,9 @@ static struct decode_cut cut_decode(const struct encoder *e, const struct attent
     if (!chunk) chunk = t->keys;
     if (queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0) aim = (uint32_t)d->gate[GATE_SPLIT_GROUPS];
     if (!a->keys || groups > COUNTERS || a->keys < by_queries(d, GATE_SPLIT_MIN, queries)) return cut;
-    n = min_u32(ceil_div(aim, groups), ceil_div(a->keys, chunk));
+    n = ceil_div(aim, groups);
+    if (n > 1 && aim == t->groups && n * PART_MOST < a->keys) n = min_u32(ceil_div(a->keys, PART_MOST), 2 * n);
+    n = min_u32(n, ceil_div(a->keys, chunk));
     n = min_u32(n, most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
     if (forced) cut.each = ceil_div(a->keys, min_u32(forced, SPLIT_MOST));
     else if (n > 2 || (n == 2 && most == 2)) cut.each = (uint32_t)round_up(ceil_div(a->keys, n), chunk);
@@ -12348,6 +12352,13 @@ static uint32_t decode_threads(const struct encoder *e, uint32_t subgroups)
     return min_u32(subgroups, min_u32(32 * subgroups, e->device->caps.max_threads) / size) * size;
 }
 
+/* Do the lanes that share keys have a score each, of all rows and keys that they load at once? (With half as many scores an
+ * H200 took 1.4 times as long as without.) */
+static bool spreads(const struct decode_cut *cut, uint32_t ahead, uint32_t lanes)
+{
+    return cut->rows * ahead == lanes && lanes >= 4;
+}
+
 /* One dispatch: where the keys are split, the last workgroup to finish a row adds up the parts. */
 static void attention_decode(struct encoder *e, const void *job)
 {
@@ -12371,7 +12382,7 @@ static void attention_decode(struct encoder *e, const void *job)
     USE(e, attention_decode, &p, .threads = decode_threads(e, DECODE_SUBGROUPS), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
         .value_chunks = ceil_div(dv, 8 * lanes), .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL,
-        .subgroups = DECODE_SUBGROUPS,
+        .subgroups = DECODE_SUBGROUPS, .spread = spreads(&cut, t->ahead[cut.rows > 2], lanes),
         .one_query = (t->one_query || e->device->gate[GATE_SDPA_ONE]) && a->q->shape[2] == 1 && !is_invariant(e) &&
                      !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
@@ -12455,7 +12466,7 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     USE(e, attention_rope, &p, .threads = decode_threads(e, subgroups), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
         .ahead = t->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
-        .subgroups = subgroups,
+        .subgroups = subgroups, .spread = spreads(&cut, t->ahead[cut.rows > 2], lanes),
         .twos = ceil_div(d / 4, e->device->caps.subgroup));
     dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), heads / p.group_size);
     array_release(parts);
@@ -13544,7 +13555,7 @@ enum {
     HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
     HELD_LONG = 64,                                /* rounds of a team from which twice as many workgroups take turns */
-    HELD_ROWS = 8, HELD_ALONE = 4,                   /* rows of x for which it is chosen; beyond any other */
+    HELD_ROWS = 8, HELD_ALONE = 2,                   /* rows of x for which it is chosen; beyond any other */
     HELD_WIDE = 16, HELD_PIECES = 4,                 /* subgroups of one that a long row makes wide; see held_tunings */
     HELD_SUBGROUPS = 64                        /* of a workgroup, at most: what their sums of squares have room for */
 };
@@ -13602,7 +13613,7 @@ static const struct tile_row qmm_rows[] = {
 };
 enum { QMM_SHALLOW = 3, QMM_DEEP_MEMORY = 47 << 10, QMM_TILE_MEMORY = 17 << 10, QMM_LEAST_ROWS = 16 };
 
-enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
+enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64, QMV_TOGETHER = 4 };
 
 /* The row that holds, with what the gates force. */
 static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
@@ -13822,7 +13833,7 @@ static double held_cost(const struct encoder *e, const void *job)
 
 enum {
     MATRIX_SUBGROUPS = 16, MATRIX_CODES = 256,       /* of a workgroup, at most; of a row, that a subgroup has */
-    MATRIX_MOST = 16,                                /* rows of x for which it is chosen, from HELD_ALONE */
+    MATRIX_MOST = 64,                                /* rows of x for which it is chosen, from HELD_ALONE */
     MATRIX_SHORT = 1024, MATRIX_LONG = 16384         /* K likewise */
 };
 
@@ -13909,14 +13920,15 @@ static void plan_few_matrices(struct encoder *e, const void *job)
     dispatch(e, c.grid, ceil_div(j->m, c.size), j->batch);
 }
 
-/* Chosen where it was measured, and nowhere else: there it is 1.1 to 2.4 times as fast as what else there is. */
+/* Chosen where it was measured, and nowhere else: there it is 1.1 to 2.5 times as fast as what else there is, but for
+ * 64 rows of K = 12288, where it is 1.04 times as slow. */
 static double few_matrices_cost(const struct encoder *e, const void *job)
 {
     const struct device *d = e->device;
     const struct quant_job *j = job;
     struct matrix_cut c = cut_for_matrices(d, j);
-    bool measured = c.known && d->tuning->held && j->to == MLXVK_BFLOAT16 && j->format.group >= 64 && j->batch == 1 &&
-                    j->k >= MATRIX_SHORT && j->k <= MATRIX_LONG && c.all >= d->tuning->processors;
+    bool measured = c.known && d->tuning->held && j->format.group >= 64 && j->batch == 1 &&
+                    j->k >= MATRIX_SHORT && j->k <= MATRIX_LONG && 3 * c.all >= d->tuning->processors;
     return measured && j->m > HELD_ALONE && j->m <= MATRIX_MOST ? 0 : 9;
 }
 
@@ -19362,6 +19374,20 @@ static bool groups_well(const struct encoder *e, const struct node *n)
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
+/* Do several products of one x go by one dispatch? With more than QMV_TOGETHER rows, and with fewer for large weights,
+ * matrices are faster one by one (an H200, two of 12288 x 4096: for four rows 59 us together, 35 so). */
+static bool goes_with_others(struct encoder *e, const struct node *n)
+{
+    struct quant_job j;
+    bool matrices;
+    if (!groups_well(e, n)) return false;
+    quant_open(e, n, &j);
+    matrices = (j.m > QMV_TOGETHER || j.set[0].rows >= 64 * e->device->tuning->processors) && !few_matrices_fit(e, &j) &&
+               few_matrices_cost(e, &j) < held_cost(e, &j);
+    quant_close(&j);
+    return !matrices;
+}
+
 static bool same_product_kind(const struct node *a, const struct node *b)
 {
     return same_view(a->in[0], b->in[0]) && a->p.quant.bits == b->p.quant.bits &&
@@ -19445,10 +19471,10 @@ static bool fuse_products(struct encoder *e, struct stream *s, struct members *a
     const struct node *first = &s->nodes[at];
     struct quant_job j;
     int count = 1;
-    if (!has_kernel(e->device, K_QMV_SETS) || !groups_well(e, first)) return false;
+    if (!has_kernel(e->device, K_QMV_SETS) || !goes_with_others(e, first)) return false;
     for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
         const struct node *n = &s->nodes[i];
-        if (!n->done && groups_well(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
+        if (!n->done && goes_with_others(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
     }
     if (count == 1) return false;
     quant_open(e, first, &j);

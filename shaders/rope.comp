@@ -39,6 +39,11 @@ vec4 normed(vec4 v, const float factor, const uint feature)
     return NORM == 2u ? v * loadf4_weight((weight_at + feature) / 4u, DTYPE) : v;
 }
 
+// The first and the second of a rotated pair. Where products meet sums is said, so that a row has the same bits by fours
+// and one by one, whatever lies beside it.
+vec4 turned_first(const vec4 a, const vec4 b, const vec4 c, const vec4 s) { precise vec4 t = b * s; return fma(a, c, -t); }
+vec4 turned_second(const vec4 a, const vec4 b, const vec4 c, const vec4 s) { precise vec4 t = b * c; return fma(a, s, t); }
+
 // Four pairs in each of `count` heads, of which `real` are there: all threads of a workgroup take as many steps.
 void rotate_fours(const uint pair, uint y_row, uint x_row, const uint count, const uint real, const float position)
 {
@@ -64,12 +69,12 @@ void rotate_fours(const uint pair, uint y_row, uint x_row, const uint count, con
             }
         }
         if (has(TRADITIONAL)) {
-            vec4 u = vec4(a.xz, b.xz), v = vec4(a.yw, b.yw), ru = u * c - v * s, rv = u * s + v * c;
+            vec4 u = vec4(a.xz, b.xz), v = vec4(a.yw, b.yw), ru = turned_first(u, v, c, s), rv = turned_second(u, v, c, s);
             p = vec4(ru.x, rv.x, ru.y, rv.y);
             q = vec4(ru.z, rv.z, ru.w, rv.w);
         } else {
-            p = a * c - b * s;
-            q = a * s + b * c;
+            p = turned_first(a, b, c, s);
+            q = turned_second(a, b, c, s);
         }
         if (inside) {
             storef4_y((y_row + first) / 4u, DTYPE, p);
@@ -82,10 +87,11 @@ void rotate_pair(const uint pair, uint y_row, uint x_row, const uint count, cons
 {
     uint first = has(TRADITIONAL) ? 2u * pair : pair, second = has(TRADITIONAL) ? first + 1u : first + dims / 2u;
     vec2 cs = cos_sin(position * inverse_frequency(pair));
+    vec4 c = vec4(cs.x), s = vec4(cs.y);
     for (uint k = 0u; k < count; k++, y_row += y_stride[1], x_row += x_stride[1]) {
-        float a = loadf_x(x_row + first * x_stride[3], DTYPE), b = loadf_x(x_row + second * x_stride[3], DTYPE);
-        storef_y(y_row + first * y_stride[3], DTYPE, a * cs.x - b * cs.y);
-        storef_y(y_row + second * y_stride[3], DTYPE, a * cs.y + b * cs.x);
+        vec4 a = vec4(loadf_x(x_row + first * x_stride[3], DTYPE)), b = vec4(loadf_x(x_row + second * x_stride[3], DTYPE));
+        storef_y(y_row + first * y_stride[3], DTYPE, turned_first(a, b, c, s).x);
+        storef_y(y_row + second * y_stride[3], DTYPE, turned_second(a, b, c, s).x);
     }
 }
 

@@ -5,11 +5,14 @@
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
  *     build/bench/bench_qmv few          1 to 16 rows, as the library chooses, as multiples of 1; then by each kernel for few
+ *     build/bench/bench_qmv f16          the same in float16
  *     build/bench/bench_qmv model 8b [M] [BITS]     the products of a token of Qwen3-8B (or 06b)
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
 #include "bench.h"
 
 enum { MAX_COPIES = 512 };
+
+static mlxvk_dtype x_type = MLXVK_BFLOAT16;
 
 struct weight { mlxvk_array w, scales, biases; };
 struct shape { int n, k; };
@@ -37,7 +40,7 @@ static mlxvk_array uniform(int rows, int columns, mlxvk_dtype dtype)
 
 static struct weight random_weight(int n, int k, int bits, int group)
 {
-    struct weight q = { mlxvk_array_new(), uniform(n, k / group, MLXVK_BFLOAT16), uniform(n, k / group, MLXVK_BFLOAT16) };
+    struct weight q = { mlxvk_array_new(), uniform(n, k / group, x_type), uniform(n, k / group, x_type) };
     check(mlxvk_random_bits(&q.w, (int[]){ n, k / 32 * bits }, 2, 4, (mlxvk_array){ NULL }, stream), "random_bits");
     check(mlxvk_synchronize(stream), "synchronize");
     return q;
@@ -71,7 +74,7 @@ static struct result measure(int m, int n, int k, int bits, int group)
     static struct weight q[MAX_COPIES];
     double bytes = (double)n * k * bits / 8 + (double)n * (k / group) * 4, best = 1e30, busy = 0, wanted = gpu ? 1e9 : 1;
     int copies = (int)(wanted / bytes) + 1, repeat;
-    mlxvk_array x = uniform(m, k, MLXVK_BFLOAT16);
+    mlxvk_array x = uniform(m, k, x_type);
     if (copies > MAX_COPIES) copies = MAX_COPIES;
     for (int i = 0; i < copies; i++) q[i] = random_weight(n, k, bits, group);
     repeat = 1 + 200 / copies;
@@ -149,20 +152,24 @@ static void routes(void)
     }
 }
 
-/* A few rows: what they cost as a multiple of one row. */
+/* A few rows: what they cost as a multiple of one row; by each kernel that might take them. */
 static void few_rows(void)
 {
-    static const int kernels[] = { 0, 5, 1, 6, 3 }, rows[] = { 1, 2, 4, 8, 16 };
-    static const struct shape shape[] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 } };
-    printf("\n| N x K, us (multiple of M = 1, as the library chooses) | M = 1 | 2 | 4 | 8 | 16 |\n|---|---|---|---|---|---|\n");
+    static const struct { int number, first, last; } kernels[] = { { 0, 1, 64 }, { 5, 1, 8 }, { 6, 2, 64 }, { 3, 16, 64 }, { 4, 32, 64 } };
+    static const int rows[] = { 1, 2, 3, 4, 8, 16, 32, 64 };
+    static const struct shape shape[] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 }, { 1024, 3072 } };
+    printf("\n| N x K, us (multiple of M = 1, as the library chooses) |");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) printf(" M = %d |", rows[i]);
+    printf("\n|---|---|---|---|---|---|---|---|---|\n");
     for (size_t s = 0; s < sizeof shape / sizeof *shape; s++) {
         double one = 0;
         for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
             char gates[64];
-            snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k]);
+            snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k].number);
             open_for_rounds(gates);
-            printf("| %d x %d, %s %d |", shape[s].n, shape[s].k, kernels[k] ? "kernel" : "chosen", kernels[k]);
+            printf("| %d x %d, %s %d |", shape[s].n, shape[s].k, k ? "kernel" : "chosen", kernels[k].number);
             for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+                if (rows[i] < kernels[k].first || rows[i] > kernels[k].last) { printf(" |"); continue; }
                 struct result r = measure(rows[i], shape[s].n, shape[s].k, 4, 64);
                 if (!i && !k) one = r.us;
                 printf(" %.1f (%.2f) |", r.us, r.us / one);
@@ -226,7 +233,7 @@ static void model(const char *size, int m, int bits)
         static struct weight q[MAX_COPIES * SETS_MOST];
         double bytes = 0, best = 1e30, busy = 0;
         int copies, count;
-        mlxvk_array x = uniform(m, p->k, MLXVK_BFLOAT16);
+        mlxvk_array x = uniform(m, p->k, x_type);
         for (int j = 0; j < p->sets; j++) bytes += (double)p->n[j] * p->k * bits / 8 + (double)p->n[j] * p->k / 16;
         copies = gpu ? (int)(COLD / bytes) + 1 : 1;
         count = gpu ? (bytes > 1e8 ? 30 : 200) : 2;
@@ -267,6 +274,7 @@ int main(int argc, char **argv)
     close_device();
     if (argc == 2 && !strcmp(argv[1], "sweep")) sweep();
     if (argc == 2 && !strcmp(argv[1], "routes")) routes();
-    if (argc == 2 && !strcmp(argv[1], "few")) few_rows();
+    if (argc == 2 && !strcmp(argv[1], "f16")) x_type = MLXVK_FLOAT16;
+    if (argc == 2 && (!strcmp(argv[1], "few") || x_type == MLXVK_FLOAT16)) few_rows();
     return 0;
 }

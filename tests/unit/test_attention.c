@@ -160,6 +160,7 @@ static void attend(const struct shape *p, mlxvk_device device, mlxvk_stream s, s
 static void test_attention(void **state)
 {
     static const char *const gates[] = { "", "MLX_VK_SDPA_SPLIT_K=3 MLX_VK_SDPA_DECODE_ROWS=4", "MLX_VK_SDPA_SPLIT_K=2",
+                                         "MLX_VK_SDPA_DECODE_ROWS=2", "MLX_VK_SDPA_DECODE_ROWS=2 MLX_VK_SDPA_SPLIT_K=3",
                                          "MLX_VK_SDPA_DECODE_ONE_QUERY=1", "MLX_VK_SDPA_DECODE_ONE_QUERY=1 MLX_VK_SDPA_SPLIT_K=3",
                                          "MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_ENABLE_SUBGROUP=0",
                                          "MLX_VK_ENABLE_SDPA_NATIVE=0",

@@ -1476,16 +1476,29 @@ static const char *chosen_for(struct lab *l, int m, int n, int k, int group, int
     return name;
 }
 
+static bool goes_together(struct lab *l, int m, int n, int k)
+{
+    const mlxvk_dtype dtype = MLXVK_BFLOAT16;
+    mlxvk_array a[] = { make(l, ROWS, dtype, SHAPE(m, k)), make(l, ROWS, MLXVK_UINT32, SHAPE(n, k / 8)),
+                        make(l, ROWS, dtype, SHAPE(n, k / 64)), make(l, ROWS, dtype, SHAPE(n, k / 64)), make(l, ROWS, dtype, SHAPE(m, n)) };
+    struct node product = { .op = OP_QUANTIZED_MATMUL, .p.quant = { .bits = 4, .group = 64, .transpose = true },
+                            .in = { a[0].ctx, a[1].ctx, a[2].ctx, a[3].ctx }, .out = { a[4].ctx } };
+    l->made_count = 0;
+    bool together = goes_with_others(&l->stream.encoder, &product);
+    for (size_t i = 0; i < COUNT(a); i++) mlxvk_array_free(a[i]);
+    return together;
+}
+
 /* By rows of x, as measured on an H200; each condition of qmv_matrix's choice broken once. */
 static void few_rows_choice(void **state)
 {
     static const struct { int m, n, k, group, bits; mlxvk_dtype dtype; const char *name; } cases[] = {
-        { 1, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 4, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
-        { 5, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
-        { 16, 4096, 12288, 128, 8, MLXVK_BFLOAT16, "qmv_matrix" },
-        { 17, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmm by cooperative matrices" },
-        { 8, 4096, 4096, 64, 4, MLXVK_FLOAT16, "qmv_held" }, { 8, 4096, 4096, 32, 4, MLXVK_BFLOAT16, "qmv_held" },
-        { 8, 2096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 8, 4096, 960, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
+        { 1, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 2, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
+        { 3, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" }, { 8, 4096, 4096, 64, 4, MLXVK_FLOAT16, "qmv_matrix" },
+        { 16, 4096, 12288, 128, 8, MLXVK_BFLOAT16, "qmv_matrix" }, { 64, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
+        { 65, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "unpacked, matmul" }, { 8, 704, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
+        { 8, 4096, 4096, 64, 4, MLXVK_FLOAT32, "qmv" }, { 8, 4096, 4096, 32, 4, MLXVK_BFLOAT16, "qmv_held" },
+        { 8, 688, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 8, 4096, 960, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
         { 8, 4096, 16448, 64, 4, MLXVK_BFLOAT16, "qmv" }, { 8, 4096, 4096, 64, 6, MLXVK_BFLOAT16, "qmv" },
     };
     struct lab *l = calloc(1, sizeof *l);
@@ -1496,6 +1509,11 @@ static void few_rows_choice(void **state)
     for (size_t i = 0; i < COUNT(cases); i++)
         assert_string_equal(chosen_for(l, cases[i].m, cases[i].n, cases[i].k, cases[i].group, cases[i].bits,
                                        cases[i].dtype), cases[i].name);
+    for (int m = 1; m <= 9; m++) {
+        assert_int_equal(goes_together(l, m, 4096, 4096), m <= 4);
+        assert_int_equal(goes_together(l, m, 8448, 4096), m <= 2);
+        assert_int_equal(goes_together(l, m, 688, 4096), m <= 8);                /* which matrices do not take */
+    }
     l->device.caps.quirks = quirks_of(VK_DRIVER_ID_NVIDIA_PROPRIETARY, 0x2684);          /* another chip of theirs */
     assert_string_equal(chosen_for(l, 8, 4096, 4096, 64, 4, MLXVK_BFLOAT16), "qmv_held");
     lab_close(l);

@@ -279,7 +279,7 @@ static void test_few_by_matrices(void **state)
         { "", 4, 64, 0, 3, 40, 192 }, { "", 8, 64, 2, 7, 17, 320 }, { "", 2, 64, 0, 8, 33, 1024 },
         { "", 4, 128, 0, 13, 16, 640 }, { "MLX_VK_QMV_THREADS=8", 4, 32, 0, 2, 50, 224 },
         { "MLX_VK_QMV_THREADS=32", 8, 32, 0, 17, 150, 96 }, { "MLX_VK_QMV_THREADS=16", 4, 64, 0, 5, 41, 576 },
-        { "MLX_VK_QMV_THREADS=8", 4, 64, 0, 3, 600, 640 },
+        { "MLX_VK_QMV_THREADS=8", 4, 64, 0, 3, 600, 640 }, { "", 4, 64, 0, 63, 35, 1216 },
     };
     static const struct { mlxvk_dtype type; const char *kernel; } types[] = {
         { MLXVK_FLOAT16, "qmv_matrix_f16" }, { MLXVK_BFLOAT16, "qmv_matrix_bf16" },
@@ -302,6 +302,10 @@ static void test_few_by_matrices(void **state)
     for (size_t t = 0; t < COUNT(types); t++) assert_true(taken[t] == COUNT(problems) || (!taken[t] && taken[!t]));
     cases(6, "", 4);
 }
+
+/* Gates as cases() writes them: a process has only so many devices (MOST_INSTANCES). */
+#define SMALL_GRID "MLX_VK_QMM_KERNEL=0 MLX_VK_MAX_GRID=6"
+#define SMALL_RANGE "MLX_VK_QMM_KERNEL=0 MLX_VK_MAX_BINDING_RANGE=4096"
 
 /* Batches of x with its rows backwards, by a device's one binding and grid, or in parts. */
 static void backwards(const char *gates, float *got)
@@ -333,7 +337,7 @@ static void test_backwards_in_parts(void **state)
 {
     (void)state;
     static float want[2 * 90 * 32], got[COUNT(want)];
-    const char *const gates[] = { "MLX_VK_MAX_GRID=8", "MLX_VK_MAX_BINDING_RANGE=8192" };
+    const char *const gates[] = { SMALL_GRID, SMALL_RANGE };
     backwards(NULL, want);
     for (size_t g = 0; g < COUNT(gates); g++) {
         backwards(gates[g], got);
@@ -357,7 +361,7 @@ static void test_small_devices(void **state)
 /* What no cut makes fit: the call says so, and of which operand. */
 static void test_out_of_reach(void **state)
 {
-    struct setting t = start("MLX_VK_MAX_BINDING_RANGE=4096");
+    struct setting t = start(SMALL_RANGE);
     const mlxvk_optional_int group = { 64, true }, bits = { 4, true };
     mlxvk_array x = { NULL }, w = { NULL }, rhs = { NULL }, parts[3] = { { NULL } }, res = { NULL };
     mlxvk_vector_array v = { NULL };
