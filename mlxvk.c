@@ -12271,8 +12271,8 @@ static uint32_t decode_rows(const struct encoder *e)
     return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
 }
 
-/* Parts of the keys, at most; keys of a part, unless that takes twice as many workgroups as are aimed at (an H200, 32768 keys:
- * parts of 2048 take 71 us, of 1024 58). */
+/* Parts of the keys, at most; keys of a part, unless that takes over twice as many workgroups as are aimed at (an H200,
+ * 32768 keys: parts of 2048 took 71 us, of 1024 58). */
 enum { SPLIT_MOST = 128, PART_MOST = 1024, DECODE_MEMORY = 19 << 10 };
 
 /* A gate of three: for one query, for several, or else for both. 0 where none is set. */
@@ -12413,8 +12413,9 @@ static void bind_newest(struct encoder *e, const struct newest *n, struct attent
     p->flags |= ATTEND_FREQS;
 }
 
-/* How a decoding step is cut: as others, but for few keys, where adding up parts takes longer than reading them (an
- * H100: Qwen3-8B at 600 keys 321 tokens/s in parts, 384 in one, 408 in one by twice the subgroups). */
+/* How a decoding step is cut, and by how many subgroups: as others, but for few keys, where adding up parts takes longer
+ * than reading them (an H100: Qwen3-8B at 600 keys 321 tokens/s in parts, 384 in one, 408 in one by twice the
+ * subgroups). */
 static struct decode_cut cut_step(const struct encoder *e, const struct attention *a)
 {
     const int *gate = e->device->gate;
@@ -12459,8 +12460,8 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     }
     USE(e, attention_rope, &p, .threads = decode_threads(e, cut.subgroups), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
-        .ahead = decode_tuning(e)->ahead[cut.rows > 2], .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
-        .subgroups = cut.subgroups,
+        .ahead = decode_tuning(e)->ahead[cut.rows > 2], .parts = parts != NULL,
+        .norm = n->norm ? n->q_weight ? 2 : 1 : 0, .subgroups = cut.subgroups,
         .twos = ceil_div(d / 4, e->device->caps.subgroup));
     dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), heads / p.group_size);
     array_release(parts);
@@ -19376,8 +19377,8 @@ static bool goes_with_others(struct encoder *e, const struct node *n)
     bool matrices;
     if (!groups_well(e, n)) return false;
     quant_open(e, n, &j);
-    matrices = (j.m > QMV_TOGETHER || j.set[0].rows >= 64 * e->device->tuning->processors) && !few_matrices_fit(e, &j) &&
-               few_matrices_cost(e, &j) < held_cost(e, &j);
+    matrices = (j.m > QMV_TOGETHER || j.set[0].rows >= 64 * e->device->tuning->processors) &&
+               !few_matrices_fit(e, &j) && few_matrices_cost(e, &j) < held_cost(e, &j);
     quant_close(&j);
     return !matrices;
 }
@@ -19468,7 +19469,8 @@ static bool fuse_products(struct encoder *e, struct stream *s, struct members *a
     if (!has_kernel(e->device, K_QMV_SETS) || !goes_with_others(e, first)) return false;
     for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
         const struct node *n = &s->nodes[i];
-        if (!n->done && goes_with_others(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
+        if (!n->done && goes_with_others(e, n) && same_product_kind(first, n) && can_join(s, m, count, i))
+            m[count++] = i;
     }
     if (count == 1) return false;
     quant_open(e, first, &j);
