@@ -12413,8 +12413,8 @@ static void bind_newest(struct encoder *e, const struct newest *n, struct attent
     p->flags |= ATTEND_FREQS;
 }
 
-/* How a decoding step is cut, and by how many subgroups: as others, but for few keys, where adding up parts takes longer
- * than reading them (an H100: Qwen3-8B at 600 keys 321 tokens/s in parts, 384 in one, 408 in one by twice the
+/* How a decoding step is cut, and by how many subgroups: as others, but for few keys, where adding up parts takes
+ * longer than reading them (an H100: Qwen3-8B at 600 keys 321 tokens/s in parts, 384 in one, 408 in one by twice the
  * subgroups). */
 static struct decode_cut cut_step(const struct encoder *e, const struct attention *a)
 {
