@@ -4,7 +4,7 @@
  *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
- *     build/bench/bench_qmv few          1 to 16 rows, as the library chooses, as multiples of 1; then by each kernel for few
+ *     build/bench/bench_qmv few          1 to 64 rows, as the library chooses, as multiples of 1; then by each kernel for few
  *     build/bench/bench_qmv f16          the same in float16
  *     build/bench/bench_qmv model 8b [M] [BITS]     the products of a token of Qwen3-8B (or 06b)
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
@@ -112,7 +112,7 @@ static void row(int m, int n, int k, int bits, int group)
 
 static void heading(void)
 {
-    printf("\n%s, %s; bfloat16\n\n", device_name, driver);
+    printf("\n%s, %s; %s\n\n", device_name, driver, mlxvk_dtype_name(x_type));
     printf("| N x K | M | bits/group | us | GB/s | TFLOP/s | kernels |\n|---|---|---|---|---|---|---|\n");
 }
 
@@ -255,6 +255,7 @@ static void model(const char *size, int m, int bits)
 int main(int argc, char **argv)
 {
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
+    if (argc == 2 && !strcmp(argv[1], "f16")) x_type = MLXVK_FLOAT16;
     open_for_rounds("");
     if (argc > 2 && !strcmp(argv[1], "model")) {
         model(argv[2], argc > 3 ? atoi(argv[3]) : 1, argc > 4 ? atoi(argv[4]) : 4);
@@ -274,7 +275,6 @@ int main(int argc, char **argv)
     close_device();
     if (argc == 2 && !strcmp(argv[1], "sweep")) sweep();
     if (argc == 2 && !strcmp(argv[1], "routes")) routes();
-    if (argc == 2 && !strcmp(argv[1], "f16")) x_type = MLXVK_FLOAT16;
     if (argc == 2 && (!strcmp(argv[1], "few") || x_type == MLXVK_FLOAT16)) few_rows();
     return 0;
 }
