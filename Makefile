@@ -19,7 +19,7 @@
 #                            (SEED=n, FUZZ="--scarce 5 --ops add,sum" for the calls, PROGRAMS="--keep-going" for the programs)
 #   make fuzz-faults         each call of Vulkan's and each allocation failing in turn (FAULTS="--sample 1/50 --only vkMapMemory")
 #   make test-watchdog       all tests with submissions of a millisecond at most, by estimate (WATCHDOG="array matmul")
-#   make test-long TOKENS=100000 DEVICES=1000    a long text beside two streams, devices opened and closed: memory, time flat
+#   make test-long TOKENS=100000 DEVICES=1000    a long text beside two streams, devices opened and closed: memory, work flat
 #   make fuzz-inputs SECONDS=600     strangers' files, SPIR-V and arguments by clang's libFuzzer (INPUTS="gguf npy")
 #   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n)
 #   make bench               measure
