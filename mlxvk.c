@@ -4053,11 +4053,12 @@ static void set_table(struct encoder *e, uint32_t slot, const void *data, size_t
 
 enum { COUNTERS = 4096 };
 
-/* Binds the stream's counters: a kernel finds zeros there and leaves zeros. They are no array, and not counted as
- * memory. */
+/* Binds the stream's counters: a kernel finds zeros there and leaves zeros, so two of them have a barrier between them,
+ * whatever else they write. They are no array, and not counted as memory. */
 static void set_counters(struct encoder *e, uint32_t slot)
 {
-    if (!e->code) set_bound(e, slot, true, (struct bound){ .kind = BOUND_COUNTERS, .low = 0, .high = 4 * COUNTERS });
+    struct bound all = { .kind = BOUND_COUNTERS, .write = true, .low = 0, .high = 4 * COUNTERS };
+    if (!e->code) set_bound(e, slot, true, all);
 }
 
 /* ---- what may be fused: one judge of steps ---- */

@@ -319,6 +319,53 @@ static void test_many_parts(void **state)
     mlxvk_device_free(device);
 }
 
+/* Barriers of several attentions at once, which do not depend on each other, and whose parts' results cannot lie in the
+ * same memory: each has twice as many as the one in front. The results must be those of one after another. */
+static uint64_t barriers_at_once(const char *gates)
+{
+    enum { AT_ONCE = 5, KEYS = 150, WIDTH = 64, HEADS = 4 << (AT_ONCE - 1) };
+    static float want[AT_ONCE][HEADS * WIDTH];
+    const mlxvk_array none = { NULL };
+    struct setting t = start(gates);
+    mlxvk_array q[AT_ONCE], k[AT_ONCE], out[AT_ONCE], again[AT_ONCE];
+    mlxvk_vector_array all = mlxvk_vector_array_new();
+    uint64_t before;
+    for (int i = 0; i < AT_ONCE; i++) {
+        q[i] = normals((int[]){ 1, 4 << i, 1, WIDTH }, 4, MLXVK_FLOAT32, 2 * (uint32_t)i, t.stream);
+        k[i] = normals((int[]){ 1, 2, KEYS, WIDTH }, 4, MLXVK_FLOAT32, 2 * (uint32_t)i + 1, t.stream);
+        out[i] = mlxvk_array_new();
+        again[i] = mlxvk_array_new();
+        OK(mlxvk_fast_scaled_dot_product_attention(&out[i], q[i], k[i], k[i], 0.125f, "", none, none, t.stream), t.stream);
+        OK(mlxvk_array_read(out[i], want[i], sizeof(float) * (size_t)(WIDTH * 4 << i), t.stream), t.stream);
+    }
+    for (int i = 0; i < AT_ONCE; i++) {
+        OK(mlxvk_fast_scaled_dot_product_attention(&again[i], q[i], k[i], k[i], 0.125f, "", none, none, t.stream), t.stream);
+        OK(mlxvk_vector_array_append_value(all, again[i]), t.stream);
+    }
+    before = stats_of(t.device).barriers;
+    OK(mlxvk_eval(all), t.stream);
+    before = stats_of(t.device).barriers - before;
+    for (int i = 0; i < AT_ONCE; i++) {
+        expect_floats(again[i], want[i], (size_t)(WIDTH * 4 << i), 0, 0, t.stream);
+        mlxvk_array_free(q[i]);
+        mlxvk_array_free(k[i]);
+        mlxvk_array_free(out[i]);
+        mlxvk_array_free(again[i]);
+    }
+    mlxvk_vector_array_free(all);
+    finish(&t);
+    return before;
+}
+
+/* Attentions in parts count them in the same words, so that there is a barrier between two of them. The first may have one
+ * in front, for what was before. */
+static void test_parts_side_by_side(void **state)
+{
+    (void)state;
+    assert_in_range(barriers_at_once("MLX_VK_SDPA_SPLIT_K=2"), 4, 5);
+    assert_in_range(barriers_at_once("MLX_VK_ENABLE_SDPA_DECODE=0"), 0, 1);
+}
+
 /* Heads wider than the kernels' limit, and no keys at all. */
 static void test_attention_edges(void **state)
 {
@@ -412,7 +459,7 @@ static void test_norm_layouts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_attention_edges),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_parts_side_by_side), cmocka_unit_test(test_attention_edges),
                                         cmocka_unit_test(test_more_queries), cmocka_unit_test(test_prompts),
                                         cmocka_unit_test(test_prompt_assumptions), cmocka_unit_test(test_prompt_nan),
                                         cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
