@@ -16,11 +16,12 @@ layout(constant_id = 5) const uint VALUE_CHUNKS = 2;
 layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at once
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
 layout(constant_id = 8) const uint SUBGROUPS = 8;      // at most so many are dispatched
+layout(constant_id = 9) const bool SPREAD = false;     // AHEAD * ROWS is LANES: each has one score
 #ifdef FRESH
-layout(constant_id = 9) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
-layout(constant_id = 10) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
+layout(constant_id = 10) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
+layout(constant_id = 11) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
 #else
-layout(constant_id = 9) const bool ONE_QUERY = false;  // see attention.glsl
+layout(constant_id = 10) const bool ONE_QUERY = false;  // see attention.glsl
 #define ONE_QUERY ONE_QUERY
 #endif
 uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
@@ -42,6 +43,13 @@ vec4 qs[ROWS * CHUNKS * 2u], os[ROWS * VALUE_CHUNKS * 2u];
 uvec4 ks[AHEAD * CHUNKS * WORDS], vs[AHEAD * VALUE_CHUNKS * WORDS];     // as they are in memory: half as many registers
 float high[ROWS], total[ROWS], score[AHEAD * ROWS];
 row_place place[ROWS];
+
+// SPREAD: of the scores of AHEAD keys and ROWS rows a lane has one, and what belongs to its row; the others that share the
+// keys find its weight here, and what its row's earlier results are multiplied by.
+const uint SCORES = SPREAD ? AHEAD * ROWS : 1u, TAKEN = SCORES + ROWS;
+shared float weights[SPREAD ? gl_WorkGroupSize.x / LANES * TAKEN : 1u];
+float own_high, own_total;
+row_place own;
 
 void load_queries(const uint batch, const uint head, const uint first_row, const uint share)
 {
@@ -65,6 +73,9 @@ void load_queries(const uint batch, const uint head, const uint first_row, const
         }
         [[unroll]] for (uint c = 0u; c < 2u * VALUE_CHUNKS; c++) os[r * VALUE_CHUNKS * 2u + c] = vec4(0.0);
     }
+    if (SPREAD) own = place_of(batch, head, first_row + share % ROWS);
+    own_high = LOWEST;
+    own_total = 0.0;
 }
 
 // The keys (values) of `first` and of those `step` apart. Beyond the end, which is past the first key, the last one stands for
@@ -129,17 +140,62 @@ void score_keys(const uint first, const uint step, const uint end, const uint sh
             [[unroll]] for (uint r = 0u; r < ROWS; r++)
                 score[u * ROWS + r] += dot(qs[(r * CHUNKS + c) * 2u], a) + dot(qs[(r * CHUNKS + c) * 2u + 1u], b);
         }
-        [[unroll]] for (uint r = 0u; r < ROWS; r++) {
+        [[unroll]] for (uint r = 0u; r < ROWS && !SPREAD; r++) {
             float s = score[u * ROWS + r];
             [[unroll]] for (uint d = 1u; d < LANES; d *= 2u) s += subgroupShuffleXor(s, d);
             score[u * ROWS + r] = key < end ? masked(s, place[r], key) : LOWEST;
         }
     }
+    if (!SPREAD) return;
+    // Of two scores that two lanes have parts of, each lane keeps one: lane `share` ends with score `share`.
+    [[unroll]] for (uint d = 1u; d < LANES; d *= 2u) {
+        if (d >= SCORES) { score[0] += subgroupShuffleXor(score[0], d); continue; }
+        bool up = (share & d) != 0u;
+        [[unroll]] for (uint i = 0u; i < SCORES / 2u; i++) {
+            if (i >= SCORES / (2u * d)) continue;
+            float send = up ? score[2u * i] : score[2u * i + 1u], keep = up ? score[2u * i + 1u] : score[2u * i];
+            score[i] = keep + subgroupShuffleXor(send, d);
+        }
+    }
+    uint key = first + share % SCORES / ROWS * step;
+    score[0] = key < end ? masked(score[0], own, key) : LOWEST;
 }
 
-void add_values()
+// The lanes' scores as weights, of all that share a key by all; rows' earlier results get what the largest score makes of them.
+void spread_weights(const uint thread, const uint share)
 {
+    const uint base = thread / LANES * TAKEN;
+    float best = score[0], s = score[0], shrink;
+    [[unroll]] for (uint d = ROWS; d < SCORES; d *= 2u) best = max(best, subgroupShuffleXor(best, d));
+    best = max(best, own_high);
+    shrink = exp2(own_high - best);
+    own_high = best;
+    s = s <= LOWEST ? 0.0 : exp2(s - best);
+    own_total = own_total * shrink + s;
+    subgroupBarrier();
+    if (share < SCORES) weights[base + ROWS + share] = s;
+    if (share < ROWS) weights[base + share] = shrink;
+    subgroupMemoryBarrierShared();
+    subgroupBarrier();
+    [[unroll]] for (uint i = 0u; i < SCORES; i++) score[i] = weights[base + ROWS + i];
+    [[unroll]] for (uint r = 0u; r < ROWS; r++)
+        [[unroll]] for (uint c = 0u; c < 2u * VALUE_CHUNKS; c++) os[r * VALUE_CHUNKS * 2u + c] *= weights[base + r];
+}
+
+// What the lanes have of their rows, for all rows.
+void gather_rows(const uint lane, const uint share)
+{
+    [[unroll]] for (uint d = ROWS; d < SCORES; d *= 2u) own_total += subgroupShuffleXor(own_total, d);
     [[unroll]] for (uint r = 0u; r < ROWS; r++) {
+        high[r] = subgroupShuffle(own_high, lane - share + r);
+        total[r] = subgroupShuffle(own_total, lane - share + r);
+    }
+}
+
+void add_values(const uint thread, const uint share)
+{
+    if (SPREAD) spread_weights(thread, share);
+    [[unroll]] for (uint r = 0u; r < ROWS && !SPREAD; r++) {
         float best = high[r];
         [[unroll]] for (uint u = 0u; u < AHEAD; u++)
             if (score[u * ROWS + r] > best) best = score[u * ROWS + r];
@@ -329,9 +385,10 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
         score_keys(mine, step, end, share);
         mine += AHEAD * step;
         load_keys(mine, step, end, k_row, share);
-        add_values();
+        add_values(thread, share);
         load_values(mine, step, end, v_row, share);
     }
+    if (SPREAD) gather_rows(lane, share);
     join_lanes();
     [[unroll]] for (uint from = 0u; from < ROWS; from += AT_ONCE) {
         [[unroll]] for (uint i = 0u; i < AT_ONCE; i++) {
