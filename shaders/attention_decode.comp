@@ -258,26 +258,14 @@ void weigh_parts(const uint batch, const uint head, const uint first_row, const 
     }
 }
 
-// BATCH parts' four features, from part s on, `shares` apart.
-const uint BATCH = 8u;
-vec4 batch[BATCH];
-void load_parts(const uint from, const uint s, const uint shares, const uint fours)
+// Adds up the parts of `count` rows: a thread has four features of some parts, BATCH of which it loads at once.
+void join_parts(const uint batch, const uint head, const uint first_row, const uint count, const uint thread, const uint lane)
 {
-    [[unroll]] for (uint b = 0u; b < BATCH; b++) {
-        batch[b] = vec4(0.0);
-        if (s + b * shares < splits) batch[b] = part_four[from + (s + b * shares) * fours];
-    }
-}
-
-// Adds up the parts of `count` rows: a thread has four features of some parts. It asks for the first ones before their weights
-// are known.
-void join_parts(const uint batch_index, const uint head, const uint first_row, const uint count, const uint thread, const uint lane)
-{
-    uint first = ((batch_index * query_heads + head) * query_count + first_row) * splits, fours = value_width / 4u;
+    const uint BATCH = 8u;
+    uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = value_width / 4u;
     uint columns = count * fours, shares = 1u;
     while (2u * shares * ROWS * fours <= gl_WorkGroupSize.x) shares *= 2u;              // not by count: the order of additions
-    uint width = gl_WorkGroupSize.x / shares, column = thread % width, share = thread / width;
-    load_parts((first + min(column / fours, count - 1u) * splits) * fours + column % fours, share, shares, fours);
+    uint width = gl_WorkGroupSize.x / shares;
     for (uint i = thread; i < count * splits; i += gl_WorkGroupSize.x) {
         uint at = parts() * value_width + 2u * (first + i);
         vec2 figure = vec2(part[at], part[at + 1u]);
@@ -285,23 +273,28 @@ void join_parts(const uint batch_index, const uint head, const uint first_row, c
         results[i / 2u][i % 2u * 2u + 1u] = figure.y;
     }
     barrier();
-    weigh_parts(batch_index, head, first_row, count, lane);
+    weigh_parts(batch, head, first_row, count, lane);
     barrier();
-    for (uint c = column; c < (columns + width - 1u) / width * width; c += width) {
+    for (uint c = thread % width; c < (columns + width - 1u) / width * width; c += width) {
         uint r = min(c / fours, count - 1u), at = r * splits, from = (first + at) * fours + c % fours;
         vec4 x = vec4(0.0);
-        for (uint s = share; s < splits && c < columns; s += BATCH * shares) {
-            if (c != column || s != share) load_parts(from, s, shares, fours);
-            [[unroll]] for (uint b = 0u; b < BATCH; b++)
-                if (s + b * shares < splits) x += figures(at + s + b * shares).x * batch[b];
-        }
+        if (c < columns)
+            for (uint s = thread / width; s < splits; s += BATCH * shares) {
+                vec4 p[BATCH];
+                [[unroll]] for (uint b = 0u; b < BATCH; b++) {
+                    p[b] = vec4(0.0);
+                    if (s + b * shares < splits) p[b] = part_four[from + (s + b * shares) * fours];
+                }
+                [[unroll]] for (uint b = 0u; b < BATCH; b++)
+                    if (s + b * shares < splits) x += figures(at + s + b * shares).x * p[b];
+            }
         if (shares > 1u) {                               // then one round does
             results[JOIN + thread] = x;
             barrier();
             for (uint s = thread + width; s < gl_WorkGroupSize.x && thread < width; s += width) x += results[JOIN + s];
         }
         if (c < columns && thread < width) {
-            uint o = place_of(batch_index, head, first_row + r).o + 4u * (c % fours);
+            uint o = place_of(batch, head, first_row + r).o + 4u * (c % fours);
             for (uint i = 0u; i < 4u; i++) store_result(o + i, x[i]);
         }
     }
