@@ -18021,16 +18021,43 @@ static double attention_vjp_work(const struct attention_vjp_job *j, uint32_t mod
                     : q->shape[3] + (mode == ATTEND_VJP_QUERIES ? q->shape[3] + values : 0));
 }
 
-/* Can a mode read all features by quads? v: the values, or what is read in their place. */
+/* Can a mode read all features `n` at once? v: the values, or what is read in their place. */
 static bool attention_vjp_wide(const struct attention_vjp_job *j, const struct array *v,
-                               const struct attention_vjp_push *p)
+                               const struct attention_vjp_push *p, uint32_t n)
 {
     const struct array *a[] = { j->a[AVJP_Q], j->a[AVJP_K], v, j->a[AVJP_G] };
     const uint32_t at[] = { p->q_at, p->k_at, p->v_at, p->g_at };
+    const int wide = (int)n;
     for (int i = 0; i < 4; i++)
-        if (a[i] && (a[i]->shape[3] % 4 || at[i] % 4 || a[i]->strides[0] % 4 || a[i]->strides[1] % 4 ||
-                     a[i]->strides[2] % 4)) return false;
+        if (a[i] && (a[i]->shape[3] % wide || at[i] % n || a[i]->strides[0] % wide || a[i]->strides[1] % wide ||
+                     a[i]->strides[2] % wide)) return false;
     return true;
+}
+
+static enum kernel_id attention_vjp_matrices(const struct attention_vjp_job *j)
+{
+    return j->a[AVJP_Q]->dtype == MLXVK_BFLOAT16 ? K_ATTENTION_VJP_BF16 : K_ATTENTION_VJP_F16;
+}
+
+/* Do cooperative matrices take a mode? Half types, features by eights, sums of up to 128 of them in registers, tiles in
+ * shared memory. Not where a row is to have the same bits beside any others: a tile's rows are some of its products. */
+static bool attention_vjp_by_matrices(const struct encoder *e, const struct attention_vjp_job *j,
+                                      const struct array *v, const struct attention_vjp_push *p, bool rows)
+{
+    const struct capabilities *c = &e->device->caps;
+    const bool half = j->a[AVJP_Q]->dtype != MLXVK_FLOAT32;
+    const uint32_t size = half ? c->coopmat_size[j->a[AVJP_Q]->dtype == MLXVK_BFLOAT16] : 0, lanes = c->subgroup;
+    size_t x, y, need;
+    if (!size || !has_kernel(e->device, attention_vjp_matrices(j)) || is_invariant(e)) return false;
+    if (!attention_vjp_wide(j, v, p, 8) || p->key_width > 128 || p->value_width > 128) return false;
+    if (!rows && (p->first_at % 4 || p->second_at % 4)) return false;
+    if (lanes % size || COOPMAT_KEYS % (8 * (lanes / size)) || COOPMAT_SUBGROUPS * lanes > c->max_threads ||
+        COOPMAT_SUBGROUPS * lanes < COOPMAT_KEYS) return false;
+    x = round_up(p->key_width, size) / 8 + 1;        /* groups of eight of a row, padded */
+    y = round_up(v ? p->value_width : 8, size) / 8 + 1;
+    need = max_size(COOPMAT_KEYS * (x + y), COOPMAT_SUBGROUPS * size * max_size(x, y));
+    need += COOPMAT_SUBGROUPS * 2 * size * (COOPMAT_KEYS / 4 + 1);
+    return 16 * need + 8 * COOPMAT_KEYS <= c->shared_memory;
 }
 
 /* One mode for all of a job that can be bound; first and second are what it writes. stats: what ROWS wrote. */
@@ -18039,7 +18066,8 @@ static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp
 {
     const bool rows = mode == ATTEND_VJP_ROWS;
     struct array *q = j->a[AVJP_Q], *k = j->a[AVJP_K], *v = j->a[rows ? AVJP_O : AVJP_V], *g = j->a[AVJP_G];
-    const uint32_t tile = attention_vjp_tile(e->device), heads = (uint32_t)q->shape[1];
+    const uint32_t heads = (uint32_t)q->shape[1];
+    uint32_t tile = attention_vjp_tile(e->device), size;
     struct attention_vjp_push p = { .batches = (uint32_t)q->shape[0], .heads = heads,
         .group = heads / (uint32_t)k->shape[1], .query_count = (uint32_t)q->shape[2],
         .key_count = (uint32_t)k->shape[2], .key_width = (uint32_t)q->shape[3],
@@ -18059,9 +18087,17 @@ static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp
     if (j->a[AVJP_MASK]) p.mask_at = set_input(e, SLOT_attention_vjp_mask, j->a[AVJP_MASK]);
     if (j->a[AVJP_MASK]) copy_strides(p.mask_stride, j->a[AVJP_MASK], 4);
     set_work(e, attention_vjp_work(j, mode));
-    USE(e, attention_vjp, &p, .threads = tile * tile / 8, .mode = mode, .tile = tile,
-        .slices = ceil_div(p.key_width, AVJP_SLICE), .value_slices = v ? ceil_div(p.value_width, AVJP_SLICE) : 1,
-        .step = attention_vjp_wide(j, v, &p) ? 4 : 1, .dtype = q->dtype);
+    if (attention_vjp_by_matrices(e, j, v, &p, rows)) {
+        size = e->device->caps.coopmat_size[q->dtype == MLXVK_BFLOAT16];
+        tile = COOPMAT_SUBGROUPS * size;
+        USE_AS(e, attention_vjp_matrices(j), attention_vjp_f16, &p, .threads = COOPMAT_SUBGROUPS * e->device->caps.subgroup,
+               .mode = mode, .width = (uint32_t)round_up(p.key_width, size),
+               .value_width = (uint32_t)round_up(v ? p.value_width : 8, size), .others = COOPMAT_KEYS, .size = size,
+               .lanes = e->device->caps.subgroup);
+    } else
+        USE(e, attention_vjp, &p, .threads = tile * tile / 8, .mode = mode, .tile = tile,
+            .slices = ceil_div(p.key_width, AVJP_SLICE), .value_slices = v ? ceil_div(p.value_width, AVJP_SLICE) : 1,
+            .step = attention_vjp_wide(j, v, &p, 4) ? 4 : 1, .dtype = q->dtype);
     dispatch_groups(e, (uint64_t)ceil_div(mode == ATTEND_VJP_KEYS ? p.key_count : p.query_count, tile) * owners *
                            p.batches);
 }

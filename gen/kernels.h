@@ -9,10 +9,10 @@ enum { REDUCE_SUM = 0, REDUCE_PROD = 1, REDUCE_MAX = 2, REDUCE_MIN = 3, REDUCE_M
 enum { ATTEND_CAUSAL = 1, ATTEND_MASK_BOOL = 2, ATTEND_MASK_ADDS = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16,
     ATTEND_LATE = 32, ATTEND_FREQS = 64 };
 
-/* shaders/attention_vjp.comp: modes */
+/* shaders/attention_vjp.glsl: modes */
 enum { ATTEND_VJP_KEYS = 0, ATTEND_VJP_QUERIES = 1, ATTEND_VJP_ROWS = 2 };
 
-/* shaders/attention_vjp.comp: flags */
+/* shaders/attention_vjp.glsl: flags */
 enum { ATTEND_VJP_CAUSAL = 1u, ATTEND_VJP_MASK_BOOL = 2u, ATTEND_VJP_MASK_ADDS = 4u, ATTEND_VJP_SINKS = 8u,
     ATTEND_VJP_SUMS = 16u, ATTEND_VJP_DOTS = 32u };
 
@@ -472,6 +472,17 @@ enum { SLOT_attention_vjp_first = 0, SLOT_attention_vjp_second = 1, SLOT_attenti
     SLOT_attention_vjp_k = 3, SLOT_attention_vjp_v = 4, SLOT_attention_vjp_g = 5, SLOT_attention_vjp_mask = 6,
     SLOT_attention_vjp_stats = 7 };
 
+struct attention_vjp_matrix_constants { uint32_t threads, mode, width, value_width, others, size, lanes; };
+typedef struct attention_vjp_matrix_constants attention_vjp_bf16_constants; typedef struct attention_vjp_push attention_vjp_bf16_push;
+enum { SLOT_attention_vjp_bf16_first = 0, SLOT_attention_vjp_bf16_second = 1, SLOT_attention_vjp_bf16_q = 2,
+    SLOT_attention_vjp_bf16_k = 3, SLOT_attention_vjp_bf16_v = 4, SLOT_attention_vjp_bf16_g = 5,
+    SLOT_attention_vjp_bf16_mask = 6, SLOT_attention_vjp_bf16_stats = 7 };
+
+typedef struct attention_vjp_matrix_constants attention_vjp_f16_constants; typedef struct attention_vjp_push attention_vjp_f16_push;
+enum { SLOT_attention_vjp_f16_first = 0, SLOT_attention_vjp_f16_second = 1, SLOT_attention_vjp_f16_q = 2,
+    SLOT_attention_vjp_f16_k = 3, SLOT_attention_vjp_f16_v = 4, SLOT_attention_vjp_f16_g = 5,
+    SLOT_attention_vjp_f16_mask = 6, SLOT_attention_vjp_f16_stats = 7 };
+
 struct elementwise_constants { uint32_t threads, mode, scalars, op, to, from; };
 typedef struct elementwise_constants binary_constants; typedef struct elementwise_push binary_push;
 enum { SLOT_binary_dst = 0, SLOT_binary_a = 1, SLOT_binary_b = 2, SLOT_binary_table = 3 };
@@ -899,6 +910,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_rope, ATTENTION_ROPE, 13, 0x10cd, 128, 12, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_vjp, ATTENTION_VJP, 8, 0x3, 120, 7, CAP_SMALL) \
+    X(attention_vjp_bf16, ATTENTION_VJP_BF16, 8, 0x3, 120, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(attention_vjp_f16, ATTENTION_VJP_F16, 8, 0x3, 120, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \

@@ -9,6 +9,8 @@
 #include "attention_f16_spv.h"
 #include "attention_rope_spv.h"
 #include "attention_vjp_spv.h"
+#include "attention_vjp_bf16_spv.h"
+#include "attention_vjp_f16_spv.h"
 #include "binary_spv.h"
 #include "binary_complex_spv.h"
 #include "binary_half_spv.h"

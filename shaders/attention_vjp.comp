@@ -6,12 +6,6 @@
 // KEYS: a workgroup has TILE keys of a head and goes through all queries that read them, of all heads that do; QUERIES: TILE
 // queries, and goes through the keys: one code for both, from the side that is its own and the other one. ROWS: what
 // the others need of each query, its logsumexp and D, or one of them.
-#include "floats.glsl"
-#include "math.glsl"
-//! enum ATTEND_VJP_: modes
-const uint KEYS = 0, QUERIES = 1, ROWS = 2;
-//! enum ATTEND_VJP_: flags
-const uint CAUSAL = 1u, MASK_BOOL = 2u, MASK_ADDS = 4u, SINKS = 8u, SUMS = 16u, DOTS = 32u;   // ROWS: logsumexp; D
 layout(constant_id = 1) const uint MODE = 0;
 layout(constant_id = 2) const uint TILE = 32;          // a multiple of 16; TILE * TILE / 8 threads
 layout(constant_id = 3) const uint SLICES = 4;         // of 32 features of queries and keys
@@ -19,29 +13,12 @@ layout(constant_id = 4) const uint VALUE_SLICES = 4;
 layout(constant_id = 5) const uint STEP = 1;           // elements of a load, 1 or 4
 layout(constant_id = 6) const uint DTYPE = 10;
 
-layout(push_constant) uniform attention_vjp_push {
-    uint batches, heads, group, query_count, key_count, key_width, value_width, flags;       // heads: of queries
-    float scale;
-    uint first_at, second_at, q_at, k_at, v_at, g_at, mask_at, stats_at;
-    uint q_stride[3], k_stride[3], v_stride[3], mask_stride[4];                              // g has no gaps
-};
-FLOATS(0, first)                                       // dk or dq; ROWS: stats, two numbers a query: logsumexp and D
-FLOATS(1, second)                                      // dv; ROWS: logsumexp, where that is given
-QUADS(2, q)
-QUADS(3, k)
-QUADS(4, v)                                            // ROWS: o
-QUADS(5, g)
-FLOATS(6, mask)
-layout(std430, set = 0, binding = 6) buffer mask_bytes { uint8_t mask8[]; };
-FLOATS(7, stats)                                       // ROWS: sinks
+#include "attention_vjp.glsl"
 
 const uint THREADS = gl_WorkGroupSize.x, EIGHT = 8u, PITCH = 9u, PER = THREADS / TILE;
-const float LOWEST = -3.402823466e+38;
 shared vec4 own[TILE * PITCH], other[TILE * PITCH];    // a slice of each side's rows
 shared vec4 weights[TILE * (TILE / 4u + 1u)], slopes[TILE * (TILE / 4u + 1u)];   // own row by row: P and dS
 const uint WEIGHTS = TILE / 4u + 1u;                   // quads of their rows
-
-uint me, batch, own_head;
 
 #define LOADER(name, start, width) \
     vec4 row_of_##name(const uint head, const uint row, const uint x) { \
@@ -63,7 +40,6 @@ vec4 row_of(const bool keys, const bool values, const uint head, const uint row,
     if (keys) return values ? row_of_v(head / group, row, x) : row_of_k(head / group, row, x);
     return values ? row_of_g(head, row, x) : row_of_q(head, row, x);
 }
-const bool OWN_KEYS = MODE == KEYS;
 
 // A slice of both sides, or of the other one alone.
 void load_slice(const bool values, const uint slice, const uint head, const uint own_row, const uint other_row, const bool both)
@@ -91,16 +67,6 @@ void multiply(inout vec4 sum[2])
     }
 }
 
-// The score of a query and a key, from their product; -infinity where the query does not see it.
-float score_of(const float product, const uint head, const uint query, const uint key)
-{
-    uint at = mask_at + batch * mask_stride[0] + head * mask_stride[1] + query * mask_stride[2] + key * mask_stride[3];
-    if (query >= query_count || key >= key_count) return -INFINITY;
-    if ((flags & CAUSAL) != 0u && key + query_count > query + key_count) return -INFINITY;
-    if ((flags & MASK_BOOL) != 0u && uint(mask8[at]) == 0u) return -INFINITY;
-    return product * scale + ((flags & MASK_ADDS) != 0u ? loadf_mask(at, DTYPE) : 0.0);
-}
-
 // Products for scores of a tile and, but in ROWS, what comes of them: weights and their gradients, in shared memory.
 void score_tile(const uint head, const uint own_row, const uint other_row)
 {
@@ -117,10 +83,9 @@ void score_tile(const uint head, const uint own_row, const uint other_row)
             float score = score_of(s[i][j], head, query, key), p = 0.0;
             uint place = stats_at + 2u * ((batch * heads + head) * query_count + min(query, query_count - 1u));
             if (MODE == ROWS) { weights[to][its % 4u] = score; continue; }
-            float all = uintBitsToFloat(stats32[place]);
-            if (all > LOWEST || is_nan(all)) p = exp(score - all);       // a query that sees no key has weights of 0
+            p = weight_of(score, uintBitsToFloat(stats32[place]));
             weights[to][its % 4u] = p;
-            slopes[to][its % 4u] = p == 0.0 ? 0.0 : p * (d[i][j] - uintBitsToFloat(stats32[place + 1u])) * scale;
+            slopes[to][its % 4u] = slope_of(p, d[i][j], uintBitsToFloat(stats32[place + 1u]));
         }
     barrier();
 }
@@ -170,18 +135,11 @@ void put(const uint at, const uint width, const bool values, const uint slice, c
         }
 }
 
-// Keys that none of these queries sees begin there.
-uint keys_end(const uint row)
-{
-    uint last = min(row + TILE, query_count) + key_count;
-    return (flags & CAUSAL) == 0u ? key_count : last <= query_count ? 0u : min(key_count, last - query_count);
-}
-
 void gradients(const uint row)
 {
     [[unroll]] for (uint i = 0u; i < (SLICES + VALUE_SLICES) * 2u * HELD; i++) sum[i] = vec4(0.0);
     if (MODE == KEYS) {
-        uint begin = (flags & CAUSAL) != 0u && row + query_count > key_count ? (row + query_count - key_count) / TILE * TILE : 0u;
+        uint begin = queries_begin(row) / TILE * TILE;
         for (uint h = 0u; h < group; h++)
             for (uint i = begin; i < query_count; i += TILE) one_tile(own_head * group + h, row, i);
     } else {
@@ -196,17 +154,13 @@ void gradients(const uint row)
 // PER threads have a query, each its part of the keys of a tile, and of the features of g and o.
 void rows(const uint row)
 {
-    uint mine = me / PER, part = me % PER, query = row + mine, to = (batch * heads + own_head) * query_count + query;
+    uint mine = me / PER, part = me % PER, query = row + mine;
     uint end = (flags & SUMS) != 0u ? keys_end(row) : 0u;
-    float most = LOWEST, all = 0.0, d = 0.0;
+    float most = UNSEEN, all = 0.0, d = 0.0;
     bool there = query < query_count;
     for (uint i = 0u; i < end; i += TILE) {
         score_tile(own_head, row, i);
-        for (uint c = part; c < TILE; c += PER) {
-            float s = weights[mine * WEIGHTS + c / 4u][c % 4u], m = max(most, s);
-            all = is_nan(s) ? s : all * exp(most - m) + exp(s - m);
-            most = m;
-        }
+        for (uint c = part; c < TILE; c += PER) add_score(most, all, weights[mine * WEIGHTS + c / 4u][c % 4u]);
     }
     if (there && (flags & DOTS) != 0u)
         for (uint x = 4u * part; x < value_width; x += 4u * PER) d += dot(row_of_g(own_head, query, x), row_of_v(own_head, query, x));
@@ -216,23 +170,10 @@ void rows(const uint row)
     if (!there || part > 0u) return;
     for (uint i = 1u; i < PER; i++) {
         vec4 more = own[me + i];
-        float m = max(most, more.x);
-        all = all * exp(most - m) + more.y * exp(more.x - m);
-        most = m;
+        add_scores(most, all, more.x, more.y);
         d += more.z;
     }
-    if ((flags & SINKS) != 0u) {
-        float sink = loadf_stats(stats_at + own_head, DTYPE), m = max(most, sink);
-        all = all * exp(most - m) + exp(sink - m);
-        most = m;
-    }
-    float result = all == 0.0 ? -INFINITY : is_nan(all) ? all : most + log_of(all);
-    if ((flags & SUMS) == 0u) result = uintBitsToFloat(second32[second_at + to]);
-    if ((flags & DOTS) == 0u) first32[first_at + to] = floatBitsToUint(result);
-    else {
-        first32[first_at + 2u * to] = floatBitsToUint(result);
-        first32[first_at + 2u * to + 1u] = floatBitsToUint(d);
-    }
+    put_row(query, most, all, d);
 }
 
 void main()

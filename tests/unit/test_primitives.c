@@ -474,6 +474,11 @@ static void attentions(void)
         { 1, 1, 1, 1, 1, 1, 1, MLXVK_FLOAT32, NO_MASK, false, true, DENSE }, { 2, 4, 2, 37, 45, 24, 20, MLXVK_FLOAT32, CAUSAL, false, true, PADDED },
         { 2, 2, 1, 33, 70, 64, 64, MLXVK_BFLOAT16, BOOLEAN, true, true, DENSE }, { 1, 6, 2, 20, 9, 40, 33, MLXVK_FLOAT16, ADDED, true, false, SPREAD },
         { 1, 2, 2, 50, 30, 40, 64, MLXVK_FLOAT32, CAUSAL, true, true, DENSE },
+        /* by cooperative matrices, where there are: several tiles of each side, rows of heads that share keys, a width that
+         * is no multiple of a matrix's; then one thing each that they do not take */
+        { 2, 4, 2, 100, 131, 128, 128, MLXVK_BFLOAT16, CAUSAL, false, true, DENSE }, { 1, 4, 1, 131, 70, 72, 40, MLXVK_FLOAT16, CAUSAL, true, false, PADDED },
+        { 2, 3, 3, 65, 66, 24, 64, MLXVK_BFLOAT16, ADDED, true, false, DENSE }, { 1, 2, 2, 70, 40, 64, 128, MLXVK_FLOAT16, BOOLEAN, false, true, SPREAD },
+        { 1, 2, 1, 40, 40, 36, 64, MLXVK_BFLOAT16, NO_MASK, false, false, DENSE }, { 1, 2, 1, 40, 40, 136, 128, MLXVK_BFLOAT16, NO_MASK, false, true, DENSE },
     };
     struct rng r = { 12 };
     EACH_CASE(i, cases) one_attention(&r, &cases[i]);
