@@ -627,6 +627,7 @@ struct tuning {
     /* bytes and multiplications a microsecond, for estimates of time */
     double bandwidth, rate;
     uint32_t row_threads, row_least;                 /* of a workgroup that takes rows: at most, at least */
+    bool each;                                       /* elements that vectors do not fit, several a thread */
     uint32_t rope_items;                             /* threads from which on each takes several heads */
     uint32_t vjp_rows;                               /* rows that a workgroup adds up */
     /* float32 tiles: the first, for half types, how many (0: all from there) */
@@ -662,7 +663,7 @@ struct tuning {
 
 static const struct tuning tunings[] = {
     { .name = "cpu", .type = VK_PHYSICAL_DEVICE_TYPE_CPU, .processors = 2, .bandwidth = 8e3, .rate = 2e4,
-      .row_threads = 64, .row_least = 16, .rope_items = 64, .vjp_rows = 16, .tile_first = 2, .tile_half = 2,
+      .row_threads = 64, .row_least = 16, .each = true, .rope_items = 64, .vjp_rows = 16, .tile_first = 2, .tile_half = 2,
           .tile_count = 1,
       .winograd_byte = 1,
       /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
@@ -5868,15 +5869,71 @@ static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes
     return true;
 }
 
+/* Walks that vectors do not fit, with several elements a thread all the same, where threads cost more than accesses:
+ * neighbours along the last dimension, which has as many at least, so that they reach into one more row at most.
+ * In *scalars which operands are one element, which flat, in whole vectors or from within one. */
+static bool count_each(const struct dims *g, const uint32_t *offset, int count, uint32_t lanes,
+                       uint32_t *scalars)
+{
+    int last = g->ndim - 1;
+    if (last < 0 || g->ndim > PUSH_DIMS || (last > 0 && g->shape[last] < lanes)) return false;
+    *scalars = (uint32_t)g->ndim << SCALARS_NDIM;
+    for (int k = 0; k < count; k++) {
+        bool one = k > 0, flat = true, whole = offset[k] % lanes == 0;
+        int64_t step = 1;
+        for (int i = last; i >= 0; step *= g->shape[i--]) {
+            one = one && !g->stride[k][i];
+            flat = flat && g->stride[k][i] == step;
+        }
+        if (one) *scalars |= 1u << k;
+        else if (flat && whole) *scalars |= 1u << (SCALARS_WHOLE + k);
+        else if (flat && k > 0) *scalars |= 1u << (SCALARS_SHIFTED + k);
+    }
+    return true;
+}
+
+/* How a walk goes: lanes elements a thread. */
+struct walk_plan { uint32_t mode, scalars, lanes; };
+
+static uint32_t mode_of_lanes(uint32_t lanes, uint32_t four, uint32_t eight, uint32_t sixteen)
+{
+    return lanes == 16 ? sixteen : lanes == 8 ? eight : four;
+}
+
+/* Without strides: where all operands are single elements or row after row, from whole vectors of four on. */
+static bool plan_flat(struct walk_plan *w, const uint32_t *offset, int count)
+{
+    uint32_t misaligned = 0, lanes = w->lanes;
+    for (int k = 0; k < count; k++) if (!(w->scalars & (1u << k))) misaligned |= offset[k];
+    if (lanes > 4 && misaligned % lanes) lanes = 4;
+    if (w->scalars == UINT32_MAX || lanes == 1 || misaligned & 3) return false;
+    *w = (struct walk_plan){ mode_of_lanes(lanes, MODE_FLAT_4, MODE_FLAT_8, MODE_FLAT_16), w->scalars, lanes };
+    return true;
+}
+
+/* With strides. */
+static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementwise_push *push, struct dims *g,
+                         int count)
+{
+    uint32_t lanes = w->lanes, each = lanes > 1 && e->device->tuning->each ? lanes : 1;
+    while (lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars)) lanes = lanes > 4 ? 4 : 1;
+    while (lanes == 1 && each > 1 && !count_each(g, push->offset, count, each, &w->scalars)) each = each > 4 ? 4 : 1;
+    w->mode = set_dims(e, push, SLOT_elementwise_dst + (uint32_t)count, g, count);
+    w->lanes = lanes > 1 ? lanes : each;
+    if (lanes > 1) w->mode = mode_of_lanes(lanes, MODE_STRIDES_4, MODE_STRIDES_8, MODE_STRIDES_16);
+    else if (each > 1) w->mode = mode_of_lanes(each, MODE_EACH_4, MODE_EACH_8, MODE_EACH_16);
+    else w->scalars = 0;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
                                  int count)
 {
     struct dims g = merge_dims(a, count);
     struct elementwise_push push = { .n = (uint32_t)a[0]->size };
-    uint32_t scalars = flat_scalars(&g, count), mode = MODE_FLAT, misaligned = 0, threads, lanes;
+    struct walk_plan w = { .mode = MODE_FLAT, .scalars = flat_scalars(&g, count), .lanes = 1 };
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
-    if (p->kernel == K_COPY && scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
+    if (p->kernel == K_COPY && w.scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
     for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
     if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX &&
         count_words(&g, push.offset, item_size(a[0]))) {
@@ -5884,26 +5941,14 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
         to = from = MLXVK_UINT32;
         small = true;
     }
-    threads = push.n;
-    for (int k = 0; k < count; k++) if (!(scalars & (1u << k))) misaligned |= push.offset[k];
-    lanes = !small || walk_by_strides(e, p, a[1], scalars) ? 1 :
-        lanes_of(p->kernel, to, p->kernel == K_COPY && scalars == 2 ? to : from);
-    if (scalars != UINT32_MAX && lanes > 4 && misaligned % lanes) lanes = 4;
-    if (scalars != UINT32_MAX && lanes > 1 && !(misaligned & 3)) {
-        mode = lanes == 16 ? MODE_FLAT_16 : lanes == 8 ? MODE_FLAT_8 : MODE_FLAT_4;
-        threads = push.n / lanes + push.n % lanes;
-    } else if (scalars == UINT32_MAX || small) {
-        while (lanes > 1 && !count_vectors(&g, push.offset, count, (int)lanes, &scalars)) lanes = lanes > 4 ? 4 : 1;
-        mode = set_dims(e, &push, SLOT_elementwise_dst + (uint32_t)count, &g, count);
-        if (lanes > 1) mode = lanes == 16 ? MODE_STRIDES_16 : lanes == 8 ? MODE_STRIDES_8 : MODE_STRIDES_4;
-        else scalars = 0;
-        threads /= lanes;
-    }
-    note_walk(e, p, a, mode);
-    USE_AS(e, kernel_of_lanes(e, p->kernel, lanes, to, from), binary, &push, .threads = flat_threads(e->device),
-           .mode = mode,
-           .scalars = scalars, .op = p->op, .to = to, .from = from);
-    dispatch_elements(e, threads);
+    if (small && !walk_by_strides(e, p, a[1], w.scalars))
+        w.lanes = lanes_of(p->kernel, to, p->kernel == K_COPY && w.scalars == 2 ? to : from);
+    if (!plan_flat(&w, push.offset, count) && (w.scalars == UINT32_MAX || small))
+        plan_strided(e, &w, &push, &g, count);
+    note_walk(e, p, a, w.mode);
+    USE_AS(e, kernel_of_lanes(e, p->kernel, w.lanes, to, from), binary, &push, .threads = flat_threads(e->device),
+           .mode = w.mode, .scalars = w.scalars, .op = p->op, .to = to, .from = from);
+    dispatch_elements(e, push.n / w.lanes + push.n % w.lanes);
 }
 
 /* ---- operands that a device cannot bind whole ---- */

@@ -44,9 +44,13 @@ enum { CROSS_ENTROPY_LOSS = 0, CROSS_ENTROPY_GRADIENT = 1 };
 /* shaders/dequantize.comp: eights of a thread */
 enum { DEQUANTIZE_EACH = 2 };
 
-/* shaders/elementwise.glsl: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements */
+/* shaders/elementwise.glsl: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements; EACH: strided, several a thread */
 enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FLAT_8 = 4, MODE_STRIDES_4 = 5,
-    MODE_STRIDES_8 = 6, MODE_FLAT_16 = 7, MODE_STRIDES_16 = 8 };
+    MODE_STRIDES_8 = 6, MODE_FLAT_16 = 7, MODE_STRIDES_16 = 8, MODE_EACH_4 = 9, MODE_EACH_8 = 10,
+    MODE_EACH_16 = 11 };
+
+/* shaders/elementwise.glsl: the bits from which on */
+enum { SCALARS_WHOLE = 4, SCALARS_SHIFTED = 8, SCALARS_NDIM = 12 };
 
 /* shaders/factor.comp: operations; columns of a block; flags */
 enum { FACTOR_CHOLESKY = 0, FACTOR_INVERSE = 1, FACTOR_PANEL = 2, FACTOR_SWAP = 3, FACTOR_REFLECT = 4,

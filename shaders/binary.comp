@@ -206,7 +206,7 @@ void main()
     bool whole = LANES > 1u && i < n / LANES;
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = STRIDED ? locate(i) : MODE == TABLE ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), 0u);
+    uvec4 at = places_of(whole, i);
 #if defined(WIDE) || defined(COMPLEX)
     write(at.x, at.y, at.z);
 #else

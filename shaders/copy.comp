@@ -101,13 +101,13 @@ void main()
     bool whole = LANES > 1u && i < n / LANES;
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = STRIDED ? locate(i) : MODE == TABLE ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
+    uvec4 at = places_of(whole, i);
     uint late = (divisor_shifts & LATE) != 0u ? table32[offset[2]] : 0u;
 #ifndef WIDE
     if (whole) {
         uvec4 v = (SCALARS & 2u) != 0u ? repeated(convert(load_src(at.y, FROM), FROM, TO), TO)
                 : FROM == TO ? fetch_src(whole, i, at.y) : converted(fetch_src(whole, i, at.y));
-        put_dst(whole, i + late / LANES, at.x + late / LANES, v);
+        put_dst(whole, i + late / LANES, at.x + (by_elements(0u) ? late : late / LANES), v);
         return;
     }
 #endif

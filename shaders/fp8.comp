@@ -20,7 +20,7 @@ void main()
     bool whole = LANES > 1u && i < n / LANES;
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = STRIDED ? locate(i) : MODE == TABLE ? locate_table(i) : uvec4(flat_at(i, 0u), flat_at(i, 1u), 0u, 0u);
+    uvec4 at = places_of(whole, i);
     uvec4 v = fetch_src(whole, i, at.y);
     for (uint k = 0u; k < LANES; k++) v[k & 3u] = apply(v[k & 3u]);
     put_dst(whole, i, at.x, v);

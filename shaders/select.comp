@@ -33,9 +33,7 @@ void main()
     bool whole = LANES > 1u && i < n / LANES;
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
-    uvec4 at = uvec4(flat_at(i, 0u), flat_at(i, 1u), flat_at(i, 2u), flat_at(i, 3u));
-    if (STRIDED) at = locate(i);
-    if (MODE == TABLE) at = locate_table(i);
+    uvec4 at = places_of(whole, i);
     if (!whole) { write(at.x, at.y, at.z, at.w); return; }
     uvec4 c = fetch_condition(whole, i, at.y), p = fetch_x(whole, i, at.z), q = fetch_y(whole, i, at.w);
     uvec4 v = uvec4(0u);

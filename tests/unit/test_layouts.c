@@ -128,6 +128,54 @@ static void test_layouts(void **state)
     }
 }
 
+/* Rows about as long as what a thread takes of them, shorter, longer, whole multiples and not; that begin anywhere; with ends of
+ * one dimension and of several at once; beside rows and elements that repeat. */
+static void test_ends_of_rows(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_UINT8, MLXVK_BFLOAT16, MLXVK_UINT32 };
+    static const int repeats[][AXES] = { { 0 }, { 1, 1, 1, 0 }, { 0, 0, 0, 1 }, { 1, 0, 1, 0 }, { 0, 1, 0, 0 }, { 1, 1, 1, 1 } };
+    struct rng r = { 33 };
+    (void)state;
+    for (int columns = 1; columns <= 33; columns += columns < 5 ? 1 : columns % 8 == 5 || columns == 17 ? 2 : 1)
+        for (size_t k = 0; k < COUNT(dtypes) * COUNT(repeats); k++) {
+            const int *repeat = repeats[k % COUNT(repeats)];
+            mlxvk_dtype t = dtypes[k / COUNT(repeats)];
+            struct layout cut = { 4, { 3, 2, 3, columns + 2 }, { 0, 1, 2, 3 }, { 0, 0, 0, 1 }, { 3, 2, 3, columns + 1 }, { 0 } };
+            struct layout flat = { 2, { 5, columns }, { 0, 1 }, { 1, 0 }, { 5, columns }, { repeat[0], repeat[3] } };
+            struct layout turned = { 3, { columns, 3, 5 }, { 2, 1, 0 }, { 1, 0, 0 }, { 5, 3, columns }, { 0, repeat[1], repeat[3] } };
+            memcpy(cut.repeat, repeat, sizeof cut.repeat);
+            check_layout(&r, &cut, t, columns % OPERATIONS);
+            check_layout(&r, &flat, t, (columns + 1) % OPERATIONS);
+            check_layout(&r, &turned, t, (columns + 2) % OPERATIONS);
+        }
+}
+
+/* What is written are parts of an array: rows that begin anywhere, of elements side by side and with gaps. */
+static void test_into_parts(void **state)
+{
+    enum { ROWS = 5, WIDE = 41 };
+    struct rng r = { 34 };
+    (void)state;
+    for (int i = 0; i < 48; i++) {
+        mlxvk_dtype t = (mlxvk_dtype[]){ MLXVK_UINT8, MLXVK_BFLOAT16, MLXVK_UINT32 }[i % 3];
+        int first = i % 7, step = 1 + i % 2, columns = 1 + (i * 5) % 17, from[] = { 1, first }, by[] = { 1, step };
+        int to[] = { ROWS - 1, first + columns * step }, part[] = { ROWS - 2, columns };
+        unsigned char *left, *right, got[4 * ROWS * WIDE];
+        size_t size = mlxvk_dtype_size(t);
+        mlxvk_array a = random_array(&r, (int[]){ ROWS, WIDE }, 2, t, &left), b = random_array(&r, part, 2, t, &right);
+        OK(mlxvk_slice_update(&a, a, b, from, 2, to, 2, by, 2, stream), stream);
+        OK(mlxvk_array_read(a, got, ROWS * WIDE * size, stream), stream);
+        for (int row = 0; row < part[0]; row++)
+            for (int k = 0; k < columns; k++)
+                memcpy(left + (size_t)((row + 1) * WIDE + first + k * step) * size, right + (size_t)(row * columns + k) * size, size);
+        assert_memory_equal(got, left, ROWS * WIDE * size);
+        free(left);
+        free(right);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+    }
+}
+
 /* Operands that are large enough to be copied by tiles first. */
 static void test_large_and_across(void **state)
 {
@@ -140,6 +188,7 @@ static void test_large_and_across(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_layouts), cmocka_unit_test(test_large_and_across) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_layouts), cmocka_unit_test(test_ends_of_rows), cmocka_unit_test(test_into_parts),
+                                       cmocka_unit_test(test_large_and_across) };
     return run_group("layouts", tests, set_up, tear_down);
 }
