@@ -5757,7 +5757,7 @@ static void note_walk(const struct encoder *e, const struct elementwise_params *
                       uint32_t mode)
 {
     const char *reason = mode == MODE_TABLE ? "more than 4 dimensions do not merge" :
-                         mode == MODE_STRIDES ? "strided, not aligned, or a gate" : NULL;
+                         mode == MODE_STRIDES || mode >= MODE_EACH_4 ? "strided, not aligned, or a gate" : NULL;
     if (p->kernel != K_BINARY && p->kernel != K_BINARY_WIDE && p->kernel != K_BINARY_COMPLEX) return;
     NOTE(e->device, binary_table[p->op].rules & B_INTEGER ? NOTE_BITWISE : NOTE_BINARY, binary_table[p->op].name,
          reason, "%s, %s", LAYOUT(a[1]), LAYOUT(a[2]));
