@@ -25,6 +25,7 @@
  *     >>linalg       norms, cross products, factorisations
  *     >>images       arrays from images and back
  *     >>cross_entropy >>gated_delta >>attention_vjp   of logits with classes; a state updated token by token; gradients
+ *     >>exchange     collectives of devices through memory that they share
  *     >>chains       kernels for chains of elementwise operations, written at run time
  *     >>fusion       one table of patterns of nodes that become one dispatch
  *     >>replay       windows of the tape that come again: kept plans, recorded segments
@@ -528,6 +529,8 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
       "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
     X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23, "test_replay: test_links",                                                  \
       "workgroups were seen to start in the order of their dispatches, on an H200: recorded steps are linked")        \
+    X(EXCHANGES, NVIDIA_PROPRIETARY, 0, "test_exchange",                                                             \
+      "what a dispatch stores in the host's memory gets there while it runs: one of another device waits for it")     \
     X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "test_random: additions",                                               \
       "multipliers are idle beside the adders: random bits add by them")                                              \
     X(UNROLLS_FIRST, GOOGLE_SWIFTSHADER, 0, "test_rows: same_bits",                                                   \
@@ -573,6 +576,7 @@ enum memory_use { MEMORY_DEVICE, MEMORY_UPLOAD, MEMORY_READBACK, MEMORY_USES };
 /* Everything that was asked of the physical device, once. */
 struct capabilities {
     char name[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE], driver[VK_MAX_DRIVER_NAME_SIZE], architecture[64];
+    char uuid[2 * VK_UUID_SIZE + 1];
     uint32_t bits, quirks;                           /* enum capability, enum quirk */
     bool known;                                      /* the driver, by a quirk's row */
     uint64_t identity;                               /* of device, driver and library, in every version */
@@ -1234,7 +1238,9 @@ static size_t host_alignment(const struct device *d)
 /* Fills d->caps: the only place that asks. */
 static void read_capabilities(struct device *d, const struct features *f, const bool has[EXT_COUNT])
 {
-    VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES };
+    VkPhysicalDeviceIDProperties id = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES };
+    VkPhysicalDeviceDriverProperties driver = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES,
+                                                .pNext = &id };
     VkPhysicalDeviceFloatControlsProperties fc = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES,
                                                    .pNext = &driver };
     VkPhysicalDeviceTimelineSemaphoreProperties timeline = {
@@ -1254,6 +1260,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     read_limits(d, &p.properties);
     snprintf(c->driver, sizeof c->driver, "%.120s %.120s", driver.driverName, driver.driverInfo);
     snprintf(c->architecture, sizeof c->architecture, "vulkan-%04x-%04x", p.properties.vendorID, p.properties.deviceID);
+    for (size_t i = 0; i < VK_UUID_SIZE; i++) snprintf(c->uuid + 2 * i, 3, "%02x", id.deviceUUID[i]);
     c->subgroup = sg.subgroupSize;
     choose_subgroup(d, f, &sizes);
     c->max_allocation = to_size(m3.maxMemoryAllocationSize);
@@ -4652,7 +4659,8 @@ enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER
     X(CROSS_ENTROPY,    cross_entropy,    cross_entropy, 0)                                  \
     X(GATED_DELTA,      gated_delta,      gated_delta, 0)                                    \
     X(GATED_DELTA_VJP,  gated_delta_vjp,  gated_delta_vjp, 0)                                \
-    X(ATTENTION_VJP,    attention_vjp,    attention,   0)
+    X(ATTENTION_VJP,    attention_vjp,    attention,   0)                                    \
+    X(EXCHANGE,         exchange,         exchange,    0)
 
 enum operation {
 #define X(id, name, params, late) OP_##id,
@@ -4694,6 +4702,7 @@ struct cross_entropy_params { uint32_t mode; };
 struct gated_delta_params { uint32_t mask; };
 struct gated_delta_vjp_params { uint32_t vector; };
 struct scatter_params { uint32_t op, scale, none; };
+struct exchange_params { uint32_t op; uint16_t rank, ranks; };
 #ifdef __GNUC__
 #pragma GCC diagnostic pop
 #endif
@@ -4725,6 +4734,7 @@ union params {
     struct cross_entropy_params cross_entropy;
     struct gated_delta_params gated_delta;
     struct gated_delta_vjp_params gated_delta_vjp;
+    struct exchange_params exchange;
 };
 #define PARAMS(...) ((union params){ __VA_ARGS__ })
 
@@ -18203,6 +18213,87 @@ int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_a
     return finish_vector(&c, out, do_attention_vjp(&c, in, scale, mask_mode, out), res);
 }
 
+/* ==== >>exchange: collectives of devices through memory that they share =========================================== */
+
+/* shaders/exchange.comp says how parts lie there. Each part writes the memory and the count: so parts stay in the order
+ * in which they were asked for, and none is dropped. Where an invocation may not look for long, many workgroups of a
+ * second dispatch look one after the other. */
+
+enum { EXCHANGE_THREADS = 1024, EXCHANGE_FEW = 256, EXCHANGE_ROUNDS = 1 << 17, EXCHANGE_RANKS = 1024 };
+
+static_assert(MLXVK_EXCHANGE_MOST == 8 * EXCHANGE_UNITS, "what a slot has room for");
+
+static size_t exchange_words(int ranks) { return (size_t)ranks * (EXCHANGE_CONTROL + 2 * EXCHANGE_SLOT); }
+
+static void exchange_dispatch(struct encoder *e, const struct node *n, uint32_t step)
+{
+    static const uint32_t ops[] = { [MLXVK_EXCHANGE_GATHER] = SCATTER_NONE, [MLXVK_EXCHANGE_SUM] = SCATTER_SUM,
+                                    [MLXVK_EXCHANGE_MAX] = SCATTER_MAX, [MLXVK_EXCHANGE_MIN] = SCATTER_MIN };
+    struct array *x = n->in[0];
+    const struct exchange_params *p = &n->p.exchange;
+    const bool cut = e->device->caps.quirks & QUIRK_SHORT_LOOPS;
+    const uint32_t most = min_u32(cut ? EXCHANGE_FEW : EXCHANGE_THREADS, e->device->caps.max_threads);
+    const uint32_t threads = min_u32(most, pow2_at_least(7 + ceil_div(array_bytes(x), 8)));
+    struct exchange_push push = { .n = (uint32_t)x->size, .rank = p->rank, .ranks = p->ranks };
+    push.dst_at = set_output(e, SLOT_exchange_dst, n->out[0]) * (uint32_t)item_size(x) / 4;
+    push.src_at = set_input(e, SLOT_exchange_src, x) * (uint32_t)item_size(x) / 4;
+    push.memory_at = set_output(e, SLOT_exchange_memory, n->out[1]);
+    push.count_at = set_output(e, SLOT_exchange_count, n->out[2]);
+    USE(e, exchange, &push, .threads = threads, .step = step, .op = ops[p->op], .to = x->dtype,
+        .spins = cut ? LOOP_MOST / 2 : UINT32_MAX);
+    dispatch(e, step == EXCHANGE_TAKE ? EXCHANGE_ROUNDS / threads : 1, 1, 1);
+}
+
+static void lower_exchange(struct encoder *e, const struct node *n)
+{
+    const bool cut = e->device->caps.quirks & QUIRK_SHORT_LOOPS;
+    exchange_dispatch(e, n, cut ? EXCHANGE_PUT : EXCHANGE_PUT | EXCHANGE_TAKE);
+    if (cut) exchange_dispatch(e, n, EXCHANGE_TAKE);
+}
+
+static void check_exchange(struct call *c, const struct array *x, const struct array *memory, const struct array *count,
+                           const mlxvk_ranks *with, int op)
+{
+    if (c->code) return;
+    if (!has_kernel(c->device, K_EXCHANGE))
+        FAIL(c, MLXVK_ERROR_UNSUPPORTED, "the device lacks what an exchange needs (int64)");
+    else if (with->ranks < 1 || with->ranks > EXCHANGE_RANKS || with->rank < 0 || with->rank >= with->ranks)
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "rank %d of %d", with->rank, with->ranks);
+    else if (op < MLXVK_EXCHANGE_GATHER || op > MLXVK_EXCHANGE_MIN)
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "%d is no operation of an exchange", op);
+    else if (memory->dtype != MLXVK_UINT32 || !memory->row || memory->offset % 16 ||
+             memory->size < exchange_words(with->ranks))
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "memory %s; %zu words of uint32 in a row, from a multiple of 16 bytes on, are "
+             "wanted", TEXT(memory), exchange_words(with->ranks));
+    else if (count->dtype != MLXVK_UINT32 || !count->row || count->size < EXCHANGE_COUNTED)
+        FAIL(c, MLXVK_ERROR_ARGUMENT, "count %s; %d words of uint32 are wanted", TEXT(count), EXCHANGE_COUNTED);
+    else if (array_bytes(x) > MLXVK_EXCHANGE_MOST)
+        FAIL(c, MLXVK_ERROR_LIMIT, "%s has %zu bytes; a part has at most %d", TEXT(x), array_bytes(x),
+             MLXVK_EXCHANGE_MOST);
+}
+
+static struct array *do_exchange(struct call *c, struct array *x, const mlxvk_ranks *with, int op)
+{
+    struct array *memory = with ? input(c, "memory", with->memory) : NULL, *out;
+    struct array *count = with ? input(c, "count", with->count) : NULL;
+    if (!with) return FAIL(c, MLXVK_ERROR_ARGUMENT, "with is NULL");
+    check_exchange(c, x, memory, count, with, op);
+    x = contiguous(c, x);
+    if (x && (x->offset + storage_shift(x->storage)) % 4) x = copy_of(c, x);       /* it is read by words */
+    if (c->code || !x) return NULL;
+    if (op != MLXVK_EXCHANGE_GATHER) out = output(c, x->ndim, x->shape, x->dtype);
+    else out = output(c, 1, (int[]){ (int)x->size * with->ranks }, x->dtype);
+    if (x->size)
+        append(c, OP_EXCHANGE, PARAMS(.exchange = { (uint32_t)op, (uint16_t)with->rank, (uint16_t)with->ranks }),
+               ARRAYS(x), ARRAYS(out, memory, count));
+    return out;
+}
+
+PUBLIC(mlxvk_exchange, do_exchange(&c, IN(x), with, (int)op), mlxvk_array x, mlxvk_exchange_op op,
+       const mlxvk_ranks *with)
+
+size_t mlxvk_exchange_words(int ranks) { return ranks > 0 ? exchange_words(ranks) : 0; }
+
 /* ==== >>chains: SPIR-V written at run time ======================================================================== */
 
 /* A chain is some element-by-element operations with results of one shape that read each other's results: one
@@ -21090,7 +21181,8 @@ bool mlxvk_is_available(void)
 
 /* What is known of a device beside its capabilities, by name. */
 #define INFO_STRINGS(X) \
-    X("device_name", c->name) X("driver", c->driver) X("architecture", c->architecture) X("type", type_name(c->type))
+    X("device_name", c->name) X("driver", c->driver) X("architecture", c->architecture) X("uuid", c->uuid) \
+    X("type", type_name(c->type))
 #define INFO_SIZES(X) \
     X("max_buffer_length", c->max_allocation) X("max_recommended_working_set_size", working_set(d)) \
     X("memory_size", c->memory_size) X("memory_budget", budget) X("memory_used", used) \
@@ -21099,6 +21191,7 @@ bool mlxvk_is_available(void)
     X("push_descriptor", c->push_descriptor) X("storage_buffer_alignment", c->offset_align) \
     X("subgroup_size_least", c->subgroup_least) X("subgroup_size_most", c->subgroup_most) \
     X("max_threads", c->max_threads) X("max_storage_buffers", c->max_bindings) \
+    X("exchanges", !!(c->quirks & QUIRK_EXCHANGES)) \
     X("cooperative_matrix_size", c->coopmat_size[0] ? c->coopmat_size[0] : c->coopmat_size[1])
 
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)

@@ -222,13 +222,13 @@ MLXVK_API bool mlxvk_is_available(void);
 MLXVK_API int mlxvk_device_count(int *count, mlxvk_device_type type);   /* of CPUs: 0 */
 MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
 
-/* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
+/* What a device is. Keys of strings: device_name, architecture, driver, uuid. Keys of numbers: max_buffer_length,
  * max_recommended_working_set_size, memory_size, memory_budget and memory_used (of the process, as the driver says at
  * that moment; 0: it does not), memory_import_alignment (0: the host's memory cannot be imported),
  * subgroup_size (that of the kernels; those a kernel may ask for:
  * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
  * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own),
- * max_threads (of a workgroup), max_storage_buffers (of a kernel),
+ * max_threads (of a workgroup), max_storage_buffers (of a kernel), exchanges (see mlxvk_exchange),
  * cooperative_matrix_size (of the tiles that a subgroup multiplies: 16, 8 or 0), and one per capability (1 or 0): int8,
  * int16, int64, float16, storage8, storage16, half_conversion, bfloat16, cooperative_matrix (of size 16),
  * cooperative_matrix2, push_descriptor, integer_dot_product.
@@ -1227,6 +1227,29 @@ MLXVK_API int mlxvk_linalg_svd(mlxvk_vector_array *res, mlxvk_array a, bool comp
 /* Of matrices that need not be symmetric: always UNSUPPORTED. */
 MLXVK_API int mlxvk_linalg_eig(mlxvk_array *res_0, mlxvk_array *res_1, mlxvk_array a, mlxvk_stream s);
 MLXVK_API int mlxvk_linalg_eigvals(mlxvk_array *res, mlxvk_array a, mlxvk_stream s);
+
+/* ==== >>exchange: collectives of devices that share memory ======================================================= */
+
+/* What a rank has: its number of so many; memory: uint32, mlxvk_exchange_words(ranks) of them in a row, over memory that
+ * the devices of all ranks have imported (mlxvk_buffer_import, of kind HOST), zeros at first; count: uint32 [32] of the
+ * device's own, zeros at first. From word 32 r on is what is known of rank r:
+ *     32 r        how many parts it has put there, by its device
+ *     32 r + 1    its host makes it 1 when others are gone: its work ends without what did not come
+ *     32 r + 2    1: something did not come, and results are not what they should be */
+typedef struct mlxvk_ranks { mlxvk_array memory, count; int rank, ranks; } mlxvk_ranks;
+typedef enum mlxvk_exchange_op { MLXVK_EXCHANGE_GATHER, MLXVK_EXCHANGE_SUM, MLXVK_EXCHANGE_MAX, MLXVK_EXCHANGE_MIN }
+    mlxvk_exchange_op;
+enum { MLXVK_EXCHANGE_MOST = 1 << 16 };                              /* bytes of a part */
+
+/* All ranks call it for the same parts in the same order, of one shape and dtype each. res: the sum, maximum or minimum
+ * in the order of ranks (bits are those of mlxvk_add, mlxvk_maximum, mlxvk_minimum), or all parts in one dimension. The
+ * host has no part in it: a dispatch of this device waits, for hours if need be, for what other devices store. So each
+ * rank must have a device of its own (see "uuid" of mlxvk_device_info_get_string), and what a device stores must get to
+ * others while it is at work ("exchanges" of mlxvk_device_info_get_size: where that was seen). Errors: ARGUMENT, DTYPE,
+ * LIMIT, UNSUPPORTED (without int64). */
+MLXVK_API int mlxvk_exchange(mlxvk_array *res, mlxvk_array x, mlxvk_exchange_op op, const mlxvk_ranks *with,
+                             mlxvk_stream s);
+MLXVK_API size_t mlxvk_exchange_words(int ranks);
 
 /* ==== >>encoder: kernels of the caller's, with the contract of Metal's CommandEncoder ============================= */
 

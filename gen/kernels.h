@@ -48,6 +48,15 @@ enum { DEQUANTIZE_EACH = 2 };
 enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FLAT_8 = 4, MODE_STRIDES_4 = 5,
     MODE_STRIDES_8 = 6, MODE_FLAT_16 = 7, MODE_STRIDES_16 = 8 };
 
+/* shaders/exchange.comp: steps, of one dispatch or two */
+enum { EXCHANGE_PUT = 1, EXCHANGE_TAKE = 2 };
+
+/* shaders/exchange.comp: in words: behind all ranks' CONTROL are two slots of each, for so many units; count */
+enum { EXCHANGE_CONTROL = 32, EXCHANGE_UNITS = 8192, EXCHANGE_SLOT = 4 * EXCHANGE_UNITS, EXCHANGE_COUNTED = 32 };
+
+/* shaders/exchange.comp: words of control: how many parts the rank has put; its host says that no more come; one did not come */
+enum { EXCHANGE_DONE = 0, EXCHANGE_STOP = 1, EXCHANGE_MISSED = 2 };
+
 /* shaders/factor.comp: operations; columns of a block; flags */
 enum { FACTOR_CHOLESKY = 0, FACTOR_INVERSE = 1, FACTOR_PANEL = 2, FACTOR_SWAP = 3, FACTOR_REFLECT = 4,
     FACTOR_BLOCK = 32, FACTOR_UNIT = 1, FACTOR_HALF = 2 };
@@ -208,6 +217,11 @@ struct dequantize_rows_push {
     uint32_t count, group_shift, w_at, s_at, b_at, y_at, eights, rows, index_at, index_step;
 };
 static_assert(sizeof(struct dequantize_rows_push) == 40, "dequantize_rows_push");
+
+struct exchange_push {
+    uint32_t n, rank, ranks, dst_at, src_at, memory_at, count_at;
+};
+static_assert(sizeof(struct exchange_push) == 28, "exchange_push");
 
 struct factor_push {
     uint32_t matrices, rows, columns, first, count, a_at, a_matrix, a_row, a_column, b_at, b_matrix, b_row;
@@ -537,6 +551,10 @@ struct dequantize_rows_constants { uint32_t threads, bits, tx, ts, ty, vector, f
 typedef struct dequantize_rows_constants dequantize_rows_constants; typedef struct dequantize_rows_push dequantize_rows_push;
 enum { SLOT_dequantize_rows_w = 0, SLOT_dequantize_rows_s = 1, SLOT_dequantize_rows_b = 2,
     SLOT_dequantize_rows_y = 3, SLOT_dequantize_rows_index = 4 };
+
+struct exchange_constants { uint32_t threads, step, op, to, spins; };
+typedef struct exchange_constants exchange_constants; typedef struct exchange_push exchange_push;
+enum { SLOT_exchange_dst = 0, SLOT_exchange_src = 1, SLOT_exchange_memory = 2, SLOT_exchange_count = 3 };
 
 struct factor_constants { uint32_t threads, op; };
 typedef struct factor_constants factor_constants; typedef struct factor_push factor_push;
@@ -916,6 +934,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(cross_entropy, CROSS_ENTROPY, 5, 0x1, 28, 5, CAP_STORAGE16) \
     X(dequantize, DEQUANTIZE, 5, 0x8, 28, 7, CAP_SMALL) \
     X(dequantize_rows, DEQUANTIZE_ROWS, 5, 0x8, 40, 7, CAP_SMALL) \
+    X(exchange, EXCHANGE, 4, 0xd, 28, 5, CAP_INT64 | CAP_SMALL) \
     X(factor, FACTOR, 3, 0x7, 60, 2, CAP_NONE) \
     X(fft, FFT, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_chirp, FFT_CHIRP, 2, 0x3, 16, 1, CAP_SMALL) \

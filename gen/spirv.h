@@ -27,6 +27,7 @@
 #include "cross_entropy_spv.h"
 #include "dequantize_spv.h"
 #include "dequantize_rows_spv.h"
+#include "exchange_spv.h"
 #include "factor_spv.h"
 #include "fft_spv.h"
 #include "fft_chirp_spv.h"
