@@ -81,8 +81,9 @@ mlxvk_stream stream_of(Stream s);
 void lend_stream(Stream s, mlxvk_stream handle);
 /* Who waits for the event, or for what waits for it, is told. */
 void fail(mlx::core::Event& event, const std::string& text);
-/* An event that the host is to signal, and that what is recorded on the GPU stream from now on waits for. If it fails, who
- * waits for that is told. */
+/* An event that the host is to signal; who waits for what is recorded on the GPU stream from now on is told if it fails. */
+mlx::core::Event watch_host(Stream s);
+/* The same, and what is recorded on the GPU stream from now on waits for it. */
 mlx::core::Event await_host(Stream s);
 void signal_host(mlx::core::Event& event);
 /* Submits what every stream has recorded: before the host waits for anything. */
@@ -176,6 +177,11 @@ void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t in
  * that is run so; then it is so in all ranks. */
 bool run_collective(Primitive& p, const Arrays& inputs, Arrays& outputs);
 bool shares_ranks();                                       // do the ranks share memory?
+uint64_t exchanged_count();                                // parts that the devices exchanged themselves
+/* The graph of an evaluation is recorded, or as much of it as could be. */
+void end_graph(bool well);
+/* For who waited for the GPU and looks for errors: one that only the GPU knows of becomes the event's. */
+void check_ranks();
 /* The program ends: for others that wait for it. And when the GPU is done: all are told of that before the process goes. */
 void leave_ranks();
 void finish_ranks();

@@ -13,7 +13,14 @@
  * recorded, while the graph behind them is being recorded.
  *
  * Two slots a rank are enough: when all have written part n, each has read all parts n - 1, as its GPU works in order.
- * So part n + 1 may go where n - 1 was. All ranks add in the same order, and get the same bits. */
+ * So part n + 1 may go where n - 1 was. All ranks add in the same order, and get the same bits.
+ *
+ * That costs a submission and some 70 us each, and a sharded language model has 72 of 8 KB a token. So where each rank has
+ * a device of its own, small parts are exchanged by the devices themselves (mlxvk_exchange): a dispatch among the others
+ * waits for what the other devices store, in memory of their own with counters of their own. What is small is the same in
+ * all ranks. A GPU that waits has nothing else to do, so the first of an evaluation is not submitted before all ranks
+ * have recorded it: for a rank that waits for its user, or still loads. The thread looks after them as well: where a
+ * rank is gone it makes the dispatch end, and who waits for results is told. */
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -87,6 +94,7 @@ struct Step {
     GPU,                                                   // wait for the device's timeline
     COUNT,                                                 // the counter is this from now on
     RANKS,                                                 // wait until all ranks have written so many parts
+    RECORDED,                                              // or have recorded so many that the devices exchange
     COUNTER,                                               // wait for rank's counter
     GO                                                     // the GPU goes on
   } what;
@@ -110,6 +118,20 @@ class Between {
     changed_.notify_one();
   }
 
+  /* Parts up to this number are exchanged by the devices from now on. An event: those who wait for these, and for what
+   * comes behind them, are told by it if they do not come. */
+  void expect(uint64_t number, const Event* event) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (event) runs_.push_back({*event, 0});
+    runs_.back().last = uint32_t(number);
+    if (lost_) end_runs();
+    if (!std::exchange(watching_, true)) changed_.notify_one();
+  }
+  /* Something that a device waited for is not there? */
+  void look() {
+    if (shared_.exchanges && !lost_ && shared_.word(shared_.rank, Shared::MISSED).load()) lose();
+  }
+
   bool lost() const { return lost_; }
   /* From now on it waits for no one who leaves, too. */
   void leave() { shared_.ranks[shared_.rank].leaving.value.store(1); }
@@ -121,7 +143,7 @@ class Between {
   /* The others wait for a part that will not come. */
   void give_up() {
     shared_.ranks[shared_.rank].broken.value.store(1);
-    lost_ = true;
+    lose();
   }
 
  private:
@@ -129,10 +151,16 @@ class Between {
     for (;;) {
       Step step = next();
       switch (step.what) {
-        case Step::GPU: until([&] { return mlxvk_event_is_signaled(written_, step.value); }); break;
+        case Step::GPU:
+          for (Patience patience; !mlxvk_event_is_signaled(written_, step.value); patience.wait())
+            if (patience.seldom()) look_after();
+          break;
         case Step::COUNT: step.counter->store(step.value, std::memory_order_release); break;
         case Step::RANKS:
           for (int r = 0; r < shared_.size; r++) await(shared_.ranks[r].written.value, step.value, r);
+          break;
+        case Step::RECORDED:
+          for (int r = 0; r < shared_.size; r++) await(shared_.ranks[r].recorded.value, step.value, r);
           break;
         case Step::COUNTER: await(*step.counter, step.value, step.rank); break;
         case Step::GO:
@@ -147,22 +175,22 @@ class Between {
     for (int i = 0; i < 100 && !count_.load(std::memory_order_acquire); i++) patience.wait();
     std::unique_lock<std::mutex> lock(mutex_);
     busy_ = !steps_.empty();
-    changed_.wait(lock, [this] { return !steps_.empty(); });
+    while (steps_.empty()) {
+      if (!watching_) changed_.wait(lock);
+      else if (changed_.wait_for(lock, std::chrono::milliseconds(1)) == std::cv_status::timeout) look_after(lock);
+    }
     Step step = std::move(steps_.front());
     steps_.pop_front();
     count_.store(steps_.size(), std::memory_order_release);
     return step;
   }
 
-  template <class F> static void until(const F& there) {
-    for (Patience patience; !there();) patience.wait();
-  }
-
   void await(const std::atomic<uint64_t>& counter, uint64_t value, int rank) {
     std::optional<Clock::time_point> both_leave;
     for (Patience patience; !lost_ && counter.load(std::memory_order_acquire) < value; patience.wait()) {
-      if (!patience.seldom() || !is_lost(rank, both_leave)) continue;
-      if (counter.load(std::memory_order_acquire) < value) lost_ = true;   // it may have counted before it went
+      if (!patience.seldom()) continue;
+      look_after();
+      if (is_lost(rank, both_leave) && counter.load(std::memory_order_acquire) < value) lose();   // it may have counted
     }
   }
 
@@ -176,11 +204,61 @@ class Between {
     return Clock::now() - *both_leave > std::chrono::seconds(1);
   }
 
+  /* ---- what the devices exchange themselves ---- */
+
+  bool has_put(int rank, uint32_t last) const { return int32_t(shared_.word(rank, Shared::PUT).load() - last) >= 0; }
+  bool all_put(uint32_t last) const {
+    for (int r = 0; r < shared_.size; r++)
+      if (!has_put(r, last)) return false;
+    return true;
+  }
+
+  void look_after() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    look_after(lock);
+  }
+  /* Are the parts of all that is under way there, or still to come? */
+  void look_after(const std::unique_lock<std::mutex>&) {
+    while (runs_.size() > 1 && all_put(runs_.front().last)) {
+      signal(runs_.front().event);
+      runs_.pop_front();
+    }
+    watching_ = !runs_.empty() && !all_put(runs_.back().last);
+    if (!watching_) both_left_.reset();
+    for (int r = 0; watching_ && r < shared_.size; r++)
+      if (!has_put(r, runs_.back().last) && is_lost(r, both_left_) && !has_put(r, runs_.back().last)) end_runs();
+  }
+
+  void lose() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    end_runs();
+  }
+  /* Those who wait are told first: then the devices may go on without what they wait for. */
+  void end_runs() {
+    lost_ = true;
+    for (auto& run : runs_) {
+      fail(run.event, lost_text);
+      signal(run.event);
+    }
+    runs_.clear();
+    watching_ = false;
+    if (shared_.exchanges) shared_.word(shared_.rank, Shared::STOP).store(1);
+  }
+  static void signal(Event& event) {
+    try { signal_host(event); } catch (const std::exception&) {}   // the device is lost, as who waits for it finds out
+  }
+
+  /* Parts of one evaluation, up to number `last`. */
+  struct Run { Event event; uint32_t last; };
+
   Shared& shared_;
   const mlxvk_event written_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Step> steps_;
+  std::deque<Run> runs_;
+  bool watching_ = false;
+  std::optional<Clock::time_point> both_left_;
   std::atomic<size_t> count_{0};
   std::atomic<bool> lost_{false}, busy_{false};
 };
@@ -190,6 +268,7 @@ class Between {
 using Binary = int (*)(mlxvk_array*, mlxvk_array, mlxvk_array, mlxvk_stream);
 enum Operation { SUM, MAX, MIN, OPERATIONS };
 static const Binary operations[] = {mlxvk_add, mlxvk_maximum, mlxvk_minimum};
+static const mlxvk_exchange_op exchanges[] = {MLXVK_EXCHANGE_SUM, MLXVK_EXCHANGE_MAX, MLXVK_EXCHANGE_MIN};
 
 static uint64_t bit_of(Operation operation, mlxvk_dtype dtype) {
   return uint64_t(1) << (int(dtype) * int(OPERATIONS) + int(operation));
@@ -230,7 +309,15 @@ static void cut(Handle& part, mlxvk_array whole, size_t at, size_t count, mlxvk_
 
 class Collectives {
  public:
-  Collectives(Shared& shared, mlxvk_event written) : shared_(shared), written_(written), between_(shared, written) {}
+  Collectives(Shared& shared, mlxvk_event written) : shared_(shared), written_(written), between_(shared, written) {
+    const uint32_t zeros[32]{};
+    const int words = int(mlxvk_exchange_words(shared.size)), few = int(std::size(zeros));
+    ranks_.rank = shared.rank;
+    ranks_.ranks = shared.size;
+    if (mlxvk_array_new_buffer(&ranks_.memory, shared.buffer, &words, nullptr, 1, MLXVK_UINT32, shared.exchanged()) ||
+        mlxvk_array_new_data_device(&ranks_.count, zeros, &few, 1, MLXVK_UINT32, device()))
+      between_.give_up();
+  }
 
   /* False: not here, and neither in the other ranks. */
   bool run(distributed::DistPrimitive& p, const Arrays& inputs, Arrays& outputs) {
@@ -246,6 +333,12 @@ class Collectives {
 
   void leave() { between_.leave(); }
   void finish() { between_.finish(); }
+  void look() { between_.look(); }
+  uint64_t exchanged() const { return exchanged_; }
+  /* A graph is recorded. Where that failed, parts of it may never be put, and what is counted here and there differs. */
+  void end_graph(bool well) {
+    if (!first_.exchange(true) && !well) between_.give_up();
+  }
 
  private:
   /* A collective of a stream. Where a rank is gone nothing is recorded; where that fails all are told. */
@@ -256,6 +349,7 @@ class Collectives {
       if (of.last_ && *of.last_ != s) {                    // parts of one stream are in its order only
         submit_all();
         check(mlxvk_buffer_wait(of.shared_.buffer), stream, "a collective of another stream");
+        of.first_ = true;
       }
       of.last_ = s;
     }
@@ -329,6 +423,30 @@ class Collectives {
     }
   }
 
+  bool is_small(const array& in) const {
+    return shared_.exchanges && in.nbytes() <= size_t(MLXVK_EXCHANGE_MOST) && exchanged_ < UINT32_MAX;
+  }
+
+  bool all_recorded(uint64_t number) const {
+    for (int r = 0; r < shared_.size; r++)
+      if (shared_.ranks[r].recorded.value.load(std::memory_order_acquire) < number) return false;
+    return true;
+  }
+
+  /* By the devices. The host has all ranks wait for each other first, but only where an evaluation begins. */
+  void exchange(Recording& r, Handle& result, const Handle& part, mlxvk_exchange_op operation) {
+    const uint64_t number = ++exchanged_;
+    own().recorded.value.store(number, std::memory_order_release);
+    if (first_.exchange(false)) {
+      const Event event = watch_host(r.s);
+      between_.expect(number, &event);
+      if (!all_recorded(number)) between_.add({{Step::RECORDED, number}, {Step::GO, 0, nullptr, 0, r.pause()}});
+    } else {
+      between_.expect(number, nullptr);
+    }
+    check(mlxvk_exchange(&result, part, operation, &ranks_, r.stream), r.stream, "a collective's exchange");
+  }
+
   /* Rank r's part: this one's from where it was. */
   void part_of(Handle& res, int rank, uint64_t number, const Handle& part, Recording& r) {
     if (rank == shared_.rank) mlxvk_array_set(&res, part);
@@ -344,6 +462,11 @@ class Collectives {
     Recording r(*this, p.stream());
     Handle flat, result;
     r.open(flat, in);
+    if (is_small(in)) {
+      exchange(r, result, flat, exchanges[operation]);
+      r.finish(out, result);
+      return true;
+    }
     const bool whole = in.nbytes() <= Shared::SLOT;
     if (!whole) r.create(result, out);
     in_parts(r, flat, [&](size_t at, const Handle& part, uint64_t number) {
@@ -366,6 +489,11 @@ class Collectives {
     Recording r(*this, p.stream());
     Handle flat, result;
     r.open(flat, in);
+    if (is_small(in)) {
+      exchange(r, result, flat, MLXVK_EXCHANGE_GATHER);
+      r.finish(out, result);
+      return true;
+    }
     r.create(result, out);
     in_parts(r, flat, [&](size_t at, const Handle& part, uint64_t number) {
       for (int rank = 0; rank < shared_.size; rank++) {
@@ -444,6 +572,9 @@ class Collectives {
   std::mutex mutex_;
   std::optional<Stream> last_;
   uint64_t signals_ = 0, parts_ = 0, sent_[2]{}, taken_[2]{};
+  mlxvk_ranks ranks_{};
+  std::atomic<uint64_t> exchanged_{0};
+  std::atomic<bool> first_{true};                          // no part of this evaluation is recorded yet
 };
 
 /* ---- MLX's group ---- */
@@ -451,9 +582,23 @@ class Collectives {
 static std::atomic<Collectives*> the{nullptr};
 static std::atomic<const void*> the_group{nullptr};        // MLX's ring that it is for
 
-static bool wanted() {
+enum Way { BY_RING, BY_HOST, BY_DEVICES, BEST };
+static Way wanted() {
   const char* text = std::getenv("MLX_VK_SHARED_RANKS");
-  return !text || std::strcmp(text, "0");
+  const int way = text && *text ? std::atoi(text) : BEST;
+  return way >= BY_RING && way < BEST ? Way(way) : BEST;
+}
+
+/* A number that is another one for each device that may wait for others, or 0. Two ranks on one device wait for each other
+ * only if it takes turns while both are at work, which nothing promises: so it is chosen only where that is asked for. */
+static uint64_t apart(int rank) {
+  size_t exchanges = 0, able = 0;
+  const char* uuid = "";
+  if (wanted() == BY_HOST || mlxvk_device_info_get_size(&able, device(), "int64") || !able) return 0;
+  if (wanted() == BY_DEVICES) return uint64_t(rank) + 1;
+  if (mlxvk_device_info_get_size(&exchanges, device(), "exchanges") || !exchanges) return 0;
+  if (mlxvk_device_info_get_string(&uuid, device(), "uuid")) return 0;
+  return std::hash<std::string>()(uuid);
 }
 
 /* All ranks come here at the same time: MLX's ring has just connected them. */
@@ -463,8 +608,9 @@ void join_ranks(const distributed::Group& group) {
   if (!std::strstr(typeid(ring).name(), "4ring9RingGroup") || ring.size() < 2) return;
   std::call_once(once, [&] {
     mlxvk_event written{};
-    const bool able = wanted() && has_device() && !mlxvk_event_new(&written, device());
-    Shared* shared = meet_ranks(ring.rank(), ring.size(), able, able ? known_operations() : 0);
+    Abilities own{wanted() != BY_RING && has_device() && !mlxvk_event_new(&written, device()), 0, 0};
+    if (own.able) own = {true, known_operations(), apart(ring.rank())};
+    Shared* shared = meet_ranks(ring.rank(), ring.size(), own);
     if (!shared) return;
     the = new Collectives(*shared, written);
     the_group = &ring;
@@ -482,6 +628,9 @@ bool run_collective(Primitive& p, const Arrays& inputs, Arrays& outputs) {
 }
 
 bool shares_ranks() { return the; }
+uint64_t exchanged_count() { return the ? the.load()->exchanged() : 0; }
+void end_graph(bool well) { if (the) the.load()->end_graph(well); }
+void check_ranks() { if (the) the.load()->look(); }
 void leave_ranks() { if (the) the.load()->leave(); }
 void finish_ranks() { if (the) the.load()->finish(); }
 
@@ -514,6 +663,9 @@ namespace mlxvk_mlx {
 
 bool run_collective(Primitive&, const Arrays&, Arrays&) { return false; }
 bool shares_ranks() { return false; }
+uint64_t exchanged_count() { return 0; }
+void end_graph(bool) {}
+void check_ranks() {}
 void leave_ranks() {}
 void finish_ranks() {}
 

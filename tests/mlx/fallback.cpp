@@ -202,7 +202,8 @@ static std::string statistics() {
        << ",\"dispatches\":" << st.dispatches << ",\"barriers\":" << st.barriers << ",\"submissions\":" << st.submissions
        << ",\"fused\":" << st.fused << ",\"dropped\":" << st.dropped << ",\"replayed\":" << st.replayed
        << ",\"recorded\":" << st.recorded << ",\"walks\":" << walk_count()
-       << ",\"handed_over\":" << handed_over_count() << ",\"shared_ranks\":" << shares_ranks() << ",\"lowering_ns\":" << st.lowering_ns
+       << ",\"handed_over\":" << handed_over_count() << ",\"shared_ranks\":" << shares_ranks()
+       << ",\"exchanged\":" << exchanged_count() << ",\"lowering_ns\":" << st.lowering_ns
        << ",\"submit_ns\":" << st.submit_ns << ",\"primitives\":{" << each.str() << "}}";
   return text.str();
 }

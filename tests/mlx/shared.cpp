@@ -14,6 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -29,9 +30,9 @@ namespace mlxvk_mlx {
 using Clock = std::chrono::steady_clock;
 
 /* What the ranks say to each other. */
-struct Hello { uint32_t version; int32_t rank, size; uint32_t able; uint64_t operations; };
-struct Verdict { uint64_t able, operations; };
-enum : uint32_t { VERSION = 0x4d565201 };                   // of all that is in the memory, too
+struct Hello { uint32_t version; int32_t rank, size; uint32_t able; uint64_t operations, apart; };
+struct Verdict { uint64_t able, operations, exchanges; };
+enum : uint32_t { VERSION = 0x4d565202 };                   // of all that is in the memory, too
 enum { PATIENCE = 60 };                                    // seconds: as long as MLX's ring tries to connect, and more
 
 /* A descriptor that is closed. */
@@ -138,8 +139,14 @@ size_t Shared::packet(int of, int way, uint64_t number) const {
   const size_t boxes = CONTROL + size_t(size) * SLOTS * SLOT;
   return boxes + ((size_t(of) * 2 + size_t(way)) * PACKETS + number % PACKETS) * PACKET;
 }
-static size_t bytes_for(int size) {
-  return Shared::CONTROL + size_t(size) * (Shared::SLOTS * Shared::SLOT + 2 * Shared::PACKETS * Shared::PACKET);
+size_t Shared::exchanged() const { return packet(size, 0, 0); }
+std::atomic<uint32_t>& Shared::word(int of, Word w) const {
+  return reinterpret_cast<std::atomic<uint32_t>*>(reinterpret_cast<char*>(ranks) + exchanged())[of * 32 + w];
+}
+/* Of whole pages, of whatever size. */
+static size_t bytes_for(const Shared& shared) {
+  const size_t bytes = shared.exchanged() + 4 * mlxvk_exchange_words(shared.size);
+  return (bytes + Shared::CONTROL - 1) / Shared::CONTROL * Shared::CONTROL;
 }
 
 static struct flock lock_of(int rank, short type) {
@@ -155,7 +162,7 @@ static struct flock lock_of(int rank, short type) {
 static bool open_memory(Shared& shared, Descriptor memory) {
   size_t align = 0;
   if (mlxvk_device_info_get_size(&align, device(), "memory_import_alignment") || !align) return false;
-  const size_t bytes = bytes_for(shared.size);
+  const size_t bytes = bytes_for(shared);
   if (bytes % align) return false;
   char* room = static_cast<char*>(mmap(nullptr, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   if (room == MAP_FAILED) return false;
@@ -177,8 +184,10 @@ bool Shared::is_gone(int of) const {
 
 /* ---- meeting ---- */
 
-/* Rank 0: all others, by rank; less where not all came in time, or somebody came who does not belong here. */
+/* Rank 0: all others; less where not all came in time, or somebody came who does not belong here. `all` becomes what all
+ * can; its apart is 0 where two are not. */
 static std::vector<Descriptor> meet_all(int size, const std::string& ranks, Hello& all) {
+  std::vector<uint64_t> devices{all.apart};
   std::vector<Descriptor> others;
   sockaddr_un address{};
   const socklen_t length = address_of(address, ranks);
@@ -200,6 +209,8 @@ static std::vector<Descriptor> meet_all(int size, const std::string& ranks, Hell
     seen[size_t(hello.rank)] = true;
     all.able &= hello.able;
     all.operations &= hello.operations;
+    if (!hello.apart || std::find(devices.begin(), devices.end(), hello.apart) != devices.end()) all.apart = 0;
+    devices.push_back(hello.apart);
     others.push_back(std::move(other));
   }
   return others;
@@ -209,13 +220,14 @@ static bool host_ranks(Shared& shared, const std::string& ranks, Hello own) {
   const auto others = meet_all(shared.size, ranks, own);
   Descriptor memory = memfd_create("mlxvk-ranks", MFD_CLOEXEC);
   bool able = own.able && int(others.size()) == shared.size - 1 && memory >= 0;
-  able = able && !ftruncate(memory, off_t(bytes_for(shared.size)));
-  for (auto& other : others) able = say_verdict(other, {able, own.operations}, memory) && able;
+  able = able && !ftruncate(memory, off_t(bytes_for(shared)));
+  for (auto& other : others) able = say_verdict(other, {able, own.operations, own.apart}, memory) && able;
   if (able) able = open_memory(shared, std::move(memory));
   char theirs = 0;
   for (auto& other : others) able = hear(other, theirs) && theirs && able;
   for (auto& other : others) say(other, char(able));
   shared.operations = own.operations;
+  shared.exchanges = own.apart;
   return able;
 }
 
@@ -233,17 +245,18 @@ static bool visit_rank_0(Shared& shared, const std::string& ranks, Hello own) {
   if (!same_user(to) || !say(to, own) || !hear_verdict(to, verdict, memory)) { say(to, char(0)); return false; }
   char all = open_memory(shared, std::move(memory));
   shared.operations = verdict.operations;
+  shared.exchanges = verdict.exchanges;
   return say(to, all) && hear(to, all) && all;
 }
 
-Shared* meet_ranks(int rank, int size, bool able, uint64_t operations) {
+Shared* meet_ranks(int rank, int size, const Abilities& own) {
   const std::string ranks = one_host(size);
   if (ranks.empty() || size > Shared::MOST) return nullptr;
   auto shared = std::make_unique<Shared>();
   shared->rank = rank;
   shared->size = size;
-  const Hello own{VERSION, rank, size, able, operations};
-  return (rank ? visit_rank_0 : host_ranks)(*shared, ranks, own) ? shared.release() : nullptr;
+  const Hello hello{VERSION, rank, size, own.able, own.operations, own.apart};
+  return (rank ? visit_rank_0 : host_ranks)(*shared, ranks, hello) ? shared.release() : nullptr;
 }
 
 }  // namespace mlxvk_mlx

@@ -299,6 +299,7 @@ class Counter {
   }
   /* An error is passed on once: who is told of it may go on. */
   std::atomic<mlx::core::Error*>& error() {
+    check_ranks();
     if (failed_) join_walk();                              // what was not computed is not there, once this is told
     for (auto& e : sources()) {
       mlx::core::Error* theirs = e.load_error();
@@ -509,12 +510,16 @@ template struct Opened<&Event::event_>;
 void mlxvk_mlx::fail(mlx::core::Event& event, const std::string& text) { counter(counter_of(event))->fail(text); }
 
 #if MLX_VERSION_NUMERIC >= 32000
-mlx::core::Event mlxvk_mlx::await_host(Stream s) {
+mlx::core::Event mlxvk_mlx::watch_host(Stream s) {
   Event event(Stream(0, Device::cpu));                     // such a one is asked for errors
   event.set_value(1);
-  auto c = counter(counter_of(event));
-  c->wait_on_device(1, s);
-  note_sources(s, event, *c);
+  note_sources(s, event, *counter(counter_of(event)));
+  return event;
+}
+
+mlx::core::Event mlxvk_mlx::await_host(Stream s) {
+  Event event = watch_host(s);
+  counter(counter_of(event))->wait_on_device(1, s);
   return event;
 }
 
@@ -611,8 +616,14 @@ void eval(array& a) {
 void finalize(Stream s) {
   mlxvk_mlx::stop_if_exiting();
   mlxvk_stream stream = mlxvk_mlx::stream_of(s);
-  if (int code = mlxvk_finalize(stream)) mlxvk_mlx::raise(code, stream, "eval");
-  mlxvk_mlx::raise_deferred(s);
+  try {
+    if (int code = mlxvk_finalize(stream)) mlxvk_mlx::raise(code, stream, "eval");
+    mlxvk_mlx::raise_deferred(s);
+  } catch (...) {
+    mlxvk_mlx::end_graph(false);
+    throw;
+  }
+  mlxvk_mlx::end_graph(true);
 }
 
 void synchronize(Stream s) {
