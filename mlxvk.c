@@ -529,7 +529,7 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
       "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
     X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23, "test_replay: test_links",                                                  \
       "workgroups were seen to start in the order of their dispatches, on an H200: recorded steps are linked")        \
-    X(EXCHANGES, NVIDIA_PROPRIETARY, 0, "test_exchange",                                                             \
+    X(EXCHANGES, NVIDIA_PROPRIETARY, 0, "test_exchange: test_parts",                                                  \
       "what a dispatch stores in the host's memory gets there while it runs: one of another device waits for it")     \
     X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "test_random: additions",                                               \
       "multipliers are idle beside the adders: random bits add by them")                                              \
@@ -18238,6 +18238,7 @@ static void exchange_dispatch(struct encoder *e, const struct node *n, uint32_t 
     push.dst_at = set_output(e, SLOT_exchange_dst, n->out[0]) * (uint32_t)item_size(x) / 4;
     push.src_at = set_input(e, SLOT_exchange_src, x) * (uint32_t)item_size(x) / 4;
     push.memory_at = set_output(e, SLOT_exchange_memory, n->out[1]);
+    e->touched[SLOT_exchange_memory] = 2 * (uint64_t)array_bytes(x) * p->ranks;
     push.count_at = set_output(e, SLOT_exchange_count, n->out[2]);
     USE(e, exchange, &push, .threads = threads, .step = step, .op = ops[p->op], .to = x->dtype,
         .spins = cut ? LOOP_MOST / 2 : UINT32_MAX);

@@ -54,7 +54,7 @@ enum { EXCHANGE_PUT = 1, EXCHANGE_TAKE = 2 };
 /* shaders/exchange.comp: in words: behind all ranks' CONTROL are two slots of each, for so many units; count */
 enum { EXCHANGE_CONTROL = 32, EXCHANGE_UNITS = 8192, EXCHANGE_SLOT = 4 * EXCHANGE_UNITS, EXCHANGE_COUNTED = 32 };
 
-/* shaders/exchange.comp: words of control: how many parts the rank has put; its host says that no more come; one did not come */
+/* shaders/exchange.comp: words of control: parts that the rank has put; its host says that no more come; one did not come */
 enum { EXCHANGE_DONE = 0, EXCHANGE_STOP = 1, EXCHANGE_MISSED = 2 };
 
 /* shaders/factor.comp: operations; columns of a block; flags */

@@ -1,13 +1,13 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
-// This rank's part of a collective into memory that the devices of all ranks share, and what comes of all parts, without the
-// host: the OP of them in the order of ranks, or all of them in a row.
+// This rank's part of a collective into memory that the devices of all ranks share, and what comes of all parts,
+// without the host: the OP of them in the order of ranks, or all of them in a row.
 //
-// Parts lie there in units of 8 bytes, two words, and with each word the number of the part. A word and its number go and
-// come as one load or store of 64 bits: so who finds the number has the word, in whatever order stores of another
-// device arrive, and nothing has to be made visible before it is announced. A rank has two slots. Who has all of part n knows
-// that all others have read part n - 1, and with it that part n + 1 may go where n - 1 was.
+// Parts lie there in units of 8 bytes, two words, and with each word the number of the part. A word and its number go
+// and come as one load or store of 64 bits: so who finds the number has the word, in whatever order stores of another
+// device arrive, and nothing has to be made visible before it is announced. A rank has two slots. Who has all of part n
+// knows that all others have read part n - 1, so part n + 1 may go where n - 1 was.
 //
 // The number is in this device's memory, and counted here: the dispatch is the same each time.
 layout(constant_id = 1) const uint STEP = 0;
@@ -33,7 +33,7 @@ layout(push_constant) uniform exchange_push {
 const uint PUT = 1, TAKE = 2;
 //! enum EXCHANGE_: in words: behind all ranks' CONTROL are two slots of each, for so many units; count
 const uint CONTROL = 32, UNITS = 8192, SLOT = 4 * UNITS, COUNTED = 32;
-//! enum EXCHANGE_: words of control: how many parts the rank has put; its host says that no more come; one did not come
+//! enum EXCHANGE_: words of control: parts that the rank has put; its host says that no more come; one did not come
 const uint DONE = 0, STOP = 1, MISSED = 2;
 
 const bool SMALL = TO <= U8 || TO == I8, HALF = TO == U16 || TO == I16 || TO == F16 || TO == BF16;
@@ -43,7 +43,10 @@ shared uint state;
 uint spins = 0u;
 
 uint control(const uint word) { return memory_at + rank * CONTROL + word; }
-uint slot(const uint r, const uint number) { return (memory_at + ranks * CONTROL + (2u * r + (number & 1u)) * SLOT) / 4u; }
+uint slot(const uint r, const uint number)
+{
+    return (memory_at + ranks * CONTROL + (2u * r + (number & 1u)) * SLOT) / 4u;
+}
 
 uvec2 fetch(const uint u)
 {
@@ -61,7 +64,8 @@ void put(const uint first, const uint u, const uvec2 v)
         dst32[at * SIZE / 4u + 1u] = v.y;
         return;
     }
-    for (uint k = 0u; k < EACH && u * EACH + k < n; k++) store_dst(at + k, TO, v[k / LANES & 1u] >> 8u * SIZE * (k % LANES));
+    for (uint k = 0u; k < EACH && u * EACH + k < n; k++)
+        store_dst(at + k, TO, v[k / LANES & 1u] >> 8u * SIZE * (k % LANES));
 }
 
 // As binary.comp: the same bits.

@@ -15,12 +15,14 @@
  * Two slots a rank are enough: when all have written part n, each has read all parts n - 1, as its GPU works in order.
  * So part n + 1 may go where n - 1 was. All ranks add in the same order, and get the same bits.
  *
- * That costs a submission and some 70 us each, and a sharded language model has 72 of 8 KB a token. So where each rank has
- * a device of its own, small parts are exchanged by the devices themselves (mlxvk_exchange): a dispatch among the others
- * waits for what the other devices store, in memory of their own with counters of their own. What is small is the same in
- * all ranks. A GPU that waits has nothing else to do, so the first of an evaluation is not submitted before all ranks
- * have recorded it: for a rank that waits for its user, or still loads. The thread looks after them as well: where a
- * rank is gone it makes the dispatch end, and who waits for results is told. */
+ * That costs a submission and some 70 us each, and a sharded language model has 72 of 8 KB a token. So where each rank
+ * has a device of its own, small parts are exchanged by the devices themselves (mlxvk_exchange): a dispatch among the
+ * others waits for what the other devices store, in a part of the memory, and by numbers, of their own. What is small
+ * is the same in all ranks, and nothing else must be.
+ *
+ * A GPU should not wait so for a rank that waits for its user, or still loads: so it gets to the first of an evaluation
+ * only when all ranks have recorded that one. How long it waits then has no limit, as in the other way. The thread
+ * looks after it: where a rank is gone it tells who waits for results, and then makes the dispatch end. */
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -190,7 +192,8 @@ class Between {
     for (Patience patience; !lost_ && counter.load(std::memory_order_acquire) < value; patience.wait()) {
       if (!patience.seldom()) continue;
       look_after();
-      if (is_lost(rank, both_leave) && counter.load(std::memory_order_acquire) < value) lose();   // it may have counted
+      /* It may have counted before it went. */
+      if (is_lost(rank, both_leave) && counter.load(std::memory_order_acquire) < value) lose();
     }
   }
 
@@ -335,7 +338,7 @@ class Collectives {
   void finish() { between_.finish(); }
   void look() { between_.look(); }
   uint64_t exchanged() const { return exchanged_; }
-  /* A graph is recorded. Where that failed, parts of it may never be put, and what is counted here and there differs. */
+  /* A graph is recorded. Where that failed, parts of it may never be put, and hosts and devices count differently. */
   void end_graph(bool well) {
     if (!first_.exchange(true) && !well) between_.give_up();
   }
@@ -589,8 +592,8 @@ static Way wanted() {
   return way >= BY_RING && way < BEST ? Way(way) : BEST;
 }
 
-/* A number that is another one for each device that may wait for others, or 0. Two ranks on one device wait for each other
- * only if it takes turns while both are at work, which nothing promises: so it is chosen only where that is asked for. */
+/* A number that is another one for each device that may wait for others, or 0. Two ranks on one device can wait for
+ * each other only where it takes turns while both are at work, which nothing promises: then it must be asked for. */
 static uint64_t apart(int rank) {
   size_t exchanges = 0, able = 0;
   const char* uuid = "";

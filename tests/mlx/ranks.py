@@ -233,6 +233,56 @@ def shared():
     assert is_shared == (os.environ["RANKS_SHARED"] == "1"), is_shared
 
 
+def exchanged():
+    """Do the devices exchange small parts themselves, where MLX_VK_SHARED_RANKS asks for it, and no large ones?"""
+    import mlxvk_mlx
+    before = mlxvk_mlx.stats()["exchanged"]
+    for n in (1, MOST // 4, MOST // 4 + 1):
+        mx.eval(D.all_sum(mx.ones(n) * 2, group=GROUP), D.all_gather(mx.ones(n) * 2, group=GROUP))
+    count = mlxvk_mlx.stats()["exchanged"] - before
+    assert count == (4 if os.environ.get("MLX_VK_SHARED_RANKS") == "2" else 0), count
+
+
+MOST = 1 << 16                                             # bytes of a part that devices exchange
+JOINED = {"all_sum": mx.add, "all_max": mx.maximum, "all_min": mx.minimum}
+
+
+def bits():
+    """What the operation makes of the parts in the order of ranks, bit for bit, of numbers that every sum rounds."""
+    lengths = (1, 3, 8, 1000, 4099)
+    around = ((mx.bfloat16, MOST // 2), (mx.float32, MOST // 4 + 1), (mx.uint8, MOST - 1), (mx.complex64, MOST // 8))
+    for dtype, n in [(d, n) for d in ALL for n in lengths] + list(around):
+        parts = [mx.random.normal((n,), key=mx.random.key(100 * n + r)) * 50 for r in range(SIZE)]
+        if dtype == mx.complex64:
+            parts = [p + 1j * p[::-1] for p in parts]
+        parts = [(p if mx.issubdtype(dtype, mx.inexact) else mx.abs(p)).astype(dtype) for p in parts]
+        for name, join in JOINED.items():
+            want = parts[0]
+            for p in parts[1:]:
+                want = join(want, p)
+            got = getattr(D, name)(parts[RANK], group=GROUP)
+            assert mx.array_equal(got, want).item(), f"rank {RANK}: {name} of {n} {dtype}"
+        got, want = D.all_gather(parts[RANK], group=GROUP), mx.concatenate(parts)
+        assert mx.array_equal(got, want).item(), f"rank {RANK}: all_gather of {n} {dtype}"
+
+
+def in_a_row():
+    """A hundred in one evaluation, of the same and of changing sizes, and the same evaluations again and again."""
+    x = mx.arange(2048, dtype=mx.float32) % 8
+    for _ in range(6):
+        y = x
+        for i in range(100):
+            y = D.all_sum(y * 0.5, group=GROUP) * (2 / SIZE)
+        same(y, np.arange(2048, dtype=np.float32) % 8, "a hundred sums in a row")
+    for i in range(100):
+        n = 1 + i * 331 % 20000                            # on both sides of what is small
+        y = D.all_max(mx.full((n,), RANK + i), group=GROUP)
+        x = mx.concatenate([y.astype(mx.float32)[:1], x[1:]])
+        if i % 9 == 0:
+            mx.async_eval(x)
+    same(x[:1], np.array([SIZE + 98], np.float32), "a hundred sizes in a row")
+
+
 SLOT, BOX = 8 << 20, 4 * (2 << 20)                         # bytes: of a part of a collective, of all packets on the way
 
 
@@ -314,7 +364,7 @@ def streams():
 
 
 def by_shared_memory():
-    for check in (shared, in_parts, packets, many, streams, shared):
+    for check in (shared, in_parts, packets, many, streams, exchanged, bits, in_a_row, shared):
         check()
 
 
@@ -349,6 +399,39 @@ def killed():
     steps_ahead(mx.random.normal((100003,)))
 
 
+def killed_small():
+    """The same of small parts."""
+    steps_ahead(mx.random.normal((1003,)))
+
+
+def killed_waited_for():
+    """One takes part in the first collective of an evaluation, and is killed while the others wait for the second."""
+    x = mx.arange(1000) * 2
+    y = D.all_sum(x, group=GROUP)
+    if RANK == 1:
+        mx.eval(y)
+        time.sleep(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    z = D.all_sum(y + 1, group=GROUP)
+    raises("[ring] connection", lambda: z + 1)
+    raises("[ring] connection", lambda: D.all_sum(x, group=GROUP))
+    same(mx.arange(5) * 2, np.arange(5) * 2, "after the connection was lost")
+
+
+def late():
+    """One comes seconds later than the others, to an evaluation and in the middle of one."""
+    for _ in range(2):
+        x = mx.arange(1000) + RANK
+        y = D.all_sum(x * 2, group=GROUP)
+        if RANK == 1:
+            time.sleep(1)
+            mx.eval(y)
+            time.sleep(2)
+        z = D.all_sum(y + 1, group=GROUP)
+        want = SIZE * (2 * (SIZE * np.arange(1000) + sum(range(SIZE))) + 1)
+        same(z + 1, want.astype(np.int32) + 1, "all_sum of one who is late")
+
+
 def killed_and_caught():
     """And one who catches it gets it again from each further collective, and has his GPU."""
     raises("[ring] connection", lambda: steps_ahead(mx.random.normal((100003,))))
@@ -360,6 +443,15 @@ def killed_and_caught():
 def left():
     """Each goes while it waits for what the other will never send."""
     mx.async_eval(D.recv((5,), mx.float32, LEFT, group=GROUP) * 2)
+    raise SystemExit(5)
+
+
+def left_alone():
+    """All but the first go, which waits for what they will never put."""
+    y = D.all_sum(mx.ones(5) * 2, group=GROUP)
+    mx.eval(y)
+    if RANK == 0:
+        mx.async_eval(D.all_sum(D.all_sum(y, group=GROUP) * 2, group=GROUP))
     raise SystemExit(5)
 
 

@@ -184,8 +184,8 @@ bool Shared::is_gone(int of) const {
 
 /* ---- meeting ---- */
 
-/* Rank 0: all others; less where not all came in time, or somebody came who does not belong here. `all` becomes what all
- * can; its apart is 0 where two are not. */
+/* Rank 0: all others; less where not all came in time, or somebody came who does not belong here. `all` becomes what
+ * all can; its apart is 0 where two are not. */
 static std::vector<Descriptor> meet_all(int size, const std::string& ranks, Hello& all) {
   std::vector<uint64_t> devices{all.apart};
   std::vector<Descriptor> others;

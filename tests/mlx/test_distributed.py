@@ -142,19 +142,40 @@ def test_collectives_where_memory_is_not_mapped(tmp_path):
 # ---- which way: memory that the ranks share, or MLX's ring ----------------------------------------------------------
 
 BY_RING = {"MLX_VK_SHARED_RANKS": "0", "RANKS_SHARED": "0"}
+BY_HOST, BY_DEVICES = ({"MLX_VK_SHARED_RANKS": way, "RANKS_SHARED": "1"} for way in "12")
+both_ways = pytest.mark.parametrize("way", (BY_HOST, BY_DEVICES), ids=("host", "devices"))
 needs_shared = pytest.mark.skipif(MLX < (0, 32), reason="ranks share memory since MLX 0.32")
 
 
 @needs_shared
+@both_ways
 @pytest.mark.parametrize("count", (2, 4))
-def test_shared_memory(tmp_path, count):
-    all_well(ring(tmp_path, count, "by_shared_memory", RANKS_SHARED="1"), "by_shared_memory")
+def test_shared_memory(tmp_path, count, way):
+    all_well(ring(tmp_path, count, "by_shared_memory", **way), "by_shared_memory")
 
 
 @needs_shared
-def test_shared_memory_where_memory_is_not_mapped(tmp_path):
-    results = ring(tmp_path, 2, "by_shared_memory", RANKS_SHARED="1", MLX_VK_FORCE_STAGING="1")
-    all_well(results, "by_shared_memory")
+@both_ways
+def test_shared_memory_where_memory_is_not_mapped(tmp_path, way):
+    all_well(ring(tmp_path, 2, "by_shared_memory", MLX_VK_FORCE_STAGING="1", **way), "by_shared_memory")
+
+
+@needs_shared
+def test_collectives_by_devices(tmp_path):
+    all_well(ring(tmp_path, 2, "collectives", **BY_DEVICES), "collectives")
+
+
+@needs_shared
+@both_ways
+def test_a_rank_that_is_late(tmp_path, way):
+    all_well(ring(tmp_path, 3, "late", **way), "late")
+
+
+@needs_shared
+def test_by_host_where_one_rank_asks_for_it(tmp_path):
+    apart = {"MLX_VK_SHARED_RANKS": "1"}
+    work = "shared", "few_collectives"
+    all_well(ring(tmp_path, 3, *work, apart=apart, **BY_DEVICES), *work)
 
 
 @needs_shared
@@ -179,10 +200,11 @@ LOST = "RuntimeError: [ring] connection to a peer was lost"
 
 
 @pytest.mark.skipif(MLX < (0, 32), reason="MLX's ring had no error for this, and waited")
-@pytest.mark.parametrize("way", ({}, BY_RING), ids=("shared", "ring"))
-def test_the_others_of_a_rank_that_is_killed_end(tmp_path, way):
+@pytest.mark.parametrize("work, way", (("killed", {}), ("killed", BY_RING), ("killed_small", BY_DEVICES)),
+                         ids=("shared", "ring", "devices"))
+def test_the_others_of_a_rank_that_is_killed_end(tmp_path, work, way):
     """MLX's ring without the bridge waits here without end, for the collectives behind the one that fails."""
-    results = ring(tmp_path, 4, "killed", **way)
+    results = ring(tmp_path, 4, work, **way)
     assert results[1][0] == -signal.SIGKILL, results[1]
     for r in (0, 2, 3):
         assert results[r][0] == 1 and LOST in results[r][1], results[r]
@@ -195,9 +217,24 @@ def test_who_catches_it_goes_on_alone(tmp_path):
     assert first[0] == 0 and "rank 0 of 2 on Device(gpu, 0): killed_and_caught" in first[1], first
 
 
+@needs_shared
+@both_ways
+def test_a_rank_that_is_killed_while_others_wait_for_it(tmp_path, way):
+    first, second, third = ring(tmp_path, 3, "killed_waited_for", **way)
+    assert second[0] == -signal.SIGKILL, second
+    for r, (status, output) in ((0, first), (2, third)):
+        assert status == 0 and f"rank {r} of 3 on Device(gpu, 0): killed_waited_for" in output, output
+
+
 @pytest.mark.skipif(MLX < (0, 32), reason="MLX's ring had no error for this, and waited")
 def test_ranks_that_wait_for_each_other_can_leave(tmp_path):
     assert [status for status, _ in ring(tmp_path, 2, "left")] == [5, 5]
+
+
+@needs_shared
+@both_ways
+def test_a_rank_that_waits_for_those_who_left_can_leave(tmp_path, way):
+    assert [status for status, _ in ring(tmp_path, 3, "left_alone", **way)] == [5, 5, 5]
 
 
 # ---- launchers ------------------------------------------------------------------------------------------------------
@@ -247,6 +284,7 @@ def test_training_and_layers(tmp_path):
     all_well(ring(tmp_path, 2, *work), *work)
 
 
-def test_language_models(tmp_path):
+@pytest.mark.parametrize("way", ({}, BY_DEVICES), ids=("chosen", "devices"))
+def test_language_models(tmp_path, way):
     pytest.importorskip("mlx_lm")
-    all_well(ring(tmp_path, 2, "language_models"), "language_models")
+    all_well(ring(tmp_path, 2, "language_models", **way), "language_models")

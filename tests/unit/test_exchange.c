@@ -1,4 +1,4 @@
-/* Collectives of devices that share memory: two devices of this process, each a rank, which both import the same pages. */
+/* Collectives of devices that share memory: two devices of this process, each a rank, which import the same pages. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include "support.h"
@@ -40,8 +40,8 @@ static int open_ranks(void **state)
         if (mlxvk_buffer_import(&k->buffer, MLXVK_MEMORY_HOST, (uintptr_t)pages, bytes, k->device)) return 0;
         k->with.rank = r;
         k->with.ranks = RANKS;
-        OK_DEVICE(mlxvk_array_new_buffer(&k->with.memory, k->buffer, (int[]){ (int)(size / 4) }, NULL, 1, MLXVK_UINT32, 0),
-                  k->device);
+        OK_DEVICE(mlxvk_array_new_buffer(&k->with.memory, k->buffer, (int[]){ (int)(size / 4) }, NULL, 1,
+                                         MLXVK_UINT32, 0), k->device);
         k->with.count = array_of(k->device, MLXVK_UINT32, zeros, (int[]){ COUNTED }, 1);
     }
     words = pages;
@@ -141,8 +141,8 @@ static void test_parts(void **state)
     exchange(MLXVK_COMPLEX64, MLXVK_EXCHANGE_GATHER, MLXVK_EXCHANGE_MOST / 8, 0, 0);
 }
 
-/* Many in a row, each of the last one's result, as windows that come again and are recorded. (Few at a time: this thread
- * records for both, and must not wait for room.) */
+/* Many in a row, each of the last one's result, as windows that come again and are recorded. (Few at a time: this
+ * thread records for both, and must not wait for room.) */
 static void test_in_a_row(void **state)
 {
     enum { N = 1000, STEPS = 20, TIMES = 20 };
@@ -179,15 +179,17 @@ static void test_refused(void **state)
     struct rank *k = &ranks[0];
     mlxvk_array x = counting(k->device, 5), long_one = counting(k->device, MLXVK_EXCHANGE_MOST / 4 + 1), y = { NULL };
     mlxvk_ranks with = k->with;
-    REFUSED(mlxvk_exchange(&y, x, MLXVK_EXCHANGE_SUM, NULL, k->stream), MLXVK_ERROR_ARGUMENT, k->stream, "with is NULL");
-    REFUSED(mlxvk_exchange(&y, x, (mlxvk_exchange_op)4, &with, k->stream), MLXVK_ERROR_ARGUMENT, k->stream, "4");
-    REFUSED(mlxvk_exchange(&y, long_one, MLXVK_EXCHANGE_SUM, &with, k->stream), MLXVK_ERROR_LIMIT, k->stream, "65536");
+    const mlxvk_exchange_op sum = MLXVK_EXCHANGE_SUM;
+    mlxvk_stream s = k->stream;
+    REFUSED(mlxvk_exchange(&y, x, sum, NULL, s), MLXVK_ERROR_ARGUMENT, s, "with is NULL");
+    REFUSED(mlxvk_exchange(&y, x, (mlxvk_exchange_op)4, &with, s), MLXVK_ERROR_ARGUMENT, s, "4");
+    REFUSED(mlxvk_exchange(&y, long_one, sum, &with, s), MLXVK_ERROR_LIMIT, s, "65536");
     with.rank = 2;
-    REFUSED(mlxvk_exchange(&y, x, MLXVK_EXCHANGE_SUM, &with, k->stream), MLXVK_ERROR_ARGUMENT, k->stream, "rank 2 of 2");
+    REFUSED(mlxvk_exchange(&y, x, sum, &with, s), MLXVK_ERROR_ARGUMENT, s, "rank 2 of 2");
     with = (mlxvk_ranks){ k->with.memory, k->with.count, 0, 3 };
-    REFUSED(mlxvk_exchange(&y, x, MLXVK_EXCHANGE_SUM, &with, k->stream), MLXVK_ERROR_ARGUMENT, k->stream, "memory");
+    REFUSED(mlxvk_exchange(&y, x, sum, &with, s), MLXVK_ERROR_ARGUMENT, s, "memory");
     with = (mlxvk_ranks){ k->with.memory, x, 0, 2 };
-    REFUSED(mlxvk_exchange(&y, x, MLXVK_EXCHANGE_SUM, &with, k->stream), MLXVK_ERROR_ARGUMENT, k->stream, "count");
+    REFUSED(mlxvk_exchange(&y, x, sum, &with, s), MLXVK_ERROR_ARGUMENT, s, "count");
     mlxvk_array_free(x);
     mlxvk_array_free(long_one);
 }
