@@ -9,7 +9,8 @@ Each rank is a process with the bridge, on a device of its own where there are s
 
 --model: Qwen3 of a shape (tests/mlx/model.py) with random weights of 4 bits (--bits 16: bfloat16), by one rank and by
 all with model.shard(group): tokens a second of the prompt and of generation, as mlx_lm's generate_step makes them.
-MLX_VK_SHARED_RANKS=0 is MLX's ring for what the ranks would do through memory that they share.
+MLX_VK_SHARED_RANKS=0 is MLX's ring for what the ranks would do through memory that they share; 1 has the host between
+them, 2 the devices exchange small parts themselves.
 """
 
 import argparse
@@ -149,6 +150,7 @@ def rank_work(options):
         if group.rank() == 0:
             said["whole"] = tokens_a_second(mx, ready(mx, options, None), options)
         mx.eval(mx.distributed.all_sum(mx.ones(1), group=group))   # the others' memory stays free until then
+    said["exchanged"] = mlxvk_mlx.stats().get("exchanged", 0)
     print("said " + json.dumps(said), flush=True)
 
 
@@ -183,8 +185,8 @@ def run_ranks(options, **more):
 
 
 def table(said):
-    print("%d ranks, %s: %s" % (len(said), "by shared memory" if said[0]["shared"] else "by MLX's ring",
-                                "; ".join(s["device"] for s in said)))
+    way = "by shared memory, %d parts by the devices" % said[0]["exchanged"] if said[0]["shared"] else "by MLX's ring"
+    print("%d ranks, %s: %s" % (len(said), way, "; ".join(s["device"] for s in said)))
     print("%-12s %10s %14s %14s %10s" % ("", "bytes", "alone, us", "in a row, us", "GB/s"))
     for rows in zip(*(s["collectives"] for s in said)):
         row = rows[0]
