@@ -336,7 +336,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
-      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix; 0 chooses")                                     \
+      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix, 7 a few rows a time; 0 chooses")                  \
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
       "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                       \
@@ -632,6 +632,7 @@ struct tuning {
     uint32_t vjp_rows;                               /* rows that a workgroup adds up */
     /* float32 tiles: the first, for half types, how many (0: all from there) */
     uint32_t tile_first, tile_half, tile_count;
+    uint32_t pass;                                   /* rows at a time where that is faster than tiles; 0: nowhere */
     bool deep;                                       /* the depth of a tile's step in one go */
     double winograd_byte;                            /* multiplications in the time of a byte between its steps */
     struct decode_row {
@@ -664,7 +665,7 @@ struct tuning {
 static const struct tuning tunings[] = {
     { .name = "cpu", .type = VK_PHYSICAL_DEVICE_TYPE_CPU, .processors = 2, .bandwidth = 8e3, .rate = 2e4,
       .row_threads = 64, .row_least = 16, .each = true, .rope_items = 64, .vjp_rows = 16, .tile_first = 2, .tile_half = 2,
-          .tile_count = 1,
+          .tile_count = 1, .pass = 4,
       .winograd_byte = 1,
       /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
       .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, 0, 0, false },
@@ -9681,11 +9682,16 @@ static void product_vecmat(struct encoder *e, const struct product *p)
 /* Few rows, or few columns: of the transposed product. */
 static bool few_columns(const struct product *p) { return p->n <= FEW_ROWS && p->n < p->m && !p->gather; }
 
+static void few_rows(struct encoder *e, const struct product *p)
+{
+    if (p->b_k == 1) product_matvec(e, p);
+    else product_vecmat(e, p);
+}
+
 static void product_vector(struct encoder *e, const void *job)
 {
     struct product p = few_columns(job) ? transposed(job) : *(const struct product *)job;
-    if (p.b_k == 1) product_matvec(e, &p);
-    else product_vecmat(e, &p);
+    few_rows(e, &p);
 }
 
 /* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup;
@@ -10061,6 +10067,88 @@ static const char *even_fits(const struct encoder *e, const void *job)
     return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
 }
 
+/* ---- parts of a product ---- */
+
+/* Where a product is cut: pieces of `size` along an axis; an operand (MATRICES: none) that is too large to be bound
+ * asks for it. copy: its elements lie too far apart, so pieces of it are copied. */
+struct cut { int axis, operand; int64_t size; bool copy; };
+
+/* Is it matrices that are left out then, and with them the entries that take them? */
+static bool cuts_matrices(const struct product *p, const struct cut *cut)
+{
+    return cut->axis == 0 && is_chosen(p, cut->operand) && (cut->operand == MAT_B || !p->gather->every);
+}
+
+/* Cuts all of a product but `count` from `at` on, along an axis. */
+static void take_part(struct product *p, const struct cut *cut, int64_t at, int64_t count)
+{
+    uint32_t every = p->gather ? p->gather->every : 0;
+    int axis = cut->axis, k = cut->operand;
+    if (cuts_matrices(p, cut)) {
+        p->low[k] += (uint32_t)at;
+        p->count[k] = (uint32_t)count;
+        p->offset[k] += at * p->stride[k][0];
+        return;
+    }
+    for (k = 0; k < MATRICES; k++)
+        if (axis < 0 || !is_chosen(p, k)) p->offset[k] += at * axis_step(p, k, axis);
+    if (axis == 0 && every) {
+        p->offset[MAT_A] += at / every * p->stride[MAT_A][0];
+        p->count[MAT_A] = ceil_div((uint64_t)count, every);
+    }
+    if (axis == AXIS_K) p->k_first += at;
+    if (axis >= 0) p->first += at;
+    *(axis == AXIS_M ? &p->m : axis == AXIS_N ? &p->n : axis == AXIS_K ? &p->k : &p->shape[axis]) = count;
+}
+
+/* ---- whole tiles, and a few rows at a time ---- */
+
+/* Rows that a device does faster a few at a time than by tiles: where b lies along K, all if a pass is worth a dispatch,
+ * else what whole tiles leave; where it does not, of few rows in workgroups of many columns. None: 0. */
+enum { PASS_TILE = 64, PASS_WORK = 1 << 14, PASS_COLUMNS = 128, PASS_ROWS = 32 };
+static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
+{
+    int64_t left = p->m % PASS_TILE;
+    if (p->m <= e->device->tuning->pass) return 0;
+    if (p->b_k == 1) return p->k * p->n * product_batches(p) >= PASS_WORK ? p->m : left;
+    return p->n >= PASS_COLUMNS && left <= PASS_ROWS ? left : 0;
+}
+
+static const char *passes_fit(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    struct product t = transposed(p);
+    int64_t few = p->m < p->n ? p->m : p->n;
+    if (!e->device->tuning->pass) return "the device does not";
+    if (p->gather || p->segments) return "index arrays or ranges of K";
+    if (few <= e->device->tuning->pass) return "one pass";
+    if (!rows_in_passes(e, p) && !rows_in_passes(e, &t)) return "tiles are full, or b does not lie along K";
+    return units_fit(e, p);
+}
+
+static double passes_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 50, SMALL_PRODUCT / 8); }
+
+/* Whole tiles, and what they leave of rows, then of columns; of few columns first, or those alone. */
+static void product_passes(struct encoder *e, const void *job)
+{
+    struct cut cut = { .axis = AXIS_M, .operand = MATRICES };
+    struct product p = *(const struct product *)job, t = transposed(&p);
+    if (!rows_in_passes(e, &p) || (few_columns(&p) && rows_in_passes(e, &t))) { t = p; p = transposed(&p); }
+    int64_t pass = e->device->tuning->pass, at = p.m - rows_in_passes(e, &p);
+    if (at) {
+        struct product tiles = p;
+        take_part(&tiles, &cut, 0, at);
+        t = transposed(&tiles);
+        if (rows_in_passes(e, &t)) product_passes(e, &tiles);
+        else product_tiled(e, &tiles);
+    }
+    for (; at < p.m && !e->code; at += pass) {
+        struct product few = p;
+        take_part(&few, &cut, at, p.m - at < pass ? p.m - at : pass);
+        few_rows(e, &few);
+    }
+}
+
 /* In the order of MLX_VK_MATMUL_KERNEL. */
 static const struct candidate product_ways[] = {
     { "matmul_plain",                   plain_fits,    plain_cost,    product_plain },
@@ -10069,6 +10157,7 @@ static const struct candidate product_ways[] = {
     { "matmul_coopmat",                 coopmat_fits,  coopmat_cost,  product_coopmat },
     { "matmul_coopmat2",                coopmat2_fits, coopmat2_cost, product_coopmat2 },
     { "matmul_coopmat2 of even copies", even_fits,     even_cost,     product_evenly },
+    { "matmul_tiled and a few rows",    passes_fit,    passes_cost,   product_passes },
 };
 
 /* The first that fits: of those for rows and for tiles, which add in one order, as many rows as there are; the others
@@ -10100,10 +10189,6 @@ static const struct candidate *choose_product(const struct encoder *e, const str
 
 /* ---- one splitter ---- */
 
-/* Where a product is cut: pieces of `size` along an axis; an operand (MATRICES: none) that is too large to be bound
- * asks for it. copy: its elements lie too far apart, so pieces of it are copied. */
-struct cut { int axis, operand; int64_t size; bool copy; };
-
 /* The operand that reaches further than a binding, the result first; MATRICES where none does. */
 static int wide_operand(const struct encoder *e, const struct product *p)
 {
@@ -10115,12 +10200,6 @@ static int wide_operand(const struct encoder *e, const struct product *p)
         if (!fits_binding(e->device, &view)) return k;
     }
     return MATRICES;
-}
-
-/* Is it matrices that are left out then, and with them the entries that take them? */
-static bool cuts_matrices(const struct product *p, const struct cut *cut)
-{
-    return cut->axis == 0 && is_chosen(p, cut->operand) && (cut->operand == MAT_B || !p->gather->every);
 }
 
 static int64_t cut_length(const struct product *p, const struct cut *cut)
@@ -10208,28 +10287,6 @@ static struct cut product_cut(const struct encoder *e, const struct product *p)
         if (cut.axis != AXIS_NONE) return cut;
     }
     return binding_cut(e, p);
-}
-
-/* Cuts all of a product but `count` from `at` on, along an axis. */
-static void take_part(struct product *p, const struct cut *cut, int64_t at, int64_t count)
-{
-    uint32_t every = p->gather ? p->gather->every : 0;
-    int axis = cut->axis, k = cut->operand;
-    if (cuts_matrices(p, cut)) {
-        p->low[k] += (uint32_t)at;
-        p->count[k] = (uint32_t)count;
-        p->offset[k] += at * p->stride[k][0];
-        return;
-    }
-    for (k = 0; k < MATRICES; k++)
-        if (axis < 0 || !is_chosen(p, k)) p->offset[k] += at * axis_step(p, k, axis);
-    if (axis == 0 && every) {
-        p->offset[MAT_A] += at / every * p->stride[MAT_A][0];
-        p->count[MAT_A] = ceil_div((uint64_t)count, every);
-    }
-    if (axis == AXIS_K) p->k_first += at;
-    if (axis >= 0) p->first += at;
-    *(axis == AXIS_M ? &p->m : axis == AXIS_N ? &p->n : axis == AXIS_K ? &p->k : &p->shape[axis]) = count;
 }
 
 /* A product that is added to the result that is there. */
@@ -10569,8 +10626,9 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
     const struct tile_row *r;
     struct matmul_masked_push q;
     struct launch l;
-    if (p.m <= FEW_ROWS || p.n <= FEW_ROWS || is_invariant(e) || product_cut(e, &p).axis != AXIS_NONE ||
-        choose_product(e, &p)->plan != product_tiled) {
+    const struct candidate *way = p.m <= FEW_ROWS || p.n <= FEW_ROWS || is_invariant(e) ||
+        product_cut(e, &p).axis != AXIS_NONE ? NULL : choose_product(e, &p);
+    if (!way || (way->plan != product_tiled && way->plan != product_passes)) {
         plan_matmul(e, arrays, 1, 0);
         return;
     }

@@ -290,6 +290,7 @@ static void test_few_threads(void **state)
 }
 
 static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=3", cases()); }
+static void test_passes(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=7", 2 * cases()); }
 
 /* By a kernel that not every device has: it must run, and not another one in its place. */
 static void run_matrices(const char *capability, const char *gates, const char *kernel)
@@ -386,6 +387,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
+        cmocka_unit_test(test_passes),
         cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
