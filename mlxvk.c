@@ -336,7 +336,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
-      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix, 7 a few rows a time; 0 chooses")                  \
+      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix, 7 tiled and a few rows; 0 chooses")              \
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
       "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                       \
@@ -7248,8 +7248,8 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride))
         return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
-    if (odd & 3) return "rows are not whole words";
-    unit = odd & 15 ? 4 : 16;
+    if (odd & 3 && !e->device->tuning->each) return "rows are not whole words";
+    unit = odd & 1 ? 1 : odd & 2 ? 2 : odd & 15 ? 4 : 16;
     push->n = (uint32_t)(in[0]->size * item / unit);
     push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
     push->shape[1] = (uint32_t)count;
@@ -7258,10 +7258,10 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
     push->shift = shift_to_units(item, unit);
+    uint32_t run = !e->device->tuning->each || unit > 4 ? 0 : push->shape[0] >= 8 ? 8 : push->shape[0] >= 4 ? 4 : 0;
     USE(e, take, push, .threads = flat_threads(e->device), .mode = MODE_FLAT, .op = take_op(p->mode),
-        .to = raw_dtype(unit),
-        .from = in[2]->dtype);
-    dispatch_groups(e, ceil_div(push->n, 4 * flat_threads(e->device)));
+        .scalars = run, .to = raw_dtype(unit), .from = in[2]->dtype);
+    dispatch_groups(e, ceil_div(push->n, (run ? run : 4) * flat_threads(e->device)));
     return NULL;
 }
 

@@ -36,7 +36,7 @@ uint position(const uint i)
     return v < part_size ? v : NOWHERE;
 }
 
-// MODE FLAT: whole rows, by units of 4 bytes (TO U32) or 16 (TO C64). shape: units a row, rows an outer step; stride[1]: of the outer dimension and the axis; stride[2][0]: of the indices.
+// MODE FLAT: whole rows, by units of the size of TO. shape: units a row, rows an outer step; stride[1]: of the outer dimension and the axis; stride[2][0]: of the indices.
 void copy_rows()
 {
     uint first = group_index() * gl_WorkGroupSize.x * 4u + gl_LocalInvocationID.x;
@@ -52,18 +52,38 @@ void copy_rows()
     [[unroll]] for (uint k = 0; k < 4; k++)
         if (from[k] != NOWHERE) {
             if (TO == C64) v[k] = src128[from[k]];
-            else v[k].x = src32[from[k]];
+            else v[k].x = load_src(from[k], TO);
         }
     [[unroll]] for (uint k = 0; k < 4; k++)
         if (from[k] != NOWHERE) {
             uint to = offset[0] + first + k * gl_WorkGroupSize.x;
             if (TO == C64) dst128[to] = v[k];
-            else dst32[to] = v[k].x;
+            else store_dst(to, TO, v[k].x);
         }
+}
+
+// The same, SCALARS neighbours a thread, of units of at most 4 bytes: no row is shorter, so they are of two rows at most.
+void copy_runs()
+{
+    uint first = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * SCALARS;
+    uint row = first / shape[0], in_row = first - row * shape[0], from[2];
+    bool there[2];
+    for (uint k = 0u; k < 2u; k++) {
+        uint r = min(row + k, n / shape[0] - 1u), outer = r / shape[1];
+        uint at = position(offset[2] + (r - outer * shape[1]) * stride[2][0]);
+        there[k] = OP == STARTS || at != NOWHERE;
+        from[k] = offset[1] + outer * stride[1][0] + at * stride[1][1] + in_row - k * shape[0];
+    }
+    for (uint k = 0u; k < SCALARS; k++) {
+        bool same = in_row + k < shape[0];
+        if (first + k < n && (same ? there[0] : there[1]))
+            store_dst(offset[0] + first + k, TO, load_src((same ? from[0] : from[1]) + k, TO));
+    }
 }
 
 void main()
 {
+    if (MODE == FLAT && SCALARS != 0u) { copy_runs(); return; }
     if (MODE == FLAT) { copy_rows(); return; }
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     if (i >= n) return;

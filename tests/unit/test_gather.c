@@ -83,6 +83,37 @@ static void large_tables(void **state)
     free(got);
 }
 
+/* Rows of all small lengths, of elements of 1, 2 and 4 bytes, from any element on, the first row after all
+ * others. */
+static void odd_rows(void **state)
+{
+    enum { OUTER = 2, ROWS = 3, TAKEN = 7, MOST = 21 };
+    static const int32_t at[TAKEN] = { 2, 0, 0, -1, 1, 2, 0 };
+    static const mlxvk_dtype dtypes[] = { MLXVK_UINT8, MLXVK_BFLOAT16, MLXVK_UINT32 };
+    mlxvk_array index = ints(device, at, (int[]){ TAKEN }, 1);
+    (void)state;
+    for (int i = 0; i < MOST * 3 * 2; i++) {
+        int columns = 1 + i % MOST, first = i % 2 ? 0 : 1 + i % 5, all = first + OUTER * ROWS * columns;
+        mlxvk_dtype t = dtypes[i / MOST % 3];
+        size_t size = mlxvk_dtype_size(t), row = (size_t)columns * size;
+        int64_t strides[] = { ROWS * columns, columns, 1 };
+        unsigned char source[4 * (5 + OUTER * ROWS * MOST)], got[4 * OUTER * TAKEN * MOST];
+        mlxvk_array a, res = { NULL };
+        for (size_t k = 0; k < (size_t)all * size; k++) source[k] = (unsigned char)(k * 7 + (k >> 8) * 13 + 1);
+        a = array_of(device, t, source, &all, 1);
+        OK(mlxvk_as_strided(&a, a, (int[]){ OUTER, ROWS, columns }, 3, strides, 3, (size_t)first, stream), stream);
+        OK(mlxvk_take_axis(&res, a, index, 1, stream), stream);
+        OK(mlxvk_array_read(res, got, OUTER * TAKEN * row, stream), stream);
+        for (size_t k = 0; k < OUTER * TAKEN; k++) {
+            size_t taken = (size_t)((at[k % TAKEN] + ROWS) % ROWS) + k / TAKEN * ROWS;
+            assert_memory_equal(got + k * row, source + (size_t)first * size + taken * row, row);
+        }
+        mlxvk_array_free(a);
+        mlxvk_array_free(res);
+    }
+    mlxvk_array_free(index);
+}
+
 static void refused(void **state)
 {
     mlxvk_array a = counting(device, 6), f = floats(device, (float[]){ 0, 1 }, (int[]){ 2 }, 1), res = { NULL }, empty = { NULL };
@@ -102,6 +133,7 @@ static void refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(positions_outside), cmocka_unit_test(large_tables), cmocka_unit_test(refused) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(positions_outside), cmocka_unit_test(large_tables), cmocka_unit_test(odd_rows),
+                                       cmocka_unit_test(refused) };
     return run_group("gather", tests, set_up_poisoned, tear_down);
 }
