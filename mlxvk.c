@@ -5778,6 +5778,15 @@ static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, c
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
 
+/* Does a device read a row of the result as well straight from across the operand's rows? Where caches do what tiles do,
+ * as long as they hold what it reads, by lines of 64 bytes, until the next row reads beside it. */
+enum { LINE = 64, LINES_MOST = 1 << 22 };            /* bytes */
+static bool reads_across(const struct device *d, int64_t length, int64_t stride, size_t size)
+{
+    int64_t step = llabs(stride) * (int64_t)size;
+    return d->tuning->each && length * (step < LINE ? step : LINE) <= LINES_MOST;
+}
+
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
 {
     transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
@@ -5804,6 +5813,8 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.to = set_output(e, SLOT_transpose_dst, a[0]);
     p.from = set_input(e, SLOT_transpose_src, a[1]);
     quads = tile_of_quads(e, a, &p);
+    if ((!quads || p.rows < quads || p.columns < quads) && !wide &&
+        reads_across(e->device, p.columns, p.column_in, item_size(a[1]))) return false;
     tile = quads ? quads : wide || e->device->caps.shared_memory < 4 * 64 * 65 ? 32 : 64;
     p.tiles_down = ceil_div(p.rows, tile);
     p.tiles_across = ceil_div(p.columns, tile);
@@ -6119,6 +6130,7 @@ static bool runs_across(const struct array *a)
         if (!a->strides[i] && a->shape[i] > 1) return false;
         if (i < last && a->strides[i] == 1 && a->shape[i] >= TRANSPOSE_LEAST) along = true;
     }
+    if (reads_across(a->storage->device, a->shape[last], a->strides[last], item_size(a))) return false;
     return along && a->strides[last] != 1 && a->shape[last] >= TRANSPOSE_LEAST;
 }
 
