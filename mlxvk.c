@@ -664,8 +664,8 @@ struct tuning {
 
 static const struct tuning tunings[] = {
     { .name = "cpu", .type = VK_PHYSICAL_DEVICE_TYPE_CPU, .processors = 2, .bandwidth = 8e3, .rate = 2e4,
-      .row_threads = 64, .row_least = 16, .each = true, .rope_items = 64, .vjp_rows = 16, .tile_first = 2, .tile_half = 2,
-          .tile_count = 1, .pass = 4,
+      .row_threads = 64, .row_least = 16, .each = true, .rope_items = 64, .vjp_rows = 16, .tile_first = 2,
+          .tile_half = 2, .tile_count = 1, .pass = 4,
       .winograd_byte = 1,
       /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
       .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, 0, 0, false },
@@ -5778,8 +5778,8 @@ static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, c
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
 
-/* Does a device read a row of the result as well straight from across the operand's rows? Where caches do what tiles do,
- * as long as they hold what it reads, by lines of 64 bytes, until the next row reads beside it. */
+/* Does a device read a row of the result as well straight from across the operand's rows? Where caches do what tiles
+ * do, as long as they hold what it reads, by lines of 64 bytes, until the next row reads beside it. */
 enum { LINE = 64, LINES_MOST = 1 << 22 };            /* bytes */
 static bool reads_across(const struct device *d, int64_t length, int64_t stride, size_t size)
 {
@@ -10115,13 +10115,14 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
 
 /* ---- whole tiles, and a few rows at a time ---- */
 
-/* Rows that a device does faster a few at a time than by tiles: where b lies along K, all if a pass is worth a dispatch,
- * else what whole tiles leave; where it does not, of few rows in workgroups of many columns. None: 0. */
-enum { PASS_TILE = 64, PASS_WORK = 1 << 14, PASS_COLUMNS = 128, PASS_ROWS = 32 };
+/* Rows that a device does faster a few at a time than by tiles: of products with so few rows that one tile more counts,
+ * where b lies along K and a pass is worth a dispatch, all; else what whole tiles leave, and where b lies across, few
+ * rows of that in workgroups of many columns. None: 0. Parts of what would take too long are not cut further. */
+enum { PASS_TILE = 64, PASS_MOST = 255, PASS_WORK = 1 << 14, WORK_MOST = 1 << 30, PASS_COLUMNS = 128, PASS_ROWS = 32 };
 static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % PASS_TILE;
-    if (p->m <= e->device->tuning->pass) return 0;
+    if (p->m <= e->device->tuning->pass || p->m > PASS_MOST || product_work(p) > WORK_MOST) return 0;
     if (p->b_k == 1) return p->k * p->n * product_batches(p) >= PASS_WORK ? p->m : left;
     return p->n >= PASS_COLUMNS && left <= PASS_ROWS ? left : 0;
 }

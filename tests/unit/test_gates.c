@@ -186,7 +186,7 @@ static mlxvk_array run_chain(int rows, mlxvk_stream s)
 
 static mlxvk_array run_transpose(int rows, mlxvk_stream s)
 {
-    mlxvk_array x = two_dims(rows, 70, MLXVK_FLOAT32, 19, s), y = { NULL };
+    mlxvk_array x = two_dims(rows, 136, MLXVK_BFLOAT16, 19, s), y = { NULL };
     OK(mlxvk_transpose(&x, x, s), s);
     OK(mlxvk_contiguous(&y, x, false, s), s);
     OK(eval_one(y), s);
@@ -197,7 +197,7 @@ static mlxvk_array run_transpose(int rows, mlxvk_stream s)
 /* Large enough for a transposed operand to be copied first. */
 static mlxvk_array run_across(int rows, mlxvk_stream s)
 {
-    mlxvk_array x = two_dims(rows, 1100, MLXVK_FLOAT32, 20, s), z = two_dims(1100, rows, MLXVK_FLOAT32, 21, s);
+    mlxvk_array x = two_dims(rows, 16, MLXVK_FLOAT32, 20, s), z = two_dims(16, rows, MLXVK_FLOAT32, 21, s);
     mlxvk_array y = { NULL };
     OK(mlxvk_transpose(&x, x, s), s);
     OK(mlxvk_multiply(&y, x, z, s), s);
@@ -253,8 +253,8 @@ static const struct operation { const char *name; run_function run; int n; doubl
     { "matmul", run_matmul, 17, 1e-5 },
     { "chain", run_chain, 8, 1e-6 },
     { "numbers", run_wide, 1000, 0 },
-    { "transposed copy", run_transpose, 90, 0 },
-    { "operand read across", run_across, 1000, 0 },
+    { "transposed copy", run_transpose, 128, 0 },
+    { "operand read across", run_across, 70000, 0 },
 };
 
 /* ---- what an operation gave, and how ---- */
