@@ -10116,15 +10116,15 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
 /* ---- whole tiles, and a few rows at a time ---- */
 
 /* Rows that a device does faster a few at a time than by tiles: of products with so few rows that one tile more counts,
- * where b lies along K and a pass is worth a dispatch, all; else what whole tiles leave, and where b lies across, few
- * rows of that in workgroups of many columns. None: 0. Parts of what would take too long are not cut further. */
+ * where a pass is worth a dispatch: all where b lies along K; where it lies across, few rows that whole tiles leave, in
+ * workgroups of many columns. None: 0. Parts of what would take too long are not cut further. */
 enum { PASS_TILE = 64, PASS_MOST = 255, PASS_WORK = 1 << 14, WORK_MOST = 1 << 30, PASS_COLUMNS = 128, PASS_ROWS = 32 };
 static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % PASS_TILE;
     if (p->m <= e->device->tuning->pass || p->m > PASS_MOST || product_work(p) > WORK_MOST) return 0;
-    if (p->b_k == 1) return p->k * p->n * product_batches(p) >= PASS_WORK ? p->m : left;
-    return p->n >= PASS_COLUMNS && left <= PASS_ROWS ? left : 0;
+    if (p->k * p->n * product_batches(p) < PASS_WORK) return 0;
+    return p->b_k == 1 ? p->m : p->n >= PASS_COLUMNS && left <= PASS_ROWS ? left : 0;
 }
 
 static const char *passes_fit(const struct encoder *e, const void *job)
@@ -10135,7 +10135,7 @@ static const char *passes_fit(const struct encoder *e, const void *job)
     if (!e->device->tuning->pass) return "the device does not";
     if (p->gather || p->segments) return "index arrays or ranges of K";
     if (few <= e->device->tuning->pass) return "one pass";
-    if (!rows_in_passes(e, p) && !rows_in_passes(e, &t)) return "tiles are full, or b does not lie along K";
+    if (!rows_in_passes(e, p) && !rows_in_passes(e, &t)) return "tiles are as fast";
     return units_fit(e, p);
 }
 
