@@ -8453,8 +8453,12 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         step = min_u32(step, 4);
     }
     uint32_t threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
+    p.each = 1;
+    if (getenv("SM_HOLD") && width > 8 && step == 8) { hold = (uint32_t)atoi(getenv("SM_HOLD")); width = (64 / hold) * blocks; if (width < 16) { hold = 8; width = 8 * blocks; } threads = width > 128 ? width : 128; }
+    if (getenv("SM_THREADS")) threads = width > (uint32_t)atoi(getenv("SM_THREADS")) ? width : (uint32_t)atoi(getenv("SM_THREADS"));
+    if (getenv("SM_EACH") && mode == SOFTMAX_HELD && (step == 8 || (step == 4 && x->dtype == MLXVK_FLOAT32))) { mode = SOFTMAX_WALK; p.each = (uint32_t)atoi(getenv("SM_EACH")); }
     USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold);
-    dispatch_groups(e, ceil_div(p.outer, threads / width));
+    dispatch_groups(e, ceil_div(p.outer, threads / width * p.each));
     return true;
 }
 
@@ -8847,11 +8851,18 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     lanes = row_lanes(e, places, &threads);
     while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
         lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
+    p.each = 1;
+    if (getenv("NV_LANES")) while (lanes > (uint32_t)atoi(getenv("NV_LANES")) && ceil_div(n / 8, lanes / 2) <= NORM_HELD) threads = lanes = lanes / 2;
+    if (getenv("NV_LANES") && lanes < (uint32_t)atoi(getenv("NV_LANES"))) threads = lanes = min_u32(places, (uint32_t)atoi(getenv("NV_LANES")));
+    if (getenv("NV_THREADS")) threads = lanes > (uint32_t)atoi(getenv("NV_THREADS")) ? lanes : (uint32_t)atoi(getenv("NV_THREADS"));
     held = eights ? (uint32_t)round_up(ceil_div(n / 8, lanes), places / lanes) : 0;
+    if (getenv("NV_EACH") && held && held <= NORM_HELD) p.each = (uint32_t)atoi(getenv("NV_EACH"));
+    bool walk = getenv("NV_EACH") && atoi(getenv("NV_EACH")) > 0 && held && held <= NORM_HELD;
+    if (!p.each) p.each = 1;
     USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
-           .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = p.flags & (NORM_MEAN | NORM_ADD),
-           .slots = places / lanes);
-    dispatch_groups(e, ceil_div(p.rows, threads / lanes));
+           .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = walk ? p.flags : p.flags & (NORM_MEAN | NORM_ADD),
+           .slots = places / lanes, .walk = walk);
+    dispatch_groups(e, ceil_div(p.rows, threads / lanes * p.each));
 }
 
 /* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. */
@@ -17038,6 +17049,10 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
     uint32_t threads = (uint32_t)round_up(ceil_div((uint64_t)q->lines * q->size, FFT_HELD), 32);
     uint32_t pitch = fft_pitch(q->size, q->lines);
     bool fits = 8 * q->lines * pitch <= d->caps.shared_memory, loads, more;
+    int fv = getenv("FV") ? atoi(getenv("FV")) : 0;
+    if (fv) q->flags |= FFT_MORE;
+    if (fv == 1) q->flags |= FFT_HALVES;
+    if (fv == 2) q->flags |= FFT_AHEAD;
     uint32_t halves = fft_rather_halves(d, q, 8 * q->lines * pitch) ? FFT_HALVES : 0;
     bool whole = (q->subs == 1 && (q->valid || fits)) || q->flags & FFT_PAIRED;
     if (!fits) q->flags |= FFT_HALVES;
@@ -17050,7 +17065,7 @@ static void fft_constant_length(struct encoder *e, struct fft_push *q)
     if (more && q->flags & FFT_HALVES && loads && !(q->flags & FFT_MERGED) && q->subs == 1 &&
         fft_many_groups(d, q->ids))
         q->flags |= FFT_AHEAD;
-    else if (more && !(q->flags & FFT_CONVOLVED)) q->flags |= FFT_STRAIGHT;
+    else if (more && !(q->flags & (FFT_CONVOLVED | FFT_AHEAD))) q->flags |= FFT_STRAIGHT;
     if (more && q->flags & FFT_MERGED && q->valid > q->len) q->flags |= FFT_ALL_IN;
     q->flags &= ~(uint32_t)FFT_MORE;
     if (!more) q->flags |= halves;
@@ -17100,7 +17115,7 @@ static void fft_step(struct encoder *e, const struct fft *f, const struct fft_li
     else USE(e, fft, &q, .threads = fft_threads(d), .room = fft_plain_room(d), .size = 1, .lines = 1, .subs = 1,
              .inner = 1);
     groups = q.flags & FFT_PAIRED ? ceil_div(f->rows * pairs, q.lines / 2) : ceil_div(q.ids, q.lines);
-    if (q.flags & FFT_AHEAD) groups = ceil_div(groups, ceil_div(groups, 2 * d->tuning->processors));
+    if (q.flags & FFT_AHEAD) groups = ceil_div(groups, ceil_div(groups, (getenv("FG") ? (uint32_t)atoi(getenv("FG")) : 2) * d->tuning->processors));
     dispatch_groups(e, groups);
 }
 

@@ -121,7 +121,7 @@ enum { SCATTER_WINNERS = 1, SCATTER_SEARCH = 4 };
 enum { SCATTER_IN_ORDER = 2 };
 
 /* shaders/softmax.comp: modes */
-enum { SOFTMAX_HELD = 0, SOFTMAX_LOOPED = 1, SOFTMAX_APPLY = 2 };
+enum { SOFTMAX_HELD = 0, SOFTMAX_LOOPED = 1, SOFTMAX_APPLY = 2, SOFTMAX_WALK = 3 };
 
 /* shaders/sort.comp: elements of a thread */
 enum { SORT_EACH = 8 };
@@ -311,9 +311,9 @@ struct norm_push {
     uint32_t rows, n, ndim;
     float eps;
     uint32_t weight_at, bias_at, weight_step, bias_step, shape[3], offset[4], stride[4][3], x_step;
-    uint32_t residual_step, flags;
+    uint32_t residual_step, flags, each;
 };
-static_assert(sizeof(struct norm_push) == 120, "norm_push");
+static_assert(sizeof(struct norm_push) == 124, "norm_push");
 
 struct norm_vjp_push {
     uint32_t rows, n, each;
@@ -400,9 +400,9 @@ struct search_push {
 static_assert(sizeof(struct search_push) == 120, "search_push");
 
 struct softmax_push {
-    uint32_t n, outer, inner, from, to, most_at, sums_at, ndim, shape[4], stride[4];
+    uint32_t n, outer, inner, from, to, most_at, sums_at, ndim, shape[4], stride[4], each;
 };
-static_assert(sizeof(struct softmax_push) == 64, "softmax_push");
+static_assert(sizeof(struct softmax_push) == 68, "softmax_push");
 
 struct sort_push {
     uint32_t rows, n, blocks, row_threads, dst_at, src_at, place_at, dst_place_at, dtype, flags;
@@ -704,7 +704,7 @@ struct merge_constants { uint32_t threads; };
 typedef struct merge_constants merge_constants; typedef struct merge_push merge_push;
 enum { SLOT_merge_dst = 0, SLOT_merge_src = 1, SLOT_merge_place = 2, SLOT_merge_dst_place = 3 };
 
-struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots; };
+struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, walk; };
 typedef struct norm_constants norm_constants; typedef struct norm_push norm_push;
 enum { SLOT_norm_y = 0, SLOT_norm_x = 1, SLOT_norm_residual = 2, SLOT_norm_h = 3, SLOT_norm_weight = 4,
     SLOT_norm_bias = 5 };
@@ -970,8 +970,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
-    X(norm, NORM, 6, 0x9, 120, 6, CAP_SMALL) \
-    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 6, CAP_SMALL) \
+    X(norm, NORM, 6, 0x9, 124, 7, CAP_SMALL) \
+    X(norm_eights, NORM_EIGHTS, 6, 0x9, 124, 7, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 128, 11, CAP_SMALL) \
@@ -1004,7 +1004,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 120, 6, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
-    X(softmax, SOFTMAX, 4, 0x1, 64, 6, CAP_SMALL) \
+    X(softmax, SOFTMAX, 4, 0x1, 68, 6, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
     X(transpose, TRANSPOSE, 2, 0x1, 72, 4, CAP_SMALL) \

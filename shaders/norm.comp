@@ -15,6 +15,7 @@ layout(constant_id = 2) const uint HELD = 1;           // eights that a thread h
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
+layout(constant_id = 6) const bool WALK = false;       // BY_EIGHTS: `each` rows a team, one after the other; KIND: all flags
 #include "rows.glsl"
 BUFFER(0, y)
 BUFFER(1, x)
@@ -42,9 +43,9 @@ layout(push_constant) uniform norm_push {
     uint offset[4];                                     // of y, x, residual, h
     uint stride[4][3];                                  // [operand][dimension of the rows]
     uint x_step, residual_step;                         // along a row; 1 for y and h
-    uint flags;
+    uint flags, each;
 };
-bool has(const uint flag) { return ((flag & (MEAN | ADD)) != 0u ? KIND & flag : flags & flag) != 0u; }
+bool has(const uint flag) { return (WALK || (flag & (MEAN | ADD)) != 0u ? KIND & flag : flags & flag) != 0u; }
 
 uvec4 locate(uint row)
 {
@@ -105,11 +106,15 @@ void finish(const uvec4 at, const uint first, const float mean, const float fact
 // The eights that a thread holds, as they are in memory.
 const uint WORDS = DTYPE == F32 ? 2u : 1u, PER_WORD = 8u / WORDS;      // rows begin at any multiple of PER_WORD
 uvec4 words[HELD * WORDS];
-eight held(const uint i)
+// WALK: of the next row, so that its loads are on their way while this one is reduced; of weight and bias, read once.
+const uint AHEAD = WALK ? HELD * WORDS : 1u;
+uvec4 next[AHEAD], weights[AHEAD], biases[AHEAD];
+eight numbers_of(const uvec4 a, const uvec4 b)         // b: of float32
 {
-    if (DTYPE == F32) return eight(uintBitsToFloat(words[2u * i]), uintBitsToFloat(words[2u * i + 1u]));
-    return eight(four_halves(words[i].xy, DTYPE), four_halves(words[i].zw, DTYPE));
+    if (DTYPE == F32) return eight(uintBitsToFloat(a), uintBitsToFloat(b));
+    return eight(four_halves(a.xy, DTYPE), four_halves(a.zw, DTYPE));
 }
+eight held(const uint i) { return numbers_of(words[i * WORDS], words[i * WORDS + WORDS - 1u]); }
 void hold(uint i, eight v, bool numbers)               // numbers: nothing else
 {
     if (DTYPE == F32) { words[2u * i] = floatBitsToUint(v.a); words[2u * i + 1u] = floatBitsToUint(v.b); }
@@ -132,14 +137,28 @@ void add_residual(const uvec4 at, const uint lane, const uint groups)
     }
 }
 
+// A row's word of this thread: beyond a row its end is read again, so that no load waits for a branch.
+uint word_at(const uint begin, const uint lane, const uint i)
+{
+    return begin / PER_WORD + min(lane + i / WORDS * LANES, n / 8u - 1u) * WORDS + i % WORDS;
+}
+eight weight_of(const uint i, const uint g)
+{
+    if (WALK) return numbers_of(weights[i * WORDS], weights[i * WORDS + WORDS - 1u]);
+    return load8_weight(weight_at + 8u * g, DTYPE);
+}
+eight bias_of(const uint i, const uint g)
+{
+    if (WALK) return numbers_of(biases[i * WORDS], biases[i * WORDS + WORDS - 1u]);
+    return load8_bias(bias_at + 8u * g, DTYPE);
+}
+
+// The row whose words are held.
 void by_eights(const uvec4 at, const uint lane, const bool inside)
 {
     uint groups = inside ? n / 8u : 0u;
     float mean = 0.0, check = 0.0;
-    uint last = n / 8u - 1u;                           // beyond a row its end is read again, so that no load waits for a branch
-    [[unroll]] for (uint i = 0u; i < HELD; i++)
-        [[unroll]] for (uint k = 0u; k < WORDS; k++)
-            words[i * WORDS + k] = x128[at.y / PER_WORD + min(lane + i * LANES, last) * WORDS + k];
+    uint last = n / 8u - 1u;
     if (has(ADD)) add_residual(at, lane, groups);
     if (groups < HELD * LANES)
         [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++)
@@ -158,8 +177,8 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
         uint g = min(lane + i * LANES, last);
         eight v = minus(held(i), mean), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
-        if (has(WEIGHT)) w = load8_weight(weight_at + 8u * g, DTYPE);
-        if (has(BIAS)) b = load8_bias(bias_at + 8u * g, DTYPE);
+        if (has(WEIGHT)) w = weight_of(i, g);
+        if (has(BIAS)) b = bias_of(i, g);
         v = eight(scaled(v.a, factor, w.a, b.a), scaled(v.b, factor, w.b, b.b));
         check += sum_of(v);
         hold(i, v, TESTED);
@@ -170,6 +189,25 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
             [[unroll]] for (uint k = 0u; k < WORDS; k++)
                 y128[at.x / PER_WORD + (lane + i * LANES) * WORDS + k] = words[i * WORDS + k];
     if (TESTED) for (uint g = numbers ? groups : lane; g < groups; g += LANES) finish(at, 8u * g, mean, factor);
+}
+
+// Rows one after the other, in the order of memory.
+void walk(const uint team, const uint lane)
+{
+    uint row = team * each;
+    uvec4 at = locate(min(row, rows - 1u)), then = at;
+    [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++) next[i] = x128[word_at(at.y, lane, i)];
+    if (has(WEIGHT)) [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++) weights[i] = weight128[word_at(weight_at, lane, i)];
+    if (has(BIAS)) [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++) biases[i] = bias128[word_at(bias_at, lane, i)];
+    for (uint k = 0u; k < each; k++, row++) {
+        at = then;
+        [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++) words[i] = next[i];
+        if (k + 1u < each) {
+            then = locate(min(row + 1u, rows - 1u));
+            [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++) next[i] = x128[word_at(then.y, lane, i)];
+        }
+        by_eights(at, lane, row < rows);
+    }
 }
 
 #else
@@ -215,10 +253,16 @@ void main()
 {
     uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u);
     uint row = group_index() * (gl_WorkGroupSize.x / LANES) + thread / LANES;
-    uvec4 at = locate(min(row, rows - 1u));
 #ifdef BY_EIGHTS
+    if (WALK) {
+        walk(row, lane);
+        return;
+    }
+    uvec4 at = locate(min(row, rows - 1u));
+    [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++) words[i] = x128[word_at(at.y, lane, i)];
     by_eights(at, lane, row < rows);
 #else
+    uvec4 at = locate(min(row, rows - 1u));
     by_elements(at, lane, row < rows);
 #endif
 }

@@ -3,12 +3,13 @@
 // Softmax in float32 of `outer` rows (up to 4 strided dimensions) of n elements side by side; the result is row-major.
 // The sum of exponentials follows the tree of reduce.comp, so that all ways give a row the same bits.
 //   HELD: a row fits the registers of WIDTH threads, 4 * HOLD elements each, and is read once.
+//   WALK: the same, `each` rows one after the other, by loads of 16 bytes: the next row's are on their way while this one is reduced.
 //   LOOPED: three passes over the row: maximum, sum, results.
 //   APPLY: maximum and sum of exponentials are given for each row and each of `inner` columns; operand row-major.
 #include "common.glsl"
 #include "eights.glsl"
 //! enum SOFTMAX_: modes
-const uint HELD = 0, LOOPED = 1, APPLY = 2;
+const uint HELD = 0, LOOPED = 1, APPLY = 2, WALK = 3;
 layout(constant_id = 1) const uint MODE = 0;
 layout(constant_id = 2) const uint T = 10;
 layout(constant_id = 3) const uint STEP = 1;           // elements of one load: 1, 4, or (HELD, two bytes each) 8
@@ -18,6 +19,7 @@ layout(constant_id = 5) const uint HOLD = 4;
 layout(push_constant) uniform softmax_push {
     uint n, outer, inner, from, to, most_at, sums_at;        // the first element of operand, result, maxima and sums
     uint ndim, shape[4], stride[4];                    // of the outer dimensions
+    uint each;
 };
 BUFFER(0, dst)
 BUFFER(1, src)
@@ -158,13 +160,11 @@ void load_all(const uint base, const uint me, out vec4 x[HOLD])
         if (spot_of(k, me) >= n) x[k] = vec4(-INFINITY);
 }
 
-void held(const uint row, const uint me, const uint slot)
+void held(const uint row, const uint me, const uint slot, vec4 x[HOLD])
 {
     bool there = row < outer;
-    uint base = locate(there ? row : 0u), at = to + row * n;
-    vec4 x[HOLD];
+    uint at = to + row * n;
     float m = LOWEST, s = 0.0, lane[EACH];
-    load_all(base, me, x);
     [[unroll]] for (uint k = 0u; k < HOLD; k++) m = max(m, most(x[k]));
     m = largest_of(m, me, slot);
     [[unroll]] for (uint k = 0u; k < EACH; k++) lane[k] = 0.0;
@@ -189,6 +189,34 @@ void held(const uint row, const uint me, const uint slot)
         }
     else
         [[unroll]] for (uint k = 0u; k < HOLD; k++) store(at, spot_of(k, me), x[k] * s);
+}
+
+// Words of a row as they are in memory, those beyond it from its end; then their numbers.
+const uint PER_WORD = STEP == 8u ? 8u : 4u, WORDS = MODE != WALK ? 1u : 4u * HOLD / PER_WORD;
+uvec4 next[WORDS];
+void look_ahead(const uint row, const uint me)
+{
+    uint base = locate(min(row, outer - 1u));
+    [[unroll]] for (uint i = 0u; i < WORDS; i++)
+        next[i] = src128[(base + min(spot_of(i * PER_WORD / 4u, me), n - PER_WORD)) / PER_WORD];
+}
+void walk(const uint team, const uint me, const uint slot)
+{
+    look_ahead(team * each, me);
+    for (uint k = 0u, row = team * each; k < each; k++, row++) {
+        vec4 x[HOLD];
+        [[unroll]] for (uint i = 0u; i < HOLD; i++) {
+            uvec4 w = next[4u * i / PER_WORD];
+            if (STEP == 8u) x[i] = four_halves(i % 2u == 0u ? w.xy : w.zw, T);
+            else x[i] = uintBitsToFloat(w);
+        }
+        if (n != 4u * HOLD * WIDTH)
+            [[unroll]] for (uint i = 0u; i < HOLD; i++)
+                if (spot_of(i, me) >= n) x[i] = vec4(-INFINITY);
+        if (k + 1u < each) look_ahead(row + 1u, me);
+        held(row, me, slot, x);
+        if (LANES <= 16u) barrier();                   // others write tops before the board is written again
+    }
 }
 
 // Sums of pieces in order, as those of reduce.comp: level by level.
@@ -258,6 +286,11 @@ void main()
     uint lane = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
     uint row = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot;
     if (MODE == APPLY) apply();
-    else if (MODE == HELD) held(row, lane, slot);
+    else if (MODE == WALK) walk(row, lane, slot);
+    else if (MODE == HELD) {
+        vec4 x[HOLD];
+        load_all(locate(row < outer ? row : 0u), lane, x);
+        held(row, lane, slot, x);
+    }
     else looped(row, lane, slot);
 }
