@@ -9839,11 +9839,18 @@ static void product_tiled(struct encoder *e, const void *job)
     const struct tile_row *r = choose_tiled(e, p, &parts);
     struct launch l;
     if (r == &tiled_rows[0] && !(e->device->caps.quirks & QUIRK_SHORT_LOOPS) && !is_invariant(e)) r = &shallow_row;
+    static const struct tile_row xrows[] = { { 128, 128, 8, 8, 8, 256, 0.15f }, { 128, 128, 16, 8, 8, 256, 0.15f },
+        { 128, 128, 8, 8, 16, 128, .15f }, { 128, 128, 8, 16, 8, 128, .15f }, { 128, 256, 8, 8, 16, 256, .15f }, { 256, 128, 8, 16, 8, 256, .15f },
+        { 128, 128, 16, 8, 16, 128, .15f }, { 128, 64, 8, 8, 8, 128, .15f }, { 64, 128, 8, 8, 8, 128, .15f }, { 64, 128, 16, 8, 8, 128, .15f } };
+    if (getenv("X_F32")) r = &xrows[atoi(getenv("X_F32"))];
     prepare(e, &l, p, parts, r->bk);
     USE_PRODUCT(e, &l, K_MATMUL_TILED, K_GATHER_TILED, matmul_tiled, .threads = r->threads,
+                .two = getenv("X_BUF") ? (uint32_t)atoi(getenv("X_BUF")) : 0, 
+                .whole = getenv("X_WHOLE") && atoi(getenv("X_WHOLE")) && p->m % r->bm == 0 && p->n % r->bn == 0 && p->k % r->bk == 0 && (even_operands(&l, along, 4) & 3) == 3,
+                .map = getenv("X_MAP") && atoi(getenv("X_MAP")),
                 .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk,
                 .tm = r->tm, .tn = r->tn, .along = along, .vector = even_operands(&l, along, 4),
-                .unroll = e->device->tuning->deep ? r->bk : 1);
+                .unroll = getenv("X_UNROLL") && atoi(getenv("X_UNROLL")) ? (uint32_t)atoi(getenv("X_UNROLL")) : e->device->tuning->deep ? r->bk : 1);
     launch_tiles(e, p, &l, r);
 }
 
@@ -11742,6 +11749,191 @@ static void conv_winograd(struct encoder *e, const void *job)
     array_release(result);
 }
 
+/* ---- by cooperative matrices of a workgroup: conv_coopmat2.comp ---- */
+
+/* A way to see a convolution as products of matrices whose rows follow each other in memory: in a copy of the input
+ * with its padding, where v's taps meet the next row's positions behind the last; or in one where each position has
+ * all taps of the innermost axis beside each other. copies: there is one. */
+struct conv_lines {
+    struct conv v;
+    bool copies, gaps;                               /* gaps: rows that are no positions of the result */
+    int64_t images, rows;                            /* rows of each */
+    const struct tile_row *tile;
+    uint32_t depth;                                  /* of a step of K */
+    double cost;                                     /* microseconds */
+};
+
+/* Positions of the input along an axis from the first that a tap meets to the last. */
+static int64_t conv_reach(const struct conv *v, int axis)
+{
+    return (v->out_size[axis] - 1) * v->step[axis] + (v->taps[axis] - 1) * v->tap_step[axis] + 1;
+}
+
+/* Do taps meet positions beyond the input? */
+static bool conv_pads(const struct conv *v)
+{
+    for (int i = 0; i < SPACE; i++)
+        if (v->base[i] < 0 || v->base[i] + conv_reach(v, i) > v->in_size[i]) return true;
+    return false;
+}
+
+static int64_t conv_points(const struct conv *v) { return v->in_size[0] * v->in_size[1] * v->in_size[2]; }
+
+/* What v becomes: unfold: with the taps of the innermost axis beside each other. */
+static void conv_straighten(struct conv *v, bool unfold, bool copies, bool fold)
+{
+    v->in_first += copies ? 0 : ((v->base[0] * v->in_size[1] + v->base[1]) * v->in_size[2] + v->base[2]) * v->channels;
+    for (int i = 0; i < SPACE; i++) {
+        if (copies) v->in_size[i] = conv_reach(v, i);
+        v->base[i] = 0;
+    }
+    if (copies) { v->channels = v->groups * v->c; v->in_first = 0; }
+    if (unfold) {
+        v->in_size[2] = v->out_size[2];
+        v->channels *= v->taps[2];
+    }
+    if (v->taps[2] > 1 && (unfold || v->tap_step[2] == 1) && v->b_tap[2] == v->c && v->groups == 1 &&
+        (unfold || v->channels == v->c)) {
+        v->c *= v->taps[2];
+        v->taps[2] = 1;
+    }
+    v->in_batch = copies ? conv_points(v) * v->channels : v->in_batch;
+    if (!fold) return;
+    v->in_size[0] = v->out_size[0] = v->batch;       /* images are the outermost axis of one */
+    v->out_step[0] = v->out_batch;
+    v->batch = 1;
+}
+
+/* The shape of tiles that takes least. */
+static void conv_tile(const struct encoder *e, struct conv_lines *l)
+{
+    int forced = e->device->gate[GATE_MATMUL_TILE];
+    double least = 0;
+    l->tile = NULL;
+    if (getenv("X_ROW")) forced = atoi(getenv("X_ROW")) + 1;
+    for (int i = 0; i < (int)COUNT(coopmat2_rows); i++) {
+        const struct tile_row *r = &coopmat2_rows[i];
+        double tiles = (double)ceil_div((uint64_t)l->rows, r->bm) * (double)l->images * (double)l->v.groups *
+            (double)ceil_div((uint64_t)l->v.n, r->bn), work, cost;
+        if (l->rows < r->bm || l->v.n < r->bn || !tile_fits(e, r) || tiles / (double)ceil_div((uint64_t)l->v.n, r->bn) >
+            (double)e->device->caps.max_groups[1]) continue;
+        if (forced > 0 && forced <= (int)COUNT(coopmat2_rows) && i != forced - 1) continue;
+        work = ceil(tiles / e->device->tuning->processors) * e->device->tuning->processors * r->bm * r->bn *
+            (double)conv_depth(&l->v);
+        cost = speed_cost(e, work, 6.6 * (double)r->speed, 1);
+        if (l->tile && cost >= least) continue;
+        l->tile = r;
+        least = cost;
+    }
+    l->cost += least;
+}
+
+/* false: not so, since the rows of the result do not follow each other like that. */
+static bool conv_lines(const struct encoder *e, const struct conv *v, bool unfold, bool fold, struct conv_lines *l)
+{
+    int64_t size = 1, bytes;
+    *l = (struct conv_lines){ .v = *v, .copies = unfold || conv_pads(v) };
+    for (int i = 0; i < SPACE; i++)
+        if (v->out_size[i] > 1 && v->step[i] != 1 && !(unfold && i == 2)) return false;
+    if (fold && (v->in_size[0] > 1 || v->out_size[0] > 1 || v->taps[0] > 1 || v->batch == 1)) return false;
+    if (unfold && (v->groups > 1 || v->taps[2] < 2 || v->b_tap[2] != v->c)) return false;
+    conv_straighten(&l->v, unfold, l->copies, fold);
+    bytes = l->copies ? v->batch * l->v.in_batch * (int64_t)item_size(v->in) : 0;
+    if ((size_t)bytes > min_size(CONV_UNFOLDED, e->device->caps.max_range)) return false;
+    for (int i = 0; i < SPACE; i++) size *= l->v.out_size[i];
+    l->images = l->v.batch;
+    l->rows = ((l->v.out_size[0] - 1) * l->v.in_size[1] + l->v.out_size[1] - 1) * l->v.in_size[2] + l->v.out_size[2];
+    l->gaps = l->rows != size || l->v.out_step[1] != l->v.out_step[2] * l->v.out_size[2] ||
+        (l->v.out_size[0] > 1 && l->v.out_step[0] != l->v.out_step[1] * l->v.out_size[1]);
+    l->depth = l->v.c % 64 == 0 ? 64 : l->v.c % 32 == 0 ? 32 : l->v.c % 16 == 0 ? 16 : 0;
+    if (bytes) l->cost = 3 + 2 * (double)bytes / e->device->tuning->bandwidth;
+    conv_tile(e, l);
+    return l->tile && l->depth;
+}
+
+/* The copy, by the kernel that unfolds: under one tap, or those of the innermost axis. */
+static struct array *conv_copy(struct encoder *e, const struct conv *v, struct conv_lines *l)
+{
+    struct conv copy = *v;
+    struct array *lines = scratch(e, (size_t)(v->batch * l->v.in_batch), v->in->dtype);
+    struct conv_push q;
+    if (!lines) return NULL;
+    copy.kernel = NULL;
+    copy.c = v->groups * v->c;
+    for (int i = 0; i < SPACE; i++) {
+        bool all = i == 2 && l->v.channels != copy.c;
+        copy.out_size[i] = i == 0 ? conv_reach(v, i) : l->v.in_size[i];
+        if (!all) copy.step[i] = copy.taps[i] = 1;
+    }
+    q = bind_conv(e, &copy, lines);
+    q.part = 0;
+    q.N = q.M;
+    USE(e, conv_unfold, &q, .threads = flat_threads(e->device), .type = v->in->dtype);
+    dispatch_elements(e, (uint64_t)q.M * (uint64_t)copy.c / (16 / item_size(v->in)));
+    l->v.in = lines;
+    return lines;
+}
+
+/* The best of these ways. */
+static bool conv_plan(const struct encoder *e, const struct conv *v, struct conv_lines *best)
+{
+    bool any = false;
+    struct conv_lines l;
+    const char *x = getenv("X_UNFOLD");
+    for (int way = 0; way < 4; way++) {
+        if (x && (atoi(x) & 1) != (way & 1)) continue;
+        if (!conv_lines(e, v, way & 1, way & 2, &l) || (any && l.cost >= best->cost)) continue;
+        *best = l;
+        any = true;
+    }
+    return any;
+}
+
+static void conv_by_lines(struct encoder *e, const struct conv *v)
+{
+    bool bf16 = v->out->dtype == MLXVK_BFLOAT16;
+    struct conv_lines l;
+    struct array *copy = NULL;
+    struct conv_push q;
+    uint32_t most;
+    if (!conv_plan(e, v, &l)) return;                /* which its fits() says */
+    if (l.copies && !(copy = conv_copy(e, v, &l))) return;
+    q = bind_conv(e, &l.v, v->out);
+    q.M = (uint32_t)l.rows;
+    most = l.depth < l.tile->bk ? l.depth : l.tile->bk;
+    USE_AS(e, bf16 ? K_CONV_COOPMAT2_BF16 : K_CONV_COOPMAT2_F16, conv_coopmat2_f16, &q, .threads = l.tile->threads,
+           .type = v->out->dtype, .bm = l.tile->bm, .bn = l.tile->bn, .bk = most, .gaps = l.gaps,
+           .mode = getenv("X_MODE") ? (uint32_t)atoi(getenv("X_MODE")) : 1);
+    dispatch(e, ceil_div(q.N, l.tile->bn), (uint32_t)(l.images * (int64_t)ceil_div((uint64_t)l.rows, l.tile->bm)), (uint32_t)v->groups);
+    array_release(copy);
+}
+
+/* Images at a time whose copies are not too large, and such that the rest of them can be done, too; none: 0. */
+static int64_t conv_at_once(const struct encoder *e, const struct conv *v)
+{
+    struct conv_lines l;
+    for (int64_t images = v->batch; images; images /= 2) {
+        struct conv part = *v, rest = *v;
+        part.batch = images;
+        rest.batch = v->batch % images;
+        if (conv_plan(e, &part, &l) && (!rest.batch || conv_plan(e, &rest, &l))) return images;
+    }
+    return 0;
+}
+
+static void conv_coopmat2(struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    int64_t images = conv_at_once(e, v);
+    for (int64_t at = 0; at < v->batch && !e->code; at += images) {
+        struct conv part = *v;
+        part.batch = v->batch - at < images ? v->batch - at : images;
+        part.in_first += at * v->in_batch;
+        part.out_first += at * v->out_batch;
+        conv_by_lines(e, &part);
+    }
+}
+
 /* ---- choosing kernels ---- */
 
 /* Channels and multiplications from which unfolding pays, and elements of the result from which it does not. */
@@ -11802,6 +11994,19 @@ static const char *conv_coopmat_fits(const struct encoder *e, const void *job)
         v->kernel->offset % 16)
         return "channels are not of whole 16 bytes";
     return conv_too_deep(e->device, v) ? conv_refused(e, v) : conv_tiled_fits(e, v);
+}
+
+static const char *conv_coopmat2_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    const char *refusal = conv_coopmat_fits(e, v);
+    int64_t odd = v->n | v->out_batch | v->out_first;
+    if (refusal) return refusal;
+    if (!has_kernel(e->device, v->out->dtype == MLXVK_BFLOAT16 ? K_CONV_COOPMAT2_BF16 : K_CONV_COOPMAT2_F16))
+        return "the device lacks cooperative matrices of workgroups";
+    for (int i = 0; i < SPACE; i++) odd |= v->out_step[i] | v->b_tap[i];
+    if ((odd & 7) || v->out->offset % 16) return "rows are not of whole 16 bytes";
+    return conv_at_once(e, v) ? NULL : "strides, channels not of whole sixteens, or too few positions or output channels";
 }
 
 static const char *conv_product_fits(const struct encoder *e, const void *job)
@@ -11869,6 +12074,8 @@ static double conv_unfolded_cost(const struct encoder *e, const void *job)
 }
 
 /* In float32 products, by tiles of 64 rows. A few multiplications are not worth the steps. */
+static double conv_coopmat2_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return INFINITY; }
+
 static double conv_winograd_cost(const struct encoder *e, const void *job)
 {
     const struct conv *v = job;
@@ -11888,6 +12095,7 @@ static const struct candidate conv_ways[] = {
     { "a matrix product",            conv_product_fits,   conv_product_cost,   conv_as_product },
     { "conv_unfold and a product",   conv_unfolded_fits,  conv_unfolded_cost,  conv_unfolded },
     { "winograd",                    conv_winograd_fits,  conv_winograd_cost,  conv_winograd },
+    { "conv_coopmat2",               conv_coopmat2_fits,  conv_coopmat2_cost,  conv_coopmat2 },
 };
 
 static void conv_choose(struct encoder *e, const struct conv *v)

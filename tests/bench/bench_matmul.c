@@ -127,7 +127,7 @@ static void enqueue(const struct product *x, mlxvk_array c, mlxvk_array a, const
 /* Seconds a product, best of several rounds after the clock is up; different b's, which together no cache holds. */
 static double seconds(const struct product *x, mlxvk_array c, mlxvk_array a, const mlxvk_array *b, int different, mlxvk_array *y)
 {
-    double best = 1e30, start = now(), once, warm = gpu ? 0.4 : 0.02;
+    double best = 1e30, start = now(), once, warm = gpu ? 0.12 : 0.02;
     int repeat = RING, done = 0;
     check(mlxvk_synchronize(stream), "synchronize");
     for (start = now(); now() - start < warm || done == 0; done += RING) {
@@ -197,7 +197,7 @@ static const struct product vectors[] = {
 
 static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
 
-static size_t pool_bytes(void) { return gpu ? (size_t)1 << 30 : (size_t)16 << 20; }
+static size_t pool_bytes(void) { return getenv("X_POOL") ? (size_t)400 << 20 : gpu ? (size_t)1 << 30 : (size_t)16 << 20; }
 
 /* A CPU driver gets sizes that it can do. */
 static struct product scaled(struct product x)
@@ -269,8 +269,34 @@ static int one(char **argv, int argc)
     return 0;
 }
 
+int setenv(const char *, const char *, int);
+static void x_f32(void)
+{
+    static const int c[][5] = {  /* row, map, whole, two, unroll */
+        { 0, 0, 0, 0, 0 }, { 0, 1, 0, 0, 0 }, { 0, 0, 1, 0, 0 }, { 0, 1, 1, 0, 0 }, { 0, 0, 0, 1, 0 }, { 0, 1, 0, 1, 0 }, { 0, 0, 1, 1, 0 }, { 0, 1, 1, 1, 0 },
+        { 1, 1, 1, 0, 0 }, { 1, 1, 1, 1, 0 }, { 1, 1, 1, 1, 8 }, { 0, 1, 1, 0, 4 }, { 0, 1, 1, 1, 4 }, { 0, 1, 1, 1, 2 }, { 2, 1, 1, 0, 1 }, { 2, 1, 1, 1, 2 }, { 3, 1, 1, 1, 1 },
+        { 4, 1, 1, 1, 1 }, { 5, 1, 1, 1, 1 }, { 5, 1, 1, 1, 2 }, { 7, 1, 1, 1, 0 }, { 8, 1, 1, 1, 0 } };
+    static const char *names[] = { "X_F32", "X_MAP", "X_WHOLE", "X_BUF", "X_UNROLL" };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        struct product nn = { 4096, 4096, 4096, false, false, false }, nt = { 4096, 4096, 4096, false, true, false };
+        double t, u = 1;
+        for (int k = 0; k < 5; k++) { char x[16]; snprintf(x, sizeof x, "%d", c[i][k]); setenv(names[k], x, 1); }
+        open_device("MLX_VK_MATMUL_KERNEL=3");
+        struct pool p = new_pool(MLXVK_FLOAT32, pool_bytes() / 8);
+        int w0 = wrong_results;
+        t = measure(&p, nn, true);
+        if (i < 8) u = measure(&p, nt, true);
+        printf("f32 row %2d map %d whole %d two %d unroll %d: nn %6.2f nt %6.2f TFLOP/s %s\n", c[i][0], c[i][1], c[i][2], c[i][3], c[i][4], 2e-12 * 4096. * 4096 * 4096 / fabs(t),
+               2e-12 * 4096. * 4096 * 4096 / fabs(u), wrong_results > w0 || t < 0 || u < 0 ? "WRONG" : "ok");
+        fflush(stdout);
+        free_pool(&p);
+        close_device();
+    }
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 1 && argv[1][0] == 'x') { x_f32(); return verdict(); }
     open_device(NULL);
     printf("%s, %s, mlxvk %s\n\n", device_name, driver, mlxvk_version_text());
     if (argc > 4) one(argv, argc);
