@@ -373,6 +373,9 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
+    X(REDUCE_JOIN,   "MLX_VK_ENABLE_REDUCE_JOIN",        1, "reductions in parts: the last workgroup joins them")      \
+    X(ARG_LESS,      "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE", 1,                                                           \
+      "rows less a number each + argmax or argmin fused")                                                             \
     X(EMBEDDING,     "MLX_VK_ENABLE_TAKE_DEQUANTIZE",    1, "rows taken of a quantized matrix + dequantize fused")     \
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
@@ -2931,6 +2934,7 @@ struct encoder {
     uint64_t pending_in;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    uint32_t few_counters;                           /* see set_few_counters */
     uint64_t barriers, links_read;                   /* recorded so far; then, when counters of links were last read */
     void (*give_out)(struct encoder *e);             /* records what replay holds back; NULL: nothing is */
     struct window *held_in;                          /* steps of that window from `held` on, */
@@ -4061,6 +4065,16 @@ static void set_counters(struct encoder *e, uint32_t slot)
 {
     struct bound all = { .kind = BOUND_COUNTERS, .write = true, .low = 0, .high = 4 * COUNTERS };
     if (!e->code) set_bound(e, slot, true, all);
+}
+
+enum { FEW_COUNTERS = 128 };                         /* 512 bytes: a multiple of what any device aligns bindings to */
+
+/* The same for at most FEW_COUNTERS: steps in a row get others, so that they need no barrier between them. */
+static void set_few_counters(struct encoder *e, uint32_t slot, uint32_t count)
+{
+    int64_t low = (int64_t)(e->few_counters++ % (COUNTERS / FEW_COUNTERS)) * 4 * FEW_COUNTERS;
+    struct bound few = { .kind = BOUND_COUNTERS, .write = true, .low = low, .high = low + 4 * (int64_t)count };
+    if (!e->code) set_bound(e, slot, true, few);
 }
 
 /* ---- what may be fused: one judge of steps ---- */
@@ -7766,7 +7780,8 @@ enum reduction {
  * it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
  * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
-       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 512 };
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 512,
+       JOINED_PARTS = 1024 };
 
 /* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
 struct reduce_dim {
@@ -7781,6 +7796,7 @@ struct reduce_job {
     enum reduction op;
     float scale;
     struct array *from, *out, *most;                 /* most: of R_expsum */
+    struct array *number, *kept;                     /* arg reductions: what rows are less by; NULL: not kept */
     mlxvk_dtype type;
     int64_t shift;
     uint32_t place;                                  /* the position of the first element, for arg reductions */
@@ -7955,7 +7971,7 @@ static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 }
 
 /* How a step is laid out on workgroups. */
-struct reduce_grid { uint32_t layout, width, later, piece, bound; };
+struct reduce_grid { uint32_t layout, width, later, piece, bound; bool joined; };
 
 /* The elements of a part: all n where there are groups enough, else the longest pieces of the tree that make enough. */
 static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
@@ -8029,6 +8045,23 @@ static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dty
     return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
 }
 
+/* Room for results of pieces, and counters of rows, for the workgroups that join them. */
+static void bind_pieces(struct encoder *e, const struct reduce_job *j, struct reduce_push *p)
+{
+    struct array *room = scratch(e, (size_t)p->outer * p->parts, part_type(j->op, j->type));
+    if (!room) return;
+    p->piece = set_output(e, SLOT_reduce_part, room);
+    set_few_counters(e, SLOT_reduce_finished, p->outer);
+    array_release(room);
+}
+
+/* What rows are less by, and where the difference goes. */
+static void bind_number(struct encoder *e, const struct reduce_job *j, struct reduce_push *p)
+{
+    p->most = set_input(e, SLOT_reduce_index_number, j->number);
+    if (j->kept) p->kept = set_output(e, SLOT_reduce_index_kept, j->kept);
+}
+
 static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out,
                             int at, struct reduce_grid g)
 {
@@ -8036,12 +8069,17 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
     uint64_t groups;
     reduce_shape(j, from, out, at, &p);
     p.chunk = g.piece;
+    if (g.joined) p.parts = ceil_div(p.n, g.piece);
     p.from = set_input(e, SLOT_reduce_src, from);
     p.to = set_output(e, SLOT_reduce_dst, out);
     if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
     if (out->storage != j->out->storage) p.scale = 1;
+    if (g.joined) bind_pieces(e, j, &p);
+    if (j->number && !g.later) bind_number(e, j, &p);
     if (g.layout < REDUCE_COLUMNS) {
         g.layout = row_layout(&p, p.from, j->type);
+        if (j->kept && !g.later && g.layout == REDUCE_FOURS && (p.kept | (p.outer > 1 ? p.n : 0)) & 3)
+            g.layout = REDUCE_ANYWHERE;
         groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
     } else {
         uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
@@ -8050,7 +8088,8 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
         groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
     }
     USE_AS(e, reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op, .from = j->type,
-           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
+           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later, .joined = g.joined,
+           .less = !j->number || g.later ? REDUCE_LESS_NOTHING : j->kept ? REDUCE_LESS_NUMBER_KEPT : REDUCE_LESS_NUMBER);
     dispatch_groups(e, groups);
 }
 
@@ -8178,6 +8217,16 @@ static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
     return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
 }
 
+/* Are rows in parts joined by the dispatch that made these? Only what is bound whole, a workgroup a part. */
+static bool joins(struct encoder *e, const struct reduce_job *j, struct array *from, int at, const struct reduce_grid *g)
+{
+    size_t parts = ceil_div((uint32_t)from->shape[at], g->piece), outer = from->size / (size_t)from->shape[at];
+    struct array *all[] = { from, j->out };
+    return e->device->gate[GATE_REDUCE_JOIN] && parts > 1 && parts <= JOINED_PARTS && outer <= FEW_COUNTERS &&
+           g->layout < REDUCE_COLUMNS && g->width == REDUCE_THREADS && !g->later &&
+           from->size <= e->device->caps.max_elements && axis_to_split(e, all, 2, 0) < 0;
+}
+
 /* Reduces one row's dimension, or the parts of it; true when that gave the result. */
 static bool reduce_step(struct encoder *e, struct reduce_job *j)
 {
@@ -8185,7 +8234,8 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     int count, at = next_reduced(j, &count);
     struct reduce_grid g = grid_of(e, j, &from, at);
     uint32_t parts = ceil_div((uint32_t)from.shape[at], g.piece);
-    if (count == 1 && parts == 1) {
+    g.joined = count == 1 && joins(e, j, &from, at, &g);
+    if (count == 1 && (parts == 1 || g.joined)) {
         out.refs = 1;
         out.ndim = j->ndim;
         for (int i = 0; i < j->ndim; i++) {
@@ -8233,6 +8283,36 @@ static void reduce(struct encoder *e, enum reduction op, float scale, struct arr
     plan_dims(&j, run);
     from->refs++;
     if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
+    while (!e->code && !reduce_step(e, &j)) {}
+    array_release(j.from);
+}
+
+/* Do arg reductions along the last axis take rows less a number each? Long ones, of a float dtype, bound whole, one
+ * behind the other, as the numbers are; by the kernel for rows. */
+static bool takes_less(const struct encoder *e, const struct array *x, const struct array *number)
+{
+    struct array numbers = *number;
+    int last = x->ndim - 1;
+    if (!x->ndim || !x->row || !is_float(x->dtype) || number->dtype != x->dtype || !same_shape(x, number)) return false;
+    if (x->shape[last] < REDUCE_PIECE || number->strides[last] || !e->device->gate[GATE_ARGREDUCE]) return false;
+    numbers.shape[last] = 1;
+    return row_contiguous(&numbers) && fits_binding(e->device, x) && x->size <= e->device->caps.max_elements;
+}
+
+/* The index of the best of x less a number of each row, and where `kept` is not NULL the difference. */
+static void reduce_less(struct encoder *e, enum reduction op, struct array *x, struct array *number, struct array *kept,
+                        struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = 1, .from = x, .out = out, .type = x->dtype, .kept = kept };
+    struct array numbers = *number;
+    int run[MAXD];
+    numbers.shape[number->ndim - 1] = 1;
+    numbers.size /= (size_t)number->shape[number->ndim - 1];
+    numbers.refs = 1;
+    j.number = &numbers;
+    number_runs(&j, 1u << (x->ndim - 1), run);
+    plan_dims(&j, run);
+    x->refs++;
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
@@ -19707,6 +19787,28 @@ static bool fuse_product_add(struct encoder *e, struct stream *s, struct members
     return true;
 }
 
+/* x - number of each row, then argmax or argmin of the rows: as rounded, so that ties are those of the difference, which
+ * is written where anybody else wants it. */
+static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node;
+    const struct node *less = &s->nodes[m[0]], *arg;
+    struct array *difference = less->out[0], out;
+    if (!is_binary(less, B_subtract) || difference->dtype != less->in[0]->dtype || !difference->row ||
+        !takes_less(e, less->in[0], less->in[1]) || !same_shape(less->in[0], difference)) return false;
+    m[1] = reader_of(s, m[0], end, difference);
+    if (m[1] == UINT32_MAX) return false;
+    arg = &s->nodes[m[1]];
+    if (arg->op != OP_REDUCE || !is_arg((enum reduction)arg->p.reduce.op) || !same_view(arg->in[0], difference) ||
+        arg->p.reduce.mask != 1u << (difference->ndim - 1) || !can_join(s, m, 1, m[1])) return false;
+    out = full_rank(difference, arg->p.reduce.mask, arg->out[0]);
+    out.refs = 1;
+    reduce_less(e, (enum reduction)arg->p.reduce.op, less->in[0], less->in[1], only_between(difference) ? NULL : difference,
+                &out);
+    all->count = 2;
+    return true;
+}
+
 /* ---- chains of elementwise operations ---- */
 
 /* Adds node j to a chain whose nodes are `members`, ascending, and before it the nodes that it needs. */
@@ -19779,6 +19881,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
     { "product + addition", GATE_QMM_ADD, OP_QUANTIZED_MATMUL, fuse_product_add },
     { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
+    { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };
 

@@ -9,20 +9,26 @@
 //   block    256 elements: its 16 lanes in order
 //   piece    16 blocks in order; 16 pieces in order are the next piece, and so on until one is left
 // "In order" starts from the identity; a lane, block or piece that is not there adds none or the identity: the same.
-// So a row can be cut into pieces of 256 * 16^k elements whose results the next dispatch goes on with (LATER).
+// So a row can be cut into pieces of 256 * 16^k elements whose results the next dispatch goes on with (LATER), or that
+// workgroup of the row's which ends last (JOINED): it takes all of them in order, so bits do not depend on which one it is.
 #include "accumulate.glsl"
 //! enum REDUCE_: layouts
 const uint FOURS = 0, ANYWHERE = 1, STRIDED = 2, COLUMNS = 3, FOUR_COLUMNS = 4;
 layout(constant_id = 4) const uint LAYOUT = FOURS;     // rows: aligned, side by side, with gaps; columns, by fours
 layout(constant_id = 5) const uint WIDTH = 256;        // threads of a row; threads side by side on columns
 layout(constant_id = 6) const uint LATER = 0;          // 1: of results of pieces: a lane is 16 of them in order
+layout(constant_id = 7) const uint JOINED = 0;         // 1: of pieces, at most 1024 a row, by 256 threads each
+//! enum REDUCE_LESS_: INDEX: a number of each row is subtracted first, as an operation before would; the difference is kept
+const uint NOTHING = 0, NUMBER = 1, NUMBER_KEPT = 2;
+layout(constant_id = 8) const uint LESS = NOTHING;
 
 layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
     uint stride, inner_stride, inner_out;              // between elements of a row, columns, their results
     uint parts, chunk, part_out;                       // pieces of a row, their length, the distance of their results
     uint from, to, place;                              // the first element and result; the first position
-    uint most;                                         // EXPSUM: the first of the rows' largest elements
+    uint most;                                         // the first of the rows' numbers: EXPSUM: largest elements
+    uint kept, piece;                                  // the first difference, the first result of pieces
     float scale;                                       // of a mean
     uint ndim, shape[4], in_stride[4], out_stride[4];  // of the outer dimensions
 };
@@ -46,11 +52,40 @@ const uint BOARD = gl_WorkGroupSize.x * EACH, TOPS = BOARD, LAST = TOPS + gl_Wor
 shared ACC board[SIZE + SIZE / 16u];                    // of lanes; from TOPS on of blocks, from LAST on of pieces
 
 float shift[HELD];                                     // what exponentials of sums are relative to, a column
+layout(std430, set = 0, binding = 2) coherent buffer part_words { uint part_word[]; };
+layout(std430, set = 0, binding = 3) coherent buffer finished_words { uint finished[]; };
+shared bool last_one;
+#if defined(INDEX)
+BUFFER(4, number)
+BUFFER(5, kept)
+ACCESS(number)
+ACCESS(kept)
+uint kept_row;
+void find_shift(const uint k, const uint i)
+{
+    if (LESS != NOTHING) shift[k] = bits_to_float(load_number(most + i, FROM), FROM);
+    kept_row = kept + i * n;
+}
+// The first `count` of four elements less the row's number, in their own dtype; `at`: their position.
+Four less_number(Four v, const uint at, const uint count)
+{
+    if (LESS == NOTHING) return v;
+    [[unroll]] for (uint k = 0u; k < 4u; k++) v.low[k] = float_to_bits(bits_to_float(v.low[k], FROM) - shift[0], FROM);
+    if (LESS == NUMBER) return v;
+    if (LAYOUT == FOURS && count >= 4u) store4_kept((kept_row + at) / 4u, FROM, v.low);
+    else [[unroll]] for (uint k = 0u; k < 4u; k++) if (k < count) store_kept(kept_row + at + k, FROM, v.low[k]);
+    return v;
+}
+#else
+#define less_number(v, at, count) (v)
+#endif
 #if defined(PAIR) || defined(INDEX)
 ACC element(const uvec2 raw, const uint at, const uint k) { return value(raw, place + at); }
+#if defined(PAIR)
 void find_shift(const uint k, const uint i) {}
+#endif
 #else
-BUFFER(2, largest)
+BUFFER(4, largest)
 ACC element(const uvec2 raw, const uint at, const uint k)
 {
     if (OP != EXPSUM || LATER != 0u) return value(raw, place + at);
@@ -158,7 +193,7 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
     if (loadable(row, at + 3u * STEP, end)) {
         Four x[4];
         [[unroll]] for (uint j = 0u; j < 4u; j++) x[j] = fetch(row + at + STEP * j);
-        [[unroll]] for (uint j = 0u; j < 4u; j++) a = with_elements(a, x[j], first + at + STEP * j, 4u);
+        [[unroll]] for (uint j = 0u; j < 4u; j++) a = with_elements(a, less_number(x[j], first + at + STEP * j, 4u), first + at + STEP * j, 4u);
         return a;
     }
 #endif
@@ -166,8 +201,47 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
         Four v;
         if (loadable(row, at, end)) v = fetch(row + at);
         else v = fetch_loose(row + at * stride, end - at);
-        a = with_elements(a, v, first + at, end - at);
+        a = with_elements(a, less_number(v, first + at, end - at), first + at, end - at);
     }
+    return a;
+}
+
+// ---- pieces that are joined ----
+
+#if defined(PAIR)
+void store_part(const uint i, const ACC a) { part_word[piece + 2u * i] = a.x; part_word[piece + 2u * i + 1u] = a.y; }
+ACC load_part(const uint i) { return uvec2(part_word[piece + 2u * i], part_word[piece + 2u * i + 1u]); }
+#elif defined(INDEX)                                   // keys of one word: those of two are not cut
+void store_part(const uint i, const ACC a) { part_word[piece + 2u * i] = a.x; part_word[piece + 2u * i + 1u] = a.z; }
+ACC load_part(const uint i) { return uvec3(part_word[piece + 2u * i], 0u, part_word[piece + 2u * i + 1u]); }
+#else
+void store_part(const uint i, const ACC a) { part_word[piece + i] = a; }
+ACC load_part(const uint i) { return part_word[piece + i]; }
+#endif
+// Counts a piece, whose result thread 0 has stored: has the whole row ended?
+bool is_last(const uint row, const uint me)
+{
+    if (me == 0u) {
+        memoryBarrierBuffer();
+        last_one = atomicAdd(finished[row], 1u) == parts - 1u;
+        if (last_one) finished[row] = 0u;    // as it was found
+    }
+    barrier();
+    return last_one;
+}
+// All pieces of a row by the tree, for thread 0.
+ACC join_row(const uint row, const uint me)
+{
+    ACC a = identity();
+    memoryBarrierBuffer();
+    [[dont_unroll]] for (uint i = me; i < 1024u; i += 256u)
+        board[padded(i)] = i < parts ? load_part(row * parts + i) : identity();
+    barrier();
+    [[dont_unroll]] for (uint left = 64u; left > 0u; left /= 16u) {
+        if (me < left) board[padded((left == 64u ? TOPS : LAST) + me)] = sixteen(me, 16u, left == 64u ? 0u : TOPS, 1u);
+        barrier();
+    }
+    [[dont_unroll]] for (uint i = 0u; i < 4u; i++) a = combine(a, board[padded(LAST + i)]);
     return a;
 }
 
@@ -200,7 +274,15 @@ void rows()
             if (stage == 0u) barrier();
         }
     }
-    if (me == 0u && there) store(at.y + part * part_out, total(0u));
+    if (JOINED == 0u) {
+        if (me == 0u && there) store(at.y + part * part_out, total(0u));
+        return;
+    }
+    if (!there) return;                                // a workgroup has one piece
+    if (me == 0u) store_part(task, total(0u));
+    if (!is_last(row, me)) return;
+    ACC a = join_row(row, me);
+    if (me == 0u) store(at.y, a);
 }
 
 // ---- columns ----
