@@ -2934,7 +2934,7 @@ struct encoder {
     uint64_t pending_in;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
-    uint32_t few_counters;                           /* see set_few_counters */
+    uint32_t joined;                                 /* see set_joined */
     uint64_t barriers, links_read;                   /* recorded so far; then, when counters of links were last read */
     void (*give_out)(struct encoder *e);             /* records what replay holds back; NULL: nothing is */
     struct window *held_in;                          /* steps of that window from `held` on, */
@@ -4067,14 +4067,20 @@ static void set_counters(struct encoder *e, uint32_t slot)
     if (!e->code) set_bound(e, slot, true, all);
 }
 
-enum { FEW_COUNTERS = 128 };                         /* 512 bytes: a multiple of what any device aligns bindings to */
+/* Behind the counters are FEW_SETS places for at most JOINED_PARTS results of two words; each has FEW_COUNTERS of the
+ * counters, 512 bytes: a multiple of what any device aligns bindings to. */
+enum { FEW_COUNTERS = 128, FEW_SETS = COUNTERS / FEW_COUNTERS, JOINED_PARTS = 1024, JOINED_BYTES = 8 * JOINED_PARTS };
 
-/* The same for at most FEW_COUNTERS: steps in a row get others, so that they need no barrier between them. */
-static void set_few_counters(struct encoder *e, uint32_t slot, uint32_t count)
+/* Binds at most FEW_COUNTERS counters, and room for results of parts that are joined by them. Steps in a row get others,
+ * so that they need no barrier between them. */
+static void set_joined(struct encoder *e, uint32_t part, uint32_t finished, uint32_t count)
 {
-    int64_t low = (int64_t)(e->few_counters++ % (COUNTERS / FEW_COUNTERS)) * 4 * FEW_COUNTERS;
-    struct bound few = { .kind = BOUND_COUNTERS, .write = true, .low = low, .high = low + 4 * (int64_t)count };
-    if (!e->code) set_bound(e, slot, true, few);
+    int64_t set = e->joined++ % FEW_SETS, low = 4 * FEW_COUNTERS * set, room = 4 * COUNTERS + JOINED_BYTES * set;
+    struct bound counters = { .kind = BOUND_COUNTERS, .write = true, .low = low, .high = low + 4 * (int64_t)count };
+    struct bound parts = { .kind = BOUND_COUNTERS, .write = true, .low = room, .high = room + JOINED_BYTES };
+    if (e->code) return;
+    set_bound(e, finished, true, counters);
+    set_bound(e, part, true, parts);
 }
 
 /* ---- what may be fused: one judge of steps ---- */
@@ -4366,7 +4372,7 @@ static void write_timestamp(struct encoder *e, const struct step *t, const struc
 /* The stream's counters, made and zeroed at first use. Like all that is a stream's own, not counted as memory. */
 static struct buffer *counters_of(struct encoder *e)
 {
-    const size_t size = 4 * COUNTERS;
+    const size_t size = 4 * COUNTERS + FEW_SETS * JOINED_BYTES;
     struct buffer *b = e->stream->counters;
     int code = b ? 0 : buffer_made(e->device, size, &b);
     if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return NULL; }
@@ -7780,8 +7786,7 @@ enum reduction {
  * it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
  * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
-       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 512,
-       JOINED_PARTS = 1024 };
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 512 };
 
 /* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
 struct reduce_dim {
@@ -8045,16 +8050,6 @@ static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dty
     return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
 }
 
-/* Room for results of pieces, and counters of rows, for the workgroups that join them. */
-static void bind_pieces(struct encoder *e, const struct reduce_job *j, struct reduce_push *p)
-{
-    struct array *room = scratch(e, (size_t)p->outer * p->parts, part_type(j->op, j->type));
-    if (!room) return;
-    p->piece = set_output(e, SLOT_reduce_part, room);
-    set_few_counters(e, SLOT_reduce_finished, p->outer);
-    array_release(room);
-}
-
 /* What rows are less by, and where the difference goes. */
 static void bind_number(struct encoder *e, const struct reduce_job *j, struct reduce_push *p)
 {
@@ -8074,7 +8069,7 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
     p.to = set_output(e, SLOT_reduce_dst, out);
     if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
     if (out->storage != j->out->storage) p.scale = 1;
-    if (g.joined) bind_pieces(e, j, &p);
+    if (g.joined) set_joined(e, SLOT_reduce_part, SLOT_reduce_finished, p.outer);
     if (j->number && !g.later) bind_number(e, j, &p);
     if (g.layout < REDUCE_COLUMNS) {
         g.layout = row_layout(&p, p.from, j->type);
@@ -8222,7 +8217,7 @@ static bool joins(struct encoder *e, const struct reduce_job *j, struct array *f
 {
     size_t parts = ceil_div((uint32_t)from->shape[at], g->piece), outer = from->size / (size_t)from->shape[at];
     struct array *all[] = { from, j->out };
-    return e->device->gate[GATE_REDUCE_JOIN] && parts > 1 && parts <= JOINED_PARTS && outer <= FEW_COUNTERS &&
+    return e->device->gate[GATE_REDUCE_JOIN] && parts > 1 && outer <= FEW_COUNTERS && outer * parts <= JOINED_PARTS &&
            g->layout < REDUCE_COLUMNS && g->width == REDUCE_THREADS && !g->later &&
            from->size <= e->device->caps.max_elements && axis_to_split(e, all, 2, 0) < 0;
 }

@@ -370,11 +370,11 @@ static_assert(sizeof(struct random_push) == 52, "random_push");
 
 struct reduce_push {
     uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, part_out, from, to, place;
-    uint32_t most, kept, piece;
+    uint32_t most, kept;
     float scale;
     uint32_t ndim, shape[4], in_stride[4], out_stride[4];
 };
-static_assert(sizeof(struct reduce_push) == 116, "reduce_push");
+static_assert(sizeof(struct reduce_push) == 112, "reduce_push");
 
 struct rope_push {
     uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at;
@@ -1000,9 +1000,9 @@ enum { SLOT_quant_gather_x = 0 };
     X(quantize_fp, QUANTIZE_FP, 5, 0x6, 24, 9, CAP_SMALL) \
     X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(random, RANDOM, 2, 0x1, 52, 5, CAP_SMALL) \
-    X(reduce, REDUCE, 5, 0xd, 116, 9, CAP_SMALL) \
-    X(reduce_index, REDUCE_INDEX, 6, 0x2d, 116, 9, CAP_SMALL) \
-    X(reduce_pair, REDUCE_PAIR, 4, 0xd, 116, 9, CAP_SMALL) \
+    X(reduce, REDUCE, 5, 0xd, 112, 9, CAP_SMALL) \
+    X(reduce_index, REDUCE_INDEX, 6, 0x2d, 112, 9, CAP_SMALL) \
+    X(reduce_pair, REDUCE_PAIR, 4, 0xd, 112, 9, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \

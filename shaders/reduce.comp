@@ -28,7 +28,7 @@ layout(push_constant) uniform reduce_push {
     uint parts, chunk, part_out;                       // pieces of a row, their length, the distance of their results
     uint from, to, place;                              // the first element and result; the first position
     uint most;                                         // the first of the rows' numbers: EXPSUM: largest elements
-    uint kept, piece;                                  // the first difference, the first result of pieces
+    uint kept;                                         // the first difference
     float scale;                                       // of a mean
     uint ndim, shape[4], in_stride[4], out_stride[4];  // of the outer dimensions
 };
@@ -209,14 +209,14 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
 // ---- pieces that are joined ----
 
 #if defined(PAIR)
-void store_part(const uint i, const ACC a) { part_word[piece + 2u * i] = a.x; part_word[piece + 2u * i + 1u] = a.y; }
-ACC load_part(const uint i) { return uvec2(part_word[piece + 2u * i], part_word[piece + 2u * i + 1u]); }
+void store_part(const uint i, const ACC a) { part_word[2u * i] = a.x; part_word[2u * i + 1u] = a.y; }
+ACC load_part(const uint i) { return uvec2(part_word[2u * i], part_word[2u * i + 1u]); }
 #elif defined(INDEX)                                   // keys of one word: those of two are not cut
-void store_part(const uint i, const ACC a) { part_word[piece + 2u * i] = a.x; part_word[piece + 2u * i + 1u] = a.z; }
-ACC load_part(const uint i) { return uvec3(part_word[piece + 2u * i], 0u, part_word[piece + 2u * i + 1u]); }
+void store_part(const uint i, const ACC a) { part_word[2u * i] = a.x; part_word[2u * i + 1u] = a.z; }
+ACC load_part(const uint i) { return uvec3(part_word[2u * i], 0u, part_word[2u * i + 1u]); }
 #else
-void store_part(const uint i, const ACC a) { part_word[piece + i] = a; }
-ACC load_part(const uint i) { return part_word[piece + i]; }
+void store_part(const uint i, const ACC a) { part_word[i] = a; }
+ACC load_part(const uint i) { return part_word[i]; }
 #endif
 // Counts a piece, whose result thread 0 has stored: has the whole row ended?
 bool is_last(const uint row, const uint me)

@@ -367,9 +367,100 @@ static void many_that_repeat(void **state)
     mlxvk_array_free(y);
 }
 
+/* ---- parts that the last workgroup joins ---- */
+
+enum { JOINED_OPS = 8 };
+
+/* The results of all operations on rows, as bits, one behind the other; their dispatches each. */
+static size_t join(const char *gates, mlxvk_dtype dtype, int rows, int n, uint32_t *bits, uint64_t *dispatches)
+{
+    mlxvk_device d = open_device(gates);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array x = normals((int[]){ rows, n }, 2, MLXVK_FLOAT32, (uint32_t)n, s), y = mlxvk_array_new();
+    size_t count = 0;
+    OK(mlxvk_abs(&x, x, s), s);                         /* a negative number is no unsigned one */
+    OK(mlxvk_astype(&x, x, dtype, s), s);
+    OK(mlxvk_array_eval(x), s);
+    for (int op = 0; op < JOINED_OPS; op++) {
+        mlxvk_reset_stats(d);
+        switch (op) {
+        case 0: OK(mlxvk_sum_axis(&y, x, 1, true, s), s); break;
+        case 1: OK(mlxvk_mean_axis(&y, x, 1, true, s), s); break;
+        case 2: OK(mlxvk_max_axis(&y, x, 1, true, s), s); break;
+        case 3: OK(mlxvk_logsumexp_axis(&y, x, 1, true, s), s); break;
+        case 4: OK(mlxvk_argmax_axis(&y, x, 1, true, s), s); break;
+        case 5: OK(mlxvk_argmin_axis(&y, x, 1, true, s), s); break;
+        case 6: OK(mlxvk_prod_axis(&y, x, 1, true, s), s); break;
+        default: OK(mlxvk_any_axis(&y, x, 1, true, s), s); break;
+        }
+        OK(mlxvk_array_eval(y), s);
+        dispatches[op] = stats_of(d).dispatches;
+        if (mlxvk_array_dtype(y) != MLXVK_UINT32) OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, s), s);
+        OK(mlxvk_array_read(y, bits + count, mlxvk_array_nbytes(y), s), s);
+        count += mlxvk_array_size(y);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    return count;
+}
+
+/* One dispatch where there were two, and the same bits; not of more rows than there are counters, nor of more parts than
+ * a workgroup joins. */
+static void joined_parts(void **state)
+{
+    static const struct { mlxvk_dtype dtype; int rows, n; bool joins; } cases[] = {
+        { MLXVK_FLOAT32, 1, 4097, true }, { MLXVK_BFLOAT16, 1, 151936, true }, { MLXVK_FLOAT16, 3, 70001, true },
+        { MLXVK_FLOAT32, 1, 1 << 20, true }, { MLXVK_FLOAT32, 128, 8192, true }, { MLXVK_FLOAT32, 129, 8192, false },
+        { MLXVK_INT8, 1, 100000, true }, { MLXVK_INT32, 2, 70004, true }, { MLXVK_BOOL, 1, 5000, true },
+        { MLXVK_UINT16, 1, 1 << 22, true }, { MLXVK_FLOAT32, 128, 9 * 4096, false },
+    };
+    static uint32_t on[JOINED_OPS * 129], off[JOINED_OPS * 129];
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        for (int again = 0; again < 3; again++) {
+            uint64_t one[JOINED_OPS], two[JOINED_OPS];
+            size_t n = join(NULL, cases[i].dtype, cases[i].rows, cases[i].n, on, one);
+            assert_int_equal(n, join("MLX_VK_ENABLE_REDUCE_JOIN=0", cases[i].dtype, cases[i].rows, cases[i].n, off, two));
+            assert_memory_equal(on, off, n * sizeof *on);
+            for (int op = 0; op < JOINED_OPS; op++) assert_int_equal(two[op] - one[op], cases[i].joins);
+        }
+}
+
+/* Rows that are joined one after the other need no barrier between them; the next ones find their counters as zeros. */
+static void joined_in_a_row(void **state)
+{
+    mlxvk_array x[40], sum[40];
+    const float one = 1;
+    float got;
+    (void)state;
+    for (int i = 0; i < 40; i++) {
+        mlxvk_array value = array_of(device, MLXVK_FLOAT32, &one, NULL, 0);
+        x[i] = mlxvk_array_new();
+        sum[i] = mlxvk_array_new();
+        OK(mlxvk_full(&x[i], (int[]){ 5000 + i }, 1, value, MLXVK_FLOAT32, stream), stream);
+        OK(mlxvk_array_eval(x[i]), stream);
+        mlxvk_array_free(value);
+    }
+    OK(mlxvk_synchronize(stream), stream);
+    mlxvk_reset_stats(device);
+    for (int i = 0; i < 40; i++) OK(mlxvk_sum(&sum[i], x[i], false, stream), stream);
+    OK(mlxvk_synchronize(stream), stream);
+    assert_int_equal(stats_of(device).dispatches, 40);
+    assert_true(stats_of(device).barriers < 10);
+    for (int i = 0; i < 40; i++) {
+        OK(mlxvk_array_read(sum[i], &got, sizeof got, stream), stream);
+        assert_true(got == (float)(5000 + i));
+        mlxvk_array_free(sum[i]);
+        mlxvk_array_free(x[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts), cmocka_unit_test(softmax_rows),
-                                        cmocka_unit_test(nan_stays), cmocka_unit_test(many_that_repeat) };
+                                        cmocka_unit_test(nan_stays), cmocka_unit_test(many_that_repeat),
+                                        cmocka_unit_test(joined_parts), cmocka_unit_test(joined_in_a_row) };
     return run_group("reduce", tests, set_up, tear_down);
 }
