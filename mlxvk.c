@@ -7240,7 +7240,16 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
     return true;
 }
 
-/* Rows of 4-byte or 16-byte words, where what is taken at an index is contiguous and aligned; NULL, or why not. */
+/* Neighbours in a row that a thread takes, units of so many bytes; 0: four far apart. A CPU driver's threads do better
+ * with neighbours; no row may be shorter than what one takes. */
+static uint32_t take_run(const struct device *d, size_t unit, uint32_t row)
+{
+    if (!d->tuning->each || unit > 4 || row < 4) return 0;
+    return row < 8 ? 4 : 8;
+}
+
+/* Whole rows, where what is taken at an index is contiguous: by 16 or 4 bytes, as they are aligned, on CPU drivers also
+ * by 2 or 1; NULL, or why not. */
 static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3],
                                    take_push *push)
 {
@@ -7248,6 +7257,7 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     size_t item = item_size(in[1]), unit;
     int64_t outer = 1, outer_stride = 0, axis_stride = window.strides[p->axis];
     int64_t row, row_stride, count, index_stride, odd;
+    uint32_t run;
     if (!e->device->gate[GATE_GATHER_WORDS]) return "a gate";
     if (!in[0]->row) return "part of a result";
     if (p->mode == GATHER_SLICES || p->mode == GATHER_STARTS) {
@@ -7270,7 +7280,7 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     push->stride[2][0] = (uint32_t)index_stride;
     for (int k = 0; k < 2; k++) push->offset[k] = (uint32_t)(push->offset[k] * item / unit);
     push->shift = shift_to_units(item, unit);
-    uint32_t run = !e->device->tuning->each || unit > 4 ? 0 : push->shape[0] >= 8 ? 8 : push->shape[0] >= 4 ? 4 : 0;
+    run = take_run(e->device, unit, push->shape[0]);
     USE(e, take, push, .threads = flat_threads(e->device), .mode = MODE_FLAT, .op = take_op(p->mode),
         .scalars = run, .to = raw_dtype(unit), .from = in[2]->dtype);
     dispatch_groups(e, ceil_div(push->n, (run ? run : 4) * flat_threads(e->device)));
@@ -12470,15 +12480,16 @@ static uint32_t decode_threads(const struct encoder *e, uint32_t subgroups)
 }
 
 /* Keys that a thread reads at once: for more than two rows as many as give each of the lanes that share keys one score,
- * where the rows divide them (an H200, Qwen3-32B with eight rows at a depth of 8192: two keys 95.8 tokens/s, four 89.8). */
+ * where the rows divide them (an H200, Qwen3-32B with eight rows at a depth of 8192: two keys 95.8 tokens/s, four
+ * 89.8). */
 static uint32_t decode_ahead(const struct encoder *e, const struct decode_cut *cut, uint32_t lanes)
 {
     bool divides = cut->rows > 2 && lanes % cut->rows == 0 && lanes > cut->rows;
     return divides ? lanes / cut->rows : decode_tuning(e)->ahead[cut->rows > 2];
 }
 
-/* Do the lanes that share keys have a score each, of all rows and keys that they load at once? (With half as many scores an
- * H200 took 1.4 times as long as without.) */
+/* Do the lanes that share keys have a score each, of all rows and keys that they load at once? (With half as many scores
+ * an H200 took 1.4 times as long as without.) */
 static bool spreads(const struct encoder *e, const struct decode_cut *cut, uint32_t lanes)
 {
     return lanes >= 4 && cut->rows * decode_ahead(e, cut, lanes) == lanes;
@@ -13669,7 +13680,7 @@ static bool links_wanted(const struct device *d)
  * with 146 KB, 410 with 108, and attention, the same code, took 1.7 times as long. Steps that are linked have their
  * first weights before they may begin, and each workgroup that counts itself costs: there rounds take all rows as long
  * as one `part` of the processors has work (Qwen3-0.6B 1,355 tokens/s before, 1,510 with that). Two rows of x then take
- * 1.02 to 1.09 times what one takes (an H100; with 2 rows of W a round and 24 subgroups 1.1 to 1.5). */
+ * 1.04 to 1.09 times what one takes (an H100; with 2 rows of W a round and 24 subgroups 1.1 to 1.5). */
 static const struct held_tuning {
     bool linked;
     uint32_t max_m, rows, threads, teams, teams_of_few, part;
@@ -18208,8 +18219,8 @@ static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp
     if (attention_vjp_by_matrices(e, j, v, &p, rows)) {
         size = e->device->caps.coopmat_size[q->dtype == MLXVK_BFLOAT16];
         tile = COOPMAT_SUBGROUPS * size;
-        USE_AS(e, attention_vjp_matrices(j), attention_vjp_f16, &p, .threads = COOPMAT_SUBGROUPS * e->device->caps.subgroup,
-               .mode = mode, .width = (uint32_t)round_up(p.key_width, size),
+        USE_AS(e, attention_vjp_matrices(j), attention_vjp_f16, &p,
+               .threads = COOPMAT_SUBGROUPS * e->device->caps.subgroup, .mode = mode, .width = (uint32_t)round_up(p.key_width, size),
                .value_width = (uint32_t)round_up(v ? p.value_width : 8, size), .others = COOPMAT_KEYS, .size = size,
                .lanes = e->device->caps.subgroup);
     } else
