@@ -12488,8 +12488,8 @@ static uint32_t decode_ahead(const struct encoder *e, const struct decode_cut *c
     return divides ? lanes / cut->rows : decode_tuning(e)->ahead[cut->rows > 2];
 }
 
-/* Do the lanes that share keys have a score each, of all rows and keys that they load at once? (With half as many scores
- * an H200 took 1.4 times as long as without.) */
+/* Do the lanes that share keys have a score each, of all rows and keys that they load at once? (With half as many
+ * scores an H200 took 1.4 times as long as without.) */
 static bool spreads(const struct encoder *e, const struct decode_cut *cut, uint32_t lanes)
 {
     return lanes >= 4 && cut->rows * decode_ahead(e, cut, lanes) == lanes;
@@ -18220,7 +18220,8 @@ static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp
         size = e->device->caps.coopmat_size[q->dtype == MLXVK_BFLOAT16];
         tile = COOPMAT_SUBGROUPS * size;
         USE_AS(e, attention_vjp_matrices(j), attention_vjp_f16, &p,
-               .threads = COOPMAT_SUBGROUPS * e->device->caps.subgroup, .mode = mode, .width = (uint32_t)round_up(p.key_width, size),
+               .threads = COOPMAT_SUBGROUPS * e->device->caps.subgroup, .mode = mode,
+               .width = (uint32_t)round_up(p.key_width, size),
                .value_width = (uint32_t)round_up(v ? p.value_width : 8, size), .others = COOPMAT_KEYS, .size = size,
                .lanes = e->device->caps.subgroup);
     } else
