@@ -9727,7 +9727,9 @@ static const struct tile_row tiled_rows[] = {
     {  32,  32, 16, 4, 4,  64, 0.06f },
 };
 /* In place of the largest, for products of nothing but matrices, where loops may be long: with steps half as deep that
- * kernel needs no more registers than it has on an H200 (580.159), 40.2 TFLOP/s for 37.3. */
+ * kernel needs no more registers than it has on an H200 (580.159), 40.2 TFLOP/s for 37.3. Where all its tiles lie
+ * inside and are read by fours, lanes take places by pairs, and two tiles by turns where both matrices are read along
+ * their rows: TFLOP/s of 4096^3 on an H100 (nn, nt) 38.5, 40.1 before; in pairs 40.0, 43.9; by turns, too, 42.7, 40.0. */
 static const struct tile_row shallow_row = { 128, 128, 8, 8, 8, 256, 0.15f };
 static const struct tile_row coopmat_rows[] = {
     { 128, 128, 32, 64, 64,  4, 0.68f },             /* threads: subgroups here */
@@ -9769,15 +9771,20 @@ static uint32_t tiles_inside(const struct product *p, const struct tile_row *r)
 /* Results of a thread that make the kernel with c slow: 4096^3 took 59 ms, not 4.6, on an H200 (580.159). */
 enum { SLOW_EPILOGUE = 64, EPILOGUE_TIMES = 13 };
 
-/* Microseconds that a product takes by tiles of a shape and with K in parts, about: rounds of workgroups over the
- * device, and what adding up the parts costs. No parts: one, with alpha and c left to what adds up. */
+/* Microseconds of so many tiles, of `depth` products an element, about: rounds of workgroups over the device. */
+static double rounds_cost(const struct encoder *e, const struct tile_row *r, int64_t tiles, int64_t depth)
+{
+    int64_t rounds = ceil_div((uint64_t)tiles, e->device->tuning->processors);
+    return (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
+}
+
+/* Microseconds that a product takes by tiles of a shape and with K in parts, about: theirs, and what adding up the
+ * parts costs. No parts: one, with alpha and c left to what adds up. */
 static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
 {
-    int64_t n = parts ? parts : 1, depth = ceil_div((uint64_t)p->k, (uint64_t)n) + r->bk, rounds;
+    int64_t n = parts ? parts : 1, depth = ceil_div((uint64_t)p->k, (uint64_t)n) + r->bk;
     int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * n;
-    double cost;
-    rounds = ceil_div((uint64_t)tiles, e->device->tuning->processors);
-    cost = (double)(rounds * r->bm * r->bn * depth) * 1e-6 / (double)r->speed;
+    double cost = rounds_cost(e, r, tiles, depth);
     if (!r->tm && (tiles_inside(p, r) | STEPS_INSIDE) != 7) cost *= CHECKS_TIMES;
     if (parts != 1) return cost + 3 + (double)(n * p->m * p->n * product_batches(p)) * 3e-6;
     if (!r->tm && p->array[MAT_C]) return INFINITY;  /* cooperative matrices of a workgroup take no c */
@@ -9820,8 +9827,9 @@ static const struct tile_row *choose_tiled(const struct encoder *e, const struct
 {
     const struct tuning *t = e->device->tuning;
     bool largest = p->array[MAT_A]->dtype == MLXVK_FLOAT32 && e->device->caps.shared_memory >= 32768;
-    uint32_t first = largest ? t->tile_first : t->tile_half;
-    uint32_t count = t->tile_count ? t->tile_count : (uint32_t)COUNT(tiled_rows) - first;
+    bool forced = e->device->gate[GATE_MATMUL_TILE] > 0;
+    uint32_t first = forced ? !largest : largest ? t->tile_first : t->tile_half;
+    uint32_t count = t->tile_count && !forced ? t->tile_count : (uint32_t)COUNT(tiled_rows) - first;
     const struct tile_row *r = choose_tile(e, p, tiled_rows + first, (int)count, parts);
     if ((t->tile_count && !is_invariant(e)) || !r) *parts = 1;
     return r ? r : &tiled_rows[COUNT(tiled_rows) - 1];
@@ -9845,15 +9853,18 @@ static void launch_tiles(struct encoder *e, const struct product *p, struct laun
 static void product_tiled(struct encoder *e, const void *job)
 {
     const struct product *p = job;
-    uint32_t parts, along = reading_order(p);
+    uint32_t parts, along = reading_order(p), even;
     const struct tile_row *r = choose_tiled(e, p, &parts);
     struct launch l;
+    bool deep = e->device->tuning->deep, whole;
     if (r == &tiled_rows[0] && !(e->device->caps.quirks & QUIRK_SHORT_LOOPS) && !is_invariant(e)) r = &shallow_row;
     prepare(e, &l, p, parts, r->bk);
+    even = even_operands(&l, along, 4);
+    whole = r == &shallow_row && p->m % r->bm == 0 && p->n % r->bn == 0 && p->k % r->bk == 0 && (even & 3) == 3;
     USE_PRODUCT(e, &l, K_MATMUL_TILED, K_GATHER_TILED, matmul_tiled, .threads = r->threads,
                 .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk,
-                .tm = r->tm, .tn = r->tn, .along = along, .vector = even_operands(&l, along, 4),
-                .unroll = e->device->tuning->deep ? r->bk : 1);
+                .tm = r->tm, .tn = r->tn, .along = along, .vector = even,
+                .unroll = whole ? 2 : deep ? r->bk : 1, .two = whole && !along, .whole = whole, .pairs = whole);
     launch_tiles(e, p, &l, r);
 }
 
@@ -11752,6 +11763,209 @@ static void conv_winograd(struct encoder *e, const void *job)
     array_release(result);
 }
 
+/* ---- by cooperative matrices of a workgroup: conv_coopmat2.comp ---- */
+
+/* A way to see a convolution as products of matrices whose rows follow each other in memory: in a copy of the input
+ * with its padding, where v's taps meet the next row's positions behind the last; or in one where each position has
+ * all taps of the innermost axis beside each other. copies: there is one. */
+struct conv_lines {
+    struct conv v;
+    bool copies, gaps;                               /* gaps: rows that are no positions of the result */
+    int64_t images, rows;                            /* rows of each */
+    const struct tile_row *tile;
+    uint32_t depth;                                  /* of a step of K */
+    double cost;                                     /* microseconds */
+};
+
+/* Positions of the input along an axis from the first that a tap meets to the last. */
+static int64_t conv_reach(const struct conv *v, int axis)
+{
+    return (v->out_size[axis] - 1) * v->step[axis] + (v->taps[axis] - 1) * v->tap_step[axis] + 1;
+}
+
+/* Do taps meet positions beyond the input? */
+static bool conv_pads(const struct conv *v)
+{
+    for (int i = 0; i < SPACE; i++)
+        if (v->base[i] < 0 || v->base[i] + conv_reach(v, i) > v->in_size[i]) return true;
+    return false;
+}
+
+/* What v becomes. unfold: with the taps of the innermost axis beside each other. fold: the images are the outermost
+ * axis of one. */
+static void conv_straighten(struct conv *v, bool unfold, bool copies, bool fold)
+{
+    int64_t first = (v->base[0] * v->in_size[1] + v->base[1]) * v->in_size[2] + v->base[2];
+    if (copies) v->channels = v->groups * v->c;
+    v->in_first = copies ? 0 : v->in_first + first * v->channels;
+    for (int i = 0; i < SPACE; i++) {
+        if (copies) v->in_size[i] = conv_reach(v, i);
+        v->base[i] = 0;
+    }
+    if (unfold) {
+        v->in_size[2] = v->out_size[2];
+        v->channels *= v->taps[2];
+    }
+    if (v->taps[2] > 1 && (unfold || v->tap_step[2] == 1) && v->b_tap[2] == v->c && v->groups == 1 &&
+        (unfold || v->channels == v->c)) {           /* the innermost axis' taps are one of more channels */
+        v->c *= v->taps[2];
+        v->taps[2] = 1;
+    }
+    if (copies) v->in_batch = v->in_size[0] * v->in_size[1] * v->in_size[2] * v->channels;
+    if (!fold) return;
+    v->in_size[0] = v->out_size[0] = v->batch;
+    v->out_step[0] = v->out_batch;
+    v->batch = 1;
+}
+
+/* Are all steps of K written out, in a pipeline for so many? An H100 then makes 235 TFLOP/s of 128 x 128 tiles, not
+ * 208, but of 128 x 256 ones 99, not 213. */
+enum { CONV_WRITTEN_OUT = 48 };
+static bool conv_written_out(const struct conv_lines *l, const struct tile_row *r)
+{
+    return r->bm == 128 && r->bn == 128 && conv_depth(&l->v) <= CONV_WRITTEN_OUT * (int64_t)l->depth;
+}
+
+/* The shape of tiles that takes least. Each begins and ends, loops over taps included, in the time of so many products
+ * of an element (an H100, nine convolutions: 225 to 900; written out 34 to 340). */
+enum { LINES_START = 512, LINES_START_WRITTEN_OUT = 64 };
+static void conv_tile(const struct encoder *e, struct conv_lines *l)
+{
+    int forced = e->device->gate[GATE_MATMUL_TILE];
+    double least = 0;
+    l->tile = NULL;
+    for (int i = 0; i < (int)COUNT(coopmat2_rows); i++) {
+        const struct tile_row *r = &coopmat2_rows[i];
+        int64_t down = l->images * (int64_t)ceil_div((uint64_t)l->rows, r->bm), tiles, start;
+        double cost;
+        if (l->rows < r->bm || l->v.n < r->bn || !tile_fits(e, r) || down > e->device->caps.max_groups[1]) continue;
+        if (forced > 0 && forced <= (int)COUNT(coopmat2_rows) && i != forced - 1) continue;
+        tiles = down * l->v.groups * (int64_t)ceil_div((uint64_t)l->v.n, r->bn);
+        start = conv_written_out(l, r) ? LINES_START_WRITTEN_OUT : LINES_START;
+        cost = rounds_cost(e, r, tiles, conv_depth(&l->v) + start);
+        if (l->tile && cost >= least) continue;
+        l->tile = r;
+        least = cost;
+    }
+    l->cost += least;
+}
+
+/* Microseconds of writing and reading a matrix that lies between, and of the dispatch that writes it. */
+static double between_cost(const struct encoder *e, double bytes)
+{
+    return 8 + 2 * bytes / e->device->tuning->bandwidth;
+}
+
+/* false: not so, since the rows of the result do not follow each other like that. */
+static bool conv_lines(const struct encoder *e, const struct conv *v, bool unfold, bool fold, struct conv_lines *l)
+{
+    int64_t size = 1, bytes;
+    *l = (struct conv_lines){ .v = *v, .copies = unfold || conv_pads(v) };
+    for (int i = 0; i < SPACE; i++)
+        if (v->out_size[i] > 1 && v->step[i] != 1 && !(unfold && i == 2)) return false;
+    if (fold && (v->in_size[0] > 1 || v->out_size[0] > 1 || v->taps[0] > 1 || v->batch == 1)) return false;
+    if (unfold && (v->groups > 1 || v->taps[2] < 2 || v->b_tap[2] != v->c)) return false;
+    conv_straighten(&l->v, unfold, l->copies, fold);
+    bytes = l->copies ? v->batch * l->v.in_batch * (int64_t)item_size(v->in) : 0;
+    if ((size_t)bytes > min_size(CONV_UNFOLDED, e->device->caps.max_range)) return false;
+    for (int i = 0; i < SPACE; i++) size *= l->v.out_size[i];
+    l->images = l->v.batch;
+    l->rows = ((l->v.out_size[0] - 1) * l->v.in_size[1] + l->v.out_size[1] - 1) * l->v.in_size[2] + l->v.out_size[2];
+    l->gaps = l->rows != size || l->v.out_step[1] != l->v.out_step[2] * l->v.out_size[2] ||
+        (l->v.out_size[0] > 1 && l->v.out_step[0] != l->v.out_step[1] * l->v.out_size[1]);
+    l->depth = l->v.c % 64 == 0 ? 64 : l->v.c % 32 == 0 ? 32 : l->v.c % 16 == 0 ? 16 : 0;
+    if (bytes) l->cost = between_cost(e, (double)bytes);
+    conv_tile(e, l);
+    return l->tile && l->depth;
+}
+
+/* The copy, by the kernel that unfolds: under one tap, or those of the innermost axis. */
+static struct array *conv_copy(struct encoder *e, const struct conv *v, struct conv_lines *l)
+{
+    struct conv copy = *v;
+    struct array *lines = scratch(e, (size_t)(v->batch * l->v.in_batch), v->in->dtype);
+    struct conv_push q;
+    if (!lines) return NULL;
+    copy.kernel = NULL;
+    copy.c = v->groups * v->c;
+    for (int i = 0; i < SPACE; i++) {
+        bool all = i == 2 && l->v.channels != copy.c;
+        copy.out_size[i] = i == 0 ? conv_reach(v, i) : l->v.in_size[i];
+        if (!all) copy.step[i] = copy.taps[i] = 1;
+    }
+    q = bind_conv(e, &copy, lines);
+    q.part = 0;
+    q.N = q.M;
+    USE(e, conv_unfold, &q, .threads = flat_threads(e->device), .type = v->in->dtype);
+    dispatch_elements(e, (uint64_t)q.M * (uint64_t)copy.c / (16 / item_size(v->in)));
+    l->v.in = lines;
+    return lines;
+}
+
+/* The best of these ways. */
+static bool conv_plan(const struct encoder *e, const struct conv *v, struct conv_lines *best)
+{
+    bool any = false;
+    struct conv_lines l;
+    for (int way = 0; way < 4; way++) {
+        if (!conv_lines(e, v, way & 1, way & 2, &l) || (any && l.cost >= best->cost)) continue;
+        *best = l;
+        any = true;
+    }
+    return any;
+}
+
+static void conv_by_lines(struct encoder *e, const struct conv *v)
+{
+    bool bf16 = v->out->dtype == MLXVK_BFLOAT16, written;
+    struct conv_lines l;
+    struct array *copy = NULL;
+    struct conv_push q;
+    uint32_t down;
+    if (!conv_plan(e, v, &l)) return;                /* never: conv_at_once has seen that there is one */
+    if (l.copies && !(copy = conv_copy(e, v, &l))) return;
+    written = conv_written_out(&l, l.tile);
+    q = bind_conv(e, &l.v, v->out);
+    q.M = (uint32_t)l.rows;
+    down = (uint32_t)l.images * ceil_div((uint64_t)l.rows, l.tile->bm);
+    USE_AS(e, bf16 ? K_CONV_COOPMAT2_BF16 : K_CONV_COOPMAT2_F16, conv_coopmat2_f16, &q, .threads = l.tile->threads,
+           .type = v->out->dtype, .bm = l.tile->bm, .bn = l.tile->bn, .bk = l.depth, .gaps = l.gaps,
+           .steps = written ? (uint32_t)l.v.c / l.depth : 0,
+           .taps = written ? (uint32_t)(l.v.taps[0] * l.v.taps[1] * l.v.taps[2]) : 1);
+    dispatch(e, ceil_div(q.N, l.tile->bn), down, (uint32_t)v->groups);
+    array_release(copy);
+}
+
+/* Images at a time whose copies are not too large, and such that the rest of them can be done, too; none: 0. */
+static int64_t conv_at_once(const struct encoder *e, const struct conv *v, double *cost)
+{
+    struct conv_lines l;
+    for (int64_t images = v->batch; images; images /= 2) {
+        struct conv part = *v, rest = *v;
+        part.batch = images;
+        rest.batch = v->batch % images;
+        if (!conv_plan(e, &part, &l) || (rest.batch && !conv_plan(e, &rest, &l))) continue;
+        if (!cost) return images;
+        conv_plan(e, &part, &l);
+        *cost = l.cost * (double)v->batch / (double)images;
+        return images;
+    }
+    return 0;
+}
+
+static void conv_coopmat2(struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    int64_t images = conv_at_once(e, v, NULL);
+    for (int64_t at = 0; at < v->batch && !e->code; at += images) {
+        struct conv part = *v;
+        part.batch = v->batch - at < images ? v->batch - at : images;
+        part.in_first += at * v->in_batch;
+        part.out_first += at * v->out_batch;
+        conv_by_lines(e, &part);
+    }
+}
+
 /* ---- choosing kernels ---- */
 
 /* Channels and multiplications from which unfolding pays, and elements of the result from which it does not. */
@@ -11814,6 +12028,20 @@ static const char *conv_coopmat_fits(const struct encoder *e, const void *job)
     return conv_too_deep(e->device, v) ? conv_refused(e, v) : conv_tiled_fits(e, v);
 }
 
+static const char *conv_coopmat2_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    const char *refusal = conv_coopmat_fits(e, v);
+    int64_t odd = v->n | v->out_batch | v->out_first;
+    if (refusal) return refusal;
+    if (!has_kernel(e->device, v->out->dtype == MLXVK_BFLOAT16 ? K_CONV_COOPMAT2_BF16 : K_CONV_COOPMAT2_F16))
+        return "the device lacks cooperative matrices of workgroups";
+    for (int i = 0; i < SPACE; i++) odd |= v->out_step[i] | v->b_tap[i];
+    if ((odd & 7) || v->out->offset % 16) return "rows are not of whole 16 bytes";
+    return conv_at_once(e, v, NULL) ? NULL
+        : "steps, channels not of whole sixteens, or too few positions or output channels";
+}
+
 static const char *conv_product_fits(const struct encoder *e, const void *job)
 {
     const struct conv *v = job;
@@ -11866,16 +12094,43 @@ static double conv_product_cost(const struct encoder *e, const void *job)
     return v->c == 1 && v->n == 1 && v->groups > 1 ? conv_plain_cost(e, v) : speed_cost(e, conv_work(v), 14, 1);
 }
 
+/* Microseconds by conv_coopmat, about, with what the first and the last step of tiles cost. */
+static double conv_tiles_time(const struct encoder *e, const struct conv *v)
+{
+    struct product p = conv_product(v);
+    double depth = (double)conv_depth(v);
+    uint32_t parts = 1;
+    const struct tile_row *r = choose_tile(e, &p, coopmat_rows, COUNT(coopmat_rows) - 1, &parts);
+    return 8 + tile_cost(e, &p, r ? r : &coopmat_rows[0], parts) * (depth + 128) / depth;
+}
+
+/* What takes `time` in proportion to conv_coopmat, which is compared with other kernels by its work. */
+static double conv_in_proportion(const struct encoder *e, const struct conv *v, double time)
+{
+    return speed_cost(e, conv_work(v), 4, SMALL_PRODUCT) * time / conv_tiles_time(e, v);
+}
+
+static double conv_coopmat2_cost(const struct encoder *e, const void *job)
+{
+    double time = 0;
+    if (conv_pointwise(job) || !conv_at_once(e, job, &time)) return INFINITY;
+    return conv_in_proportion(e, job, time);
+}
+
 /* By cooperative matrices 2; the first matrix is written and read besides. */
 static double conv_unfolded_cost(const struct encoder *e, const void *job)
 {
     const struct conv *v = job;
     struct product p = conv_product(v);
     double matrix = (double)conv_rows(v) * (double)conv_depth(v) * (double)item_size(v->in);
+    uint32_t parts = 1;
+    const struct tile_row *r;
     if (v->n < CONV_WIDE || v->n & 7 || conv_work(v) < CONV_LARGE || conv_rows(v) * v->n >= CONV_MANY ||
         v->out->offset % 16 || half_fits(e, &p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16) ||
         e->device->gate[GATE_MATMUL_KERNEL]) return INFINITY;
-    return speed_cost(e, conv_work(v), 14, 1) + matrix / e->device->tuning->bandwidth;
+    r = choose_tile(e, &p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
+    if (!r) return INFINITY;
+    return conv_in_proportion(e, v, between_cost(e, matrix) + tile_cost(e, &p, r, parts));
 }
 
 /* In float32 products, by tiles of 64 rows. A few multiplications are not worth the steps. */
@@ -11898,6 +12153,7 @@ static const struct candidate conv_ways[] = {
     { "a matrix product",            conv_product_fits,   conv_product_cost,   conv_as_product },
     { "conv_unfold and a product",   conv_unfolded_fits,  conv_unfolded_cost,  conv_unfolded },
     { "winograd",                    conv_winograd_fits,  conv_winograd_cost,  conv_winograd },
+    { "conv_coopmat2",               conv_coopmat2_fits,  conv_coopmat2_cost,  conv_coopmat2 },
 };
 
 static void conv_choose(struct encoder *e, const struct conv *v)

@@ -505,6 +505,13 @@ struct categorical_constants { uint32_t threads, step, from; };
 typedef struct categorical_constants categorical_constants; typedef struct categorical_push categorical_push;
 enum { SLOT_categorical_dst = 0, SLOT_categorical_src = 1, SLOT_categorical_key = 2, SLOT_categorical_tile = 3 };
 
+struct conv_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, gaps, steps, taps; };
+typedef struct conv_coopmat2_constants conv_coopmat2_bf16_constants; typedef struct conv_push conv_coopmat2_bf16_push;
+enum { SLOT_conv_coopmat2_bf16_d = 0, SLOT_conv_coopmat2_bf16_a = 1, SLOT_conv_coopmat2_bf16_b = 2 };
+
+typedef struct conv_coopmat2_constants conv_coopmat2_f16_constants; typedef struct conv_push conv_coopmat2_f16_push;
+enum { SLOT_conv_coopmat2_f16_d = 0, SLOT_conv_coopmat2_f16_a = 1, SLOT_conv_coopmat2_f16_b = 2 };
+
 struct matmul_coopmat_constants { uint32_t threads, type, epilogue, bm, bn, bk, wm, wn, size, lanes, along,
     aligned; };
 typedef struct matmul_coopmat_constants conv_coopmat_bf16_constants; typedef struct conv_push conv_coopmat_bf16_push;
@@ -521,7 +528,8 @@ struct conv_plain_constants { uint32_t threads, type, epilogue, vector; };
 typedef struct conv_plain_constants conv_plain_constants; typedef struct conv_push conv_plain_push;
 enum { SLOT_conv_plain_d = 0, SLOT_conv_plain_a = 1, SLOT_conv_plain_b = 2 };
 
-struct matmul_tiled_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll; };
+struct matmul_tiled_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll, two,
+    whole, pairs; };
 typedef struct matmul_tiled_constants conv_tiled_constants; typedef struct conv_push conv_tiled_push;
 enum { SLOT_conv_tiled_d = 0, SLOT_conv_tiled_a = 1, SLOT_conv_tiled_b = 2 };
 
@@ -670,7 +678,8 @@ typedef struct matmul_coopmat_constants matmul_grouped_f16_constants; typedef st
 enum { SLOT_matmul_grouped_f16_d = 0, SLOT_matmul_grouped_f16_a = 1, SLOT_matmul_grouped_f16_b = 2,
     SLOT_matmul_grouped_f16_tiles = 3, SLOT_matmul_grouped_f16_order = 4, SLOT_matmul_grouped_f16_lhs = 5 };
 
-struct matmul_masked_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll; };
+struct matmul_masked_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll,
+    two, whole, pairs; };
 typedef struct matmul_masked_constants matmul_masked_constants; typedef struct matmul_masked_push matmul_masked_push;
 enum { SLOT_matmul_masked_d = 0, SLOT_matmul_masked_a = 1, SLOT_matmul_masked_b = 2, SLOT_matmul_masked_c = 3,
     SLOT_matmul_masked_of_a = 4, SLOT_matmul_masked_of_b = 5 };
@@ -921,11 +930,13 @@ enum { SLOT_quant_gather_x = 0 };
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(binary_wide, BINARY_WIDE, 4, 0x1, 120, 6, CAP_SMALL) \
     X(categorical, CATEGORICAL, 4, 0x1, 56, 3, CAP_SMALL) \
+    X(conv_coopmat2_bf16, CONV_COOPMAT2_BF16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(conv_coopmat2_f16, CONV_COOPMAT2_F16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(conv_coopmat_bf16, CONV_COOPMAT_BF16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(conv_coopmat_f16, CONV_COOPMAT_F16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(conv_depthwise, CONV_DEPTHWISE, 3, 0x1, 124, 5, CAP_SMALL) \
     X(conv_plain, CONV_PLAIN, 3, 0x1, 124, 4, CAP_SMALL) \
-    X(conv_tiled, CONV_TILED, 3, 0x1, 124, 11, CAP_SMALL) \
+    X(conv_tiled, CONV_TILED, 3, 0x1, 124, 14, CAP_SMALL) \
     X(conv_unfold, CONV_UNFOLD, 2, 0x1, 124, 3, CAP_SMALL) \
     X(copy, COPY, 3, 0x1, 120, 6, CAP_SMALL) \
     X(copy_half, COPY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
@@ -947,7 +958,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(gather_coopmat_f16, GATHER_COOPMAT_F16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(gather_matvec, GATHER_MATVEC, 7, 0x1, 128, 6, CAP_SMALL) \
     X(gather_matvec_subgroup, GATHER_MATVEC_SUBGROUP, 7, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
-    X(gather_tiled, GATHER_TILED, 7, 0x1, 128, 11, CAP_SMALL) \
+    X(gather_tiled, GATHER_TILED, 7, 0x1, 128, 14, CAP_SMALL) \
     X(gather_vecmat, GATHER_VECMAT, 7, 0x1, 128, 6, CAP_SMALL) \
     X(group_rows, GROUP_ROWS, 3, 0x3, 40, 3, CAP_NONE) \
     X(hadamard, HADAMARD, 2, 0x1, 16, 7, CAP_SMALL) \
@@ -958,15 +969,15 @@ enum { SLOT_quant_gather_x = 0 };
     X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 11, CAP_SMALL) \
+    X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 14, CAP_SMALL) \
     X(matmul_grouped_bf16, MATMUL_GROUPED_BF16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_grouped_f16, MATMUL_GROUPED_F16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_masked, MATMUL_MASKED, 6, 0x1, 116, 11, CAP_SMALL) \
+    X(matmul_masked, MATMUL_MASKED, 6, 0x1, 116, 14, CAP_SMALL) \
     X(matmul_plain, MATMUL_PLAIN, 4, 0x1, 128, 3, CAP_SMALL) \
     X(matmul_rows, MATMUL_ROWS, 3, 0x1, 128, 5, CAP_SMALL) \
     X(matmul_rows_gather, MATMUL_ROWS_GATHER, 7, 0x1, 128, 5, CAP_SMALL) \
     X(matmul_sum, MATMUL_SUM, 4, 0x1, 84, 3, CAP_SMALL) \
-    X(matmul_tiled, MATMUL_TILED, 4, 0x1, 128, 11, CAP_SMALL) \
+    X(matmul_tiled, MATMUL_TILED, 4, 0x1, 128, 14, CAP_SMALL) \
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \

@@ -14,6 +14,9 @@ layout(constant_id = 7) const uint TN = 4;
 layout(constant_id = 8) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
 layout(constant_id = 9) const uint VECTOR = 0;        // bits: a, b, the result can be accessed by fours
 layout(constant_id = 10) const uint UNROLL = 1;       // steps of K that are written out
+layout(constant_id = 11) const uint TWO = 0;          // 1: two of each tile, by turns: one barrier a step
+layout(constant_id = 12) const uint WHOLE = 0;        // 1: all tiles lie inside the matrices, which are read by fours
+layout(constant_id = 13) const uint PAIRS = 0;        // 1: lanes beside each other share columns by twos: see main()
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, b)
@@ -42,8 +45,8 @@ OPERAND(c)
 const bool A_ALONG_K = (ALONG & 1u) == 0u, B_ALONG_K = (ALONG & 2u) != 0u;
 const uint ROWS = BM / TM, COLUMNS = BN / TN, THREADS = ROWS * COLUMNS;       // of threads
 const uint FETCH_A = BM * BK / 4 / THREADS, FETCH_B = BN * BK / 4 / THREADS;  // fours a thread reads of a tile
-const uint STEP_A = BM / 4 + 1, STEP_B = BN / 4 + 1;
-shared vec4 tile_a[BK * STEP_A], tile_b[BK * STEP_B];                         // [k][row or column], padded
+const uint STEP_A = BM / 4 + 1, STEP_B = BN / 4 + 1, TILES = 1 + TWO;
+shared vec4 tile_a[TILES * BK * STEP_A], tile_b[TILES * BK * STEP_B];         // [k][row or column], padded
 
 uint count(const uint from, const uint to) { return from < to ? min(to - from, 4u) : 0u; }
 
@@ -106,13 +109,15 @@ void fetch(const Place p, const uvec2 at, const uint k)
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
         uvec2 s = spot(t + i * THREADS, A_ALONG_K, BM);
         uint row = at.x + s.y, column = k + s.x;
-        next_a[i] = fetch_a(FIRST_A(p, row) + column * a_k, A_ALONG_K ? a_k : a_row,
+        if (WHOLE != 0u) next_a[i] = get4_a(FIRST_A(p, row) + column * a_k);
+        else next_a[i] = fetch_a(FIRST_A(p, row) + column * a_k, A_ALONG_K ? a_k : a_row,
                             A_ALONG_K ? row < LAST_ROW ? count(column, p.high) : 0u : column < p.high ? count(row, M) : 0u);
     }
     [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
         uvec2 s = spot(t + i * THREADS, B_ALONG_K, BN);
         uint row = k + s.x, column = at.y + s.y;
-        next_b[i] = fetch_b(p.b + row * b_k + column * b_col, B_ALONG_K ? b_k : b_col,
+        if (WHOLE != 0u) next_b[i] = get4_b(p.b + row * b_k + column * b_col);
+        else next_b[i] = fetch_b(p.b + row * b_k + column * b_col, B_ALONG_K ? b_k : b_col,
                             B_ALONG_K ? column < N ? count(row, p.high) : 0u : row < p.high ? count(column, N) : 0u);
     }
 }
@@ -160,10 +165,41 @@ uint next_live(const Place p, uint k)
 #define NEXT_STEP(k) k + BK
 #endif
 
+void stage(const uint to)
+{
+    uint t = gl_LocalInvocationID.x, first_a = to * BK * STEP_A, first_b = to * BK * STEP_B;
+    [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
+        uvec2 s = spot(t + i * THREADS, A_ALONG_K, BM);
+        if (!A_ALONG_K) tile_a[first_a + s.x * STEP_A + s.y / 4u] = next_a[i];
+        else [[unroll]] for (uint j = 0; j < 4; j++) tile_a[first_a + (s.x + j) * STEP_A + s.y / 4u][s.y % 4u] = next_a[i][j];
+    }
+    [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
+        uvec2 s = spot(t + i * THREADS, B_ALONG_K, BN);
+        if (!B_ALONG_K) tile_b[first_b + s.x * STEP_B + s.y / 4u] = next_b[i];
+        else [[unroll]] for (uint j = 0; j < 4; j++) tile_b[first_b + (s.x + j) * STEP_B + s.y / 4u][s.y % 4u] = next_b[i][j];
+    }
+}
+
+vec4 sum[TM * TN / 4];
+
+void multiply(const uint from, const uint ty, const uint tx)
+{
+    uint first_a = from * BK * STEP_A + ty, first_b = from * BK * STEP_B + tx;
+    for (uint i = 0; i < BK; i += UNROLL) [[unroll]] for (uint u = 0; u < UNROLL; u++) {
+        vec4 x[TM / 4], y[TN / 4];
+        [[unroll]] for (uint j = 0; j < TM / 4; j++) x[j] = tile_a[first_a + (i + u) * STEP_A + j * ROWS];
+        [[unroll]] for (uint j = 0; j < TN / 4; j++) y[j] = tile_b[first_b + (i + u) * STEP_B + j * COLUMNS];
+        [[unroll]] for (uint j = 0; j < TM; j++)
+            [[unroll]] for (uint l = 0; l < TN / 4; l++)
+                sum[j * (TN / 4) + l] = fma(vec4(x[j / 4][j % 4]), y[l], sum[j * (TN / 4) + l]);
+    }
+}
+
 void main()
 {
     uint t = gl_LocalInvocationID.x, lane = t % 32u, warp = t / 32u;
-    uint tx = lane % 8u + warp % (COLUMNS / 8u) * 8u, ty = lane / 8u + warp / (COLUMNS / 8u) * 4u;
+    uint tx = (PAIRS != 0u ? lane / 2u % 8u : lane % 8u) + warp % (COLUMNS / 8u) * 8u;
+    uint ty = (PAIRS != 0u ? lane % 2u + lane / 16u * 2u : lane / 8u) + warp / (COLUMNS / 8u) * 4u;
     uvec2 at = tile() * uvec2(BM, BN);
 #ifdef GROUPED
     find_rows(at.x / BM);
@@ -174,38 +210,33 @@ void main()
     Place p = place(gl_WorkGroupID.z);
     SKIP_OTHERS(p)
 #endif
-    vec4 sum[TM * TN / 4];
     [[unroll]] for (uint i = 0; i < TM * TN / 4; i++) sum[i] = vec4(0.0);
     start(p, at);
 #ifdef MASKED
     find_live(p, at);
 #endif
     uint begin = FIRST_STEP;
-    for (uint k = begin; k < p.high + BK; k = NEXT_STEP(k)) {
+    if (TWO != 0u && begin < p.high) {
+        uint from = 0u;
+        fetch(p, at, begin);
+        stage(0u);
+        barrier();
+        for (uint k = begin; k < p.high; from ^= 1u) {
+            uint next = NEXT_STEP(k);
+            if (next < p.high) fetch(p, at, next);
+            multiply(from, ty, tx);
+            if (next < p.high) stage(from ^ 1u);
+            barrier();
+            k = next;
+        }
+    } else for (uint k = begin; k < p.high + BK; k = NEXT_STEP(k)) {
         if (k > begin) {
             barrier();
-            [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
-                uvec2 s = spot(t + i * THREADS, A_ALONG_K, BM);
-                if (!A_ALONG_K) tile_a[s.x * STEP_A + s.y / 4u] = next_a[i];
-                else [[unroll]] for (uint j = 0; j < 4; j++) tile_a[(s.x + j) * STEP_A + s.y / 4u][s.y % 4u] = next_a[i][j];
-            }
-            [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
-                uvec2 s = spot(t + i * THREADS, B_ALONG_K, BN);
-                if (!B_ALONG_K) tile_b[s.x * STEP_B + s.y / 4u] = next_b[i];
-                else [[unroll]] for (uint j = 0; j < 4; j++) tile_b[(s.x + j) * STEP_B + s.y / 4u][s.y % 4u] = next_b[i][j];
-            }
+            stage(0u);
             barrier();
         }
         if (k < p.high) fetch(p, at, k);
-        if (k > begin)
-            for (uint i = 0; i < BK; i += UNROLL) [[unroll]] for (uint u = 0; u < UNROLL; u++) {
-                vec4 x[TM / 4], y[TN / 4];
-                [[unroll]] for (uint j = 0; j < TM / 4; j++) x[j] = tile_a[(i + u) * STEP_A + j * ROWS + ty];
-                [[unroll]] for (uint j = 0; j < TN / 4; j++) y[j] = tile_b[(i + u) * STEP_B + j * COLUMNS + tx];
-                [[unroll]] for (uint j = 0; j < TM; j++)
-                    [[unroll]] for (uint l = 0; l < TN / 4; l++)
-                        sum[j * (TN / 4) + l] = fma(vec4(x[j / 4][j % 4]), y[l], sum[j * (TN / 4) + l]);
-            }
+        if (k > begin) multiply(0u, ty, tx);
     }
 
     [[unroll]] for (uint j = 0; j < TM; j++) {

@@ -276,6 +276,62 @@ static void test_coopmat(void **state)
     }
 }
 
+/* Half types with as many positions and output channels as tiles have, and what their kernel does not take: few or odd channels,
+ * several images of three axes. */
+static struct problem wide_problem(struct rng *r)
+{
+    struct problem p = { .space = random_int(r, 1, 3), .batch = ONE_OF(r, 1, 1, 2, 5), .flip = random_chance(r, 30),
+                         .dtype = random_chance(r, 50) ? MLXVK_FLOAT16 : MLXVK_BFLOAT16 };
+    p.groups = p.space < 3 && random_chance(r, 25) ? 2 : 1;
+    p.channels = p.groups * ONE_OF(r, 16, 32, 32, 48, 64, 128, 24, 8);
+    p.outputs = p.groups * ONE_OF(r, 64, 64, 72, 128, 136, 200, 60);
+    if (p.space == 3) p.batch = random_chance(r, 80) ? 1 : 2;
+    for (int i = 0; i < SPACE; i++) {
+        p.size[i] = p.kernel[i] = p.stride[i] = p.across[i] = p.within[i] = 1;
+        if (i < SPACE - p.space) continue;
+        p.kernel[i] = random_int(r, 1, 3);
+        p.stride[i] = ONE_OF(r, 1, 1, 1, 1, 1, 1, 2, 3);
+        p.across[i] = ONE_OF(r, 1, 1, 1, 2);
+        p.within[i] = ONE_OF(r, 1, 1, 1, 1, 1, 1, 1, 2);
+        p.low[i] = ONE_OF(r, 0, 1, 1, 2);
+        p.high[i] = ONE_OF(r, 0, 1, 1, 3);
+        p.size[i] = 1 + p.across[i] * (p.kernel[i] - 1) + (p.space == 1 ? random_int(r, 30, 200) : p.space == 2 ? random_int(r, 4, 20) : random_int(r, 2, 7));
+    }
+    return p;
+}
+
+static void run_wide(const char *gates, int cases)
+{
+    const char *text = getenv("CONV_CASES");
+    mlxvk_device device = open_device(gates);
+    mlxvk_stream s = open_stream(device);
+    for (int i = 0; i < (text ? atoi(text) : cases); i++) {
+        struct rng r = { (uint64_t)i * 6151 + 1 };
+        struct problem p = wide_problem(&r);
+        run_problem(&p, &r, s);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+/* As they come; the images' copies with padding some at a time; each shape of tiles. */
+static void test_coopmat2(void **state)
+{
+    const char *all = "MLX_VK_POISON=1 MLX_VK_CONV_KERNEL=8";
+    (void)state;
+    need_capability("cooperative_matrix2");
+    uint64_t before = dispatches_of(all, "conv_coopmat2_"), after;
+    run_wide(all, 24);
+    after = dispatches_of(all, "conv_coopmat2_");
+    assert_true(after > before);
+    run_wide("MLX_VK_POISON=1 MLX_VK_CONV_KERNEL=8 MLX_VK_MAX_BINDING_RANGE=65536", 10);
+    for (int tile = 1; tile <= 9; tile++) {
+        char gates[80];
+        snprintf(gates, sizeof gates, "MLX_VK_POISON=1 MLX_VK_CONV_KERNEL=8 MLX_VK_MATMUL_TILE=%d", tile);
+        run_wide(gates, 5);
+    }
+}
+
 static void test_negative_padding(void **state)
 {
     static const float x[] = { 0, 1, 2, 3, 4 }, one[] = { 1 };
@@ -418,7 +474,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
         cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),

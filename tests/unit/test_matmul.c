@@ -313,10 +313,10 @@ static void test_coopmat2(void **state)
     run_matrices("cooperative_matrix2", "MLX_VK_MATMUL_KERNEL=5", "matmul_coopmat2_");
 }
 
-/* Random elements in rows of whole eights, or columns: what those kernels read. */
-static struct operand even_operand(int rows, int columns, bool along_columns, mlxvk_dtype dtype, mlxvk_stream s)
+/* Random elements in rows, or columns, of whole `unit`s. */
+static struct operand even_operand(int rows, int columns, bool along_columns, int unit, mlxvk_dtype dtype, mlxvk_stream s)
 {
-    int64_t lead = ((along_columns ? rows : columns) + 7) / 8 * 8;
+    int64_t lead = ((along_columns ? rows : columns) + unit - 1) / unit * unit;
     struct operand o = { .ndim = 2, .shape = { rows, columns },
                          .stride = { along_columns ? 1 : lead, along_columns ? lead : 1 } };
     int size = (int)lead * (along_columns ? columns : rows);
@@ -333,14 +333,15 @@ static struct operand even_operand(int rows, int columns, bool along_columns, ml
     return o;
 }
 
-static void even_case(const int *size, int orders, mlxvk_dtype dtype, mlxvk_stream s)
+/* size: M, K, N, is there a c? unit: eight is what kernels of cooperative matrices read. */
+static void even_case(const int *size, int orders, int unit, mlxvk_dtype dtype, mlxvk_stream s)
 {
     int m = size[0], k = size[1], n = size[2];
     bool bias = size[3] != 0;
-    struct operand a = even_operand(m, k, orders & 1, dtype, s), b = even_operand(k, n, orders & 2, dtype, s);
-    struct operand c = even_operand(1, n, false, dtype, s);
+    struct operand a = even_operand(m, k, orders & 1, unit, dtype, s), b = even_operand(k, n, orders & 2, unit, dtype, s);
+    struct operand c = even_operand(1, n, false, unit, dtype, s);
     mlxvk_array res = { NULL };
-    void *got = malloc((size_t)m * (size_t)n * 2);
+    void *got = malloc((size_t)m * (size_t)n * mlxvk_dtype_size(dtype));
     assert_non_null(got);
     OK(bias ? mlxvk_addmm(&res, c.array, a.array, b.array, 0.5f, 1, s) : mlxvk_matmul(&res, a.array, b.array, s), s);
     OK(mlxvk_array_read(res, got, mlxvk_array_nbytes(res), s), s);
@@ -361,7 +362,7 @@ static void even_tiles(int row, const int (*sizes)[4], int count)
     s = start(gates);
     rng.state = (uint64_t)row;
     for (int i = 0; i < count; i++)
-        even_case(sizes[i], (row + i) % 4, i / 4 % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, s.stream);
+        even_case(sizes[i], (row + i) % 4, 8, i / 4 % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, s.stream);
     finish(&s);
 }
 
@@ -382,6 +383,21 @@ static void test_coopmat2_tiles(void **state)
     }
 }
 
+/* float32 by the largest tiles, where all of them lie inside matrices that are read by fours, and where one thing is
+ * wrong at a time: M, N, K, what follows a row, K in parts; in all orders, with and without c. */
+static void test_tiled_whole(void **state)
+{
+    static const int sizes[][5] = { { 128, 64, 128, 0, 4 }, { 256, 72, 128, 1, 4 }, { 129, 64, 128, 0, 4 }, { 128, 64, 132, 0, 4 },
+                                    { 128, 68, 128, 0, 4 }, { 128, 61, 128, 0, 1 }, { 128, 61, 128, 0, 4 }, { 127, 64, 256, 0, 1 },
+                                    { 128, 4096, 128, 0, 4 }, { 128, 8, 128, 0, 4 } };
+    struct setting s = start("MLX_VK_POISON=1 MLX_VK_MATMUL_KERNEL=3 MLX_VK_MATMUL_TILE=1");
+    (void)state;
+    rng.state = 11;
+    for (int i = 0; i < (int)COUNT(sizes); i++)
+        for (int orders = 0; orders < 4; orders++) even_case(sizes[i], orders, sizes[i][4], MLXVK_FLOAT32, s.stream);
+    finish(&s);
+}
+
 /* An argument is a pattern of test names: "test_coop*". */
 int main(int argc, char **argv)
 {
@@ -390,7 +406,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_passes),
         cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles), cmocka_unit_test(test_tiled_whole),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("matmul", tests, NULL, NULL);
