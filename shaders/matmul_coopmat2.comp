@@ -22,6 +22,7 @@ layout(constant_id = 4) const uint BN = 128;
 layout(constant_id = 5) const uint BK = 64;
 layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
 layout(constant_id = 7) const uint INSIDE = 0;        // bits: ROWS: BM <= M, which is in eights where a is read along its columns
+layout(constant_id = 8) const uint COUNT = 0;         // of steps, where the host has a pipeline for so many; 0: any
 const bool ROWS = (INSIDE & 1u) != 0u, COLUMNS = (INSIDE & 2u) != 0u, STEPS = (INSIDE & 4u) != 0u;    // BN <= N; K in whole BK
 layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
 layout(std430, set = 0, binding = 0) writeonly buffer d_floats { float parts[]; };
@@ -75,7 +76,7 @@ void main()
     tensorLayoutNV<2> inner_a = createTensorLayoutNV(2), inner_b = createTensorLayoutNV(2), inner_d = createTensorLayoutNV(2);
     DIMENSIONS(inner_a, inner_b)
     SUMS sum = SUMS(0.0);
-    uint k = p.low & ~15u, steps = (p.high - k) / BK;  // K is cut at multiples of BK
+    uint k = p.low & ~15u, steps = COUNT != 0u ? COUNT : (p.high - k) / BK;        // K is cut at multiples of BK
     if (ROWS && COLUMNS) for (uint i = 0u; i < steps; i++, k += BK) STEP(inner_a, inner_b)
     if (INSIDE != 7u) {
         EDGE edge_a = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
