@@ -5,6 +5,7 @@
  * the wheel may hide. What differs between versions of MLX says so by MLX_VERSION_NUMERIC.
  *
  *     hooks.cpp        how it gets into MLX, and MLX's functions into it
+ *     pool.cpp         small memory on the host, for MLX's objects and the bridge's
  *     memory.cpp       MLX's allocator: a buffer of MLX is one handle on mlxvk memory; operands and results
  *     stream.cpp       streams, events, fences, evaluation on a stream, the way out of the process
  *     walk.cpp         the walk over a graph of one GPU stream
@@ -101,6 +102,14 @@ struct Handle {
   operator mlxvk_array() const { return a; }
   mlxvk_array* operator&() { return &a; }
 };
+
+/* ---- pool.cpp ---- */
+
+/* As operator new and delete, from what the thread let go of before. */
+void* pool_take(size_t size);
+void pool_give(void* piece, size_t size);
+/* Libraries that are loaded, and have this in their path, use them from now on. */
+void use_pool(const char* library);
 
 /* ---- memory.cpp ---- */
 

@@ -434,6 +434,9 @@ void install_at_load() {
       throw Problem("it is MLX " + version + ", and this bridge was built for " + built_for);
     }
     install(mlx);
+    use_pool(map->l_name);
+    Dl_info own{};
+    if (dladdr(built_for, &own)) use_pool(own.dli_fname);
     setenv("MLXVK_MLX_PARENT", "", 0);
   } catch (const std::exception& problem) {
     say("MLX goes on with the CPU: " + path + ": " + problem.what() + ". Known to work: MLX " + known_to_work + "; " +

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
-#include <cstddef>
-#include <new>
 #include <thread>
 #include <utility>
 
@@ -45,8 +43,8 @@ struct Block {
   std::mutex mutex;          // of the two copies
   Block* next = nullptr;     // freed, see free_left()
 
-  static void* operator new(size_t size);
-  static void operator delete(void* block);
+  static void* operator new(size_t size) { return pool_take(size); }
+  static void operator delete(void* block, size_t size) { pool_give(block, size); }
   bool on_device() const { return array.ctx; }
   void drop_device() {
     mlxvk_array_free(view);
@@ -54,36 +52,6 @@ struct Block {
     view = array = {};
   }
 };
-
-/* One is made and one goes for nearly every operation: those that a thread has let go of it takes again. */
-union Idle { Idle* next; char block[sizeof(Block)]; };
-static thread_local Idle* idle;
-static thread_local size_t idle_count;
-static thread_local bool thread_ends;
-struct IdleEnd {
-  ~IdleEnd() {
-    thread_ends = true;
-    for (; idle; ) std::free(std::exchange(idle, idle->next));
-  }
-};
-static thread_local IdleEnd idle_end;
-
-void* Block::operator new(size_t) {
-  static_assert(alignof(Block) <= alignof(std::max_align_t));
-  if (idle) { idle_count--; return std::exchange(idle, idle->next); }
-  if (void* p = std::malloc(sizeof(Idle))) return p;
-  throw std::bad_alloc();
-}
-
-void Block::operator delete(void* block) {
-  const size_t most = 1024;
-  (void)&idle_end;                                         // a thread that uses it has its end
-  if (thread_ends || idle_count >= most) { std::free(block); return; }
-  auto* i = static_cast<Idle*>(block);
-  i->next = idle;
-  idle = i;
-  idle_count++;
-}
 
 /* Of what is not cached, so much is read through the mapping all the same, where there is one. */
 enum { DIRECT_READ = 16384 };

@@ -234,6 +234,7 @@ bool guard_python() {
   tries++;
   if (Object* type = array_type()) {
     if (!of_type) {
+      use_pool("/mlx/core.");                              // MLX's module
       replace_getbuffer(type);
       replace_dlpack(type);
     }
