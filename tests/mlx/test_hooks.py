@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 
 import mlx.core as mx
 import mlxvk_mlx
@@ -128,3 +129,53 @@ def test_no_page_is_writable_and_executable():
     maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
     pages = [line.split()[1] for line in maps if line.endswith("/libmlx.so")]
     assert any("x" in p for p in pages) and not any("x" in p and "w" in p for p in pages)
+
+
+OWN_NEW = """
+#include <cstdlib>
+#include <new>
+/* Not malloc()'s pieces: who frees one as such, or takes malloc()'s for one of these, ends here. */
+void* operator new(std::size_t size) {
+  auto* head = static_cast<std::size_t*>(std::malloc(size + 16));
+  if (!head) throw std::bad_alloc();
+  head[0] = 0x5EED;
+  return head + 2;
+}
+static void give(void* piece) {
+  if (!piece) return;
+  auto* head = static_cast<std::size_t*>(piece) - 2;
+  if (head[0] != 0x5EED) std::abort();
+  head[0] = 0;
+  std::free(head);
+}
+void operator delete(void* piece) noexcept { give(piece); }
+void operator delete(void* piece, std::size_t) noexcept { give(piece); }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
+def test_an_operator_new_of_the_program(tmp_path):
+    """The bridge's lists of small memory take malloc()'s pieces alone."""
+    (tmp_path / "own.cpp").write_text(OWN_NEW)
+    own = tmp_path / "own.so"
+    subprocess.run(["c++", "-O1", "-shared", "-fPIC", str(tmp_path / "own.cpp"), "-o", str(own)], check=True)
+    assert run(preload="%s %s" % (own, mlxvk_mlx.library()), LD_LIBRARY_PATH=str(WHEEL.parent)) == (ON_GPU, [])
+
+
+def test_small_memory_that_another_thread_lets_go_of():
+    """Graphs are made in some threads and go in another, more than a thread keeps."""
+    for _ in range(3):
+        made = [None] * 4
+
+        def make(i):
+            made[i] = [mx.array(float(n)) * 2 + i for n in range(5000)]
+        threads = [threading.Thread(target=make, args=(i,)) for i in range(len(made))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        sums = [x[-1] + x[7] for x in made]
+        assert [s.shape for s in sums] == [()] * 4
+        del made
+    x = mx.arange(1000)
+    assert sum((x + n)[n].item() for n in range(50)) == sum(2 * n for n in range(50))
