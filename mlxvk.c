@@ -339,7 +339,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix, 7 tiled and a few rows; 0 chooses")              \
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
-      "convolution: 1 plain, 3 tiled, 4 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                       \
+      "convolution: 1 plain, 3 tiled, 4, 8 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                    \
     X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")          \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
       "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
