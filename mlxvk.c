@@ -373,6 +373,10 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(SHIFT_U32,     "MLX_VK_ENABLE_BITWISE_SHIFT_U32",  1, "uint32 shifts by one number four at a time")              \
     X(DEQUANTIZE_B4, "MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4", 1, "dequantize of 4 bits in one kernel")             \
     X(GATHER_WORDS,  "MLX_VK_ENABLE_GATHER_ROWS_WORDS",  1, "gathers of rows by words")                                \
+    X(REDUCE_JOIN,   "MLX_VK_ENABLE_REDUCE_JOIN",        1,                                                            \
+      "reductions in parts: the last workgroup joins them, on GPUs (2: everywhere)")                                   \
+    X(ARG_LESS,      "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE", 1,                                                            \
+      "rows less a number each + argmax or argmin fused, on GPUs (2: everywhere)")                                     \
     X(EMBEDDING,     "MLX_VK_ENABLE_TAKE_DEQUANTIZE",    1, "rows taken of a quantized matrix + dequantize fused")     \
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
@@ -655,6 +659,7 @@ struct tuning {
     uint32_t few, unpack;
     /* sorts by digits; Fourier transforms in a pipeline for each length */
     bool radix, fft_fixed;
+    bool apart;                                      /* code with more barriers costs it more than a dispatch */
     uint32_t scatter_batch, factor_threads;
     uint32_t fft_lines;                              /* elements of a workgroup of lines */
     uint32_t chain_seen;                             /* times that a chain is seen before its kernel is made */
@@ -670,7 +675,8 @@ static const struct tuning tunings[] = {
       /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
       .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, 0, 0, false },
       .qmv = { { 8, 4, 64, 8, 1 } }, .entries = true, .few = UINT32_MAX, .unpack = UINT32_MAX,
-      .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64, .segment = { 4, 4 } },
+      .apart = true, .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64,
+      .segment = { 4, 4 } },
     { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6,
       .rate = 2e7,
       .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
@@ -2931,6 +2937,7 @@ struct encoder {
     uint64_t pending_in;
     bool concurrent;
     uint32_t concurrent_from;                        /* live accesses before this index are checked in a scope */
+    uint32_t joined;                                 /* the next set of set_joined */
     uint64_t barriers, links_read;                   /* recorded so far; then, when counters of links were last read */
     void (*give_out)(struct encoder *e);             /* records what replay holds back; NULL: nothing is */
     struct window *held_in;                          /* steps of that window from `held` on, */
@@ -4063,6 +4070,20 @@ static void set_counters(struct encoder *e, uint32_t slot)
     if (!e->code) set_bound(e, slot, true, all);
 }
 
+/* Behind the counters lie sets of fewer, JOINED_MOST_ROWS each, every one with room for results of parts that are
+ * joined by them. A set begins at a multiple of 512 bytes: more than any device aligns bindings to. */
+enum { JOINED_SETS = 32, JOINED_BYTES = 4 * JOINED_MOST_ROWS + 8 * JOINED_MOST_PIECES };
+static_assert(JOINED_BYTES % 512 == 0 && COUNTERS % 128 == 0, "sets are aligned");
+
+/* Binds such a set. Steps in a row get others, so that they need no barrier between them; which one follows from the
+ * node's number, so that a window which comes again has the same ones. */
+static void set_joined(struct encoder *e, uint32_t slot)
+{
+    int64_t low = 4 * COUNTERS + (int64_t)JOINED_BYTES * (e->joined++ % JOINED_SETS);
+    struct bound set = { .kind = BOUND_COUNTERS, .write = true, .low = low, .high = low + JOINED_BYTES };
+    if (!e->code) set_bound(e, slot, true, set);
+}
+
 /* ---- what may be fused: one judge of steps ---- */
 
 /* What the kernels of fusions assume of their bindings, bit by bit: dense: rows have no gaps between elements; flat:
@@ -4352,7 +4373,7 @@ static void write_timestamp(struct encoder *e, const struct step *t, const struc
 /* The stream's counters, made and zeroed at first use. Like all that is a stream's own, not counted as memory. */
 static struct buffer *counters_of(struct encoder *e)
 {
-    const size_t size = 4 * COUNTERS;
+    const size_t size = 4 * COUNTERS + JOINED_SETS * JOINED_BYTES;
     struct buffer *b = e->stream->counters;
     int code = b ? 0 : buffer_made(e->device, size, &b);
     if (code) { encoder_fail(e, code, 0, __LINE__, "memory", "no counters"); return NULL; }
@@ -4833,6 +4854,7 @@ static struct members plan_group(struct stream *s, uint32_t at, uint32_t end)
     struct encoder *e = &s->encoder;
     struct members all = { { at }, 1 };
     check_operands(e, &s->nodes[at]);
+    e->joined = at;
     if (!e->code && !passes.fuse(e, s, &all, end)) op_table[s->nodes[at].op].lower(e, &s->nodes[at]);
     return all;
 }
@@ -7791,6 +7813,7 @@ struct reduce_job {
     enum reduction op;
     float scale;
     struct array *from, *out, *most;                 /* most: of R_expsum */
+    struct array *number, *kept;                     /* arg reductions: what rows are less by; NULL: not kept */
     mlxvk_dtype type;
     int64_t shift;
     uint32_t place;                                  /* the position of the first element, for arg reductions */
@@ -7965,7 +7988,7 @@ static mlxvk_dtype part_type(enum reduction op, mlxvk_dtype type)
 }
 
 /* How a step is laid out on workgroups. */
-struct reduce_grid { uint32_t layout, width, later, piece, bound; };
+struct reduce_grid { uint32_t layout, width, later, piece, bound; bool joined; };
 
 /* The elements of a part: all n where there are groups enough, else the longest pieces of the tree that make enough. */
 static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t groups, uint32_t least, uint32_t most,
@@ -8039,19 +8062,32 @@ static uint32_t row_layout(const struct reduce_push *p, uint32_t from, mlxvk_dty
     return p->stride != 1 || dtypes[type].size == 8 ? REDUCE_STRIDED : REDUCE_ANYWHERE;
 }
 
+/* What rows are less by, and where the difference goes: by fours where rows of it begin at multiples of four, too. */
+static void bind_number(struct encoder *e, const struct reduce_job *j, struct reduce_push *p, struct reduce_grid *g)
+{
+    p->most = set_input(e, SLOT_reduce_less_number, j->number);
+    if (!j->kept) return;
+    p->kept = set_output(e, SLOT_reduce_less_kept, j->kept);
+    if (g->layout == REDUCE_FOURS && (p->kept | (p->outer > 1 ? p->n : 0)) & 3) g->layout = REDUCE_ANYWHERE;
+}
+
 static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out,
                             int at, struct reduce_grid g)
 {
     struct reduce_push p;
     uint64_t groups;
+    bool less = j->number && !g.later;
     reduce_shape(j, from, out, at, &p);
     p.chunk = g.piece;
+    if (g.joined) p.parts = ceil_div(p.n, g.piece);
     p.from = set_input(e, SLOT_reduce_src, from);
     p.to = set_output(e, SLOT_reduce_dst, out);
     if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
     if (out->storage != j->out->storage) p.scale = 1;
+    if (g.joined) set_joined(e, SLOT_reduce_joined);
     if (g.layout < REDUCE_COLUMNS) {
         g.layout = row_layout(&p, p.from, j->type);
+        if (less) bind_number(e, j, &p, &g);
         groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
     } else {
         uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
@@ -8059,8 +8095,9 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
         g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
         groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
     }
-    USE_AS(e, reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op, .from = j->type,
-           .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later);
+    USE_AS(e, less ? K_REDUCE_LESS : reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op,
+           .from = j->type, .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later,
+           .joined = g.joined, .kept = less && j->kept);
     dispatch_groups(e, groups);
 }
 
@@ -8188,6 +8225,25 @@ static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
     return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
 }
 
+/* Is a gate on of what saves a dispatch by longer code? Not on lavapipe: there parts are joined in 112 % of the time,
+ * and a number is subtracted in 110 %. */
+static bool saves_dispatch(const struct device *d, enum gate gate)
+{
+    return d->gate[gate] == 2 || (d->gate[gate] && !d->tuning->apart);
+}
+
+/* Are rows in parts joined by the dispatch that makes the parts? A workgroup for each, few enough for a set; what is
+ * cut into several bindings is not. Nobody waits for anybody, so nothing is asked of how workgroups run. */
+static bool joins(struct encoder *e, const struct reduce_job *j, struct array *from, int at,
+                  const struct reduce_grid *g)
+{
+    size_t parts = ceil_div((uint32_t)from->shape[at], g->piece), rows = from->size / (size_t)from->shape[at];
+    struct array *all[] = { from, j->out };
+    return saves_dispatch(e->device, GATE_REDUCE_JOIN) && parts > 1 && g->layout < REDUCE_COLUMNS && !g->later &&
+           g->width == REDUCE_THREADS && rows <= JOINED_MOST_ROWS && rows * parts <= JOINED_MOST_PIECES &&
+           from->size <= e->device->caps.max_elements && axis_to_split(e, all, 2, 0) < 0;
+}
+
 /* Reduces one row's dimension, or the parts of it; true when that gave the result. */
 static bool reduce_step(struct encoder *e, struct reduce_job *j)
 {
@@ -8195,7 +8251,8 @@ static bool reduce_step(struct encoder *e, struct reduce_job *j)
     int count, at = next_reduced(j, &count);
     struct reduce_grid g = grid_of(e, j, &from, at);
     uint32_t parts = ceil_div((uint32_t)from.shape[at], g.piece);
-    if (count == 1 && parts == 1) {
+    g.joined = count == 1 && joins(e, j, &from, at, &g);
+    if (count == 1 && (parts == 1 || g.joined)) {
         out.refs = 1;
         out.ndim = j->ndim;
         for (int i = 0; i < j->ndim; i++) {
@@ -8243,6 +8300,37 @@ static void reduce(struct encoder *e, enum reduction op, float scale, struct arr
     plan_dims(&j, run);
     from->refs++;
     if (must_copy(&j) || beyond_binding(e, &j)) copy_rows(e, &j, mask, run);
+    while (!e->code && !reduce_step(e, &j)) {}
+    array_release(j.from);
+}
+
+/* Do arg reductions along the last axis take rows less a number each? Long ones, of a float dtype, bound whole, one
+ * behind the other, as the numbers are; by the kernel for rows. */
+static bool takes_less(const struct encoder *e, const struct array *x, const struct array *number)
+{
+    struct array numbers = *number;
+    int last = x->ndim - 1;
+    if (!has_kernel(e->device, K_REDUCE_LESS) || !e->device->gate[GATE_ARGREDUCE]) return false;
+    if (!x->ndim || !x->row || !is_float(x->dtype) || x->dtype != number->dtype || !same_shape(x, number)) return false;
+    if (x->shape[last] < REDUCE_PIECE || number->strides[last]) return false;
+    numbers.shape[last] = 1;
+    return row_contiguous(&numbers) && fits_binding(e->device, x) && x->size <= e->device->caps.max_elements;
+}
+
+/* The index of the best of x less a number of each row, and where `kept` is not NULL the difference. */
+static void reduce_less(struct encoder *e, enum reduction op, struct array *x, struct array *number, struct array *kept,
+                        struct array *out)
+{
+    struct reduce_job j = { .op = op, .scale = 1, .from = x, .out = out, .type = x->dtype, .kept = kept };
+    struct array numbers = *number;
+    int run[MAXD];
+    numbers.shape[number->ndim - 1] = 1;
+    numbers.size /= (size_t)number->shape[number->ndim - 1];
+    numbers.refs = 1;
+    j.number = &numbers;
+    number_runs(&j, 1u << (x->ndim - 1), run);
+    plan_dims(&j, run);
+    x->refs++;
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
 }
@@ -19993,6 +20081,28 @@ static bool fuse_product_add(struct encoder *e, struct stream *s, struct members
     return true;
 }
 
+/* x - number of each row, then argmax or argmin of the rows: as rounded, so that ties are those of the difference,
+ * which is written where anybody else wants it. */
+static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node;
+    const struct node *less = &s->nodes[m[0]], *arg;
+    struct array *difference = less->out[0], *x = less->in[0], out;
+    if (!saves_dispatch(e->device, GATE_ARG_LESS) || !is_binary(less, B_subtract) || !takes_less(e, x, less->in[1]) ||
+        difference->dtype != x->dtype || !difference->row || !same_shape(x, difference)) return false;
+    m[1] = reader_of(s, m[0], end, difference);
+    if (m[1] == UINT32_MAX) return false;
+    arg = &s->nodes[m[1]];
+    if (arg->op != OP_REDUCE || !is_arg((enum reduction)arg->p.reduce.op) || !same_view(arg->in[0], difference) ||
+        arg->p.reduce.mask != 1u << (difference->ndim - 1) || !can_join(s, m, 1, m[1])) return false;
+    out = full_rank(difference, arg->p.reduce.mask, arg->out[0]);
+    out.refs = 1;
+    if (only_between(difference)) difference = NULL;
+    reduce_less(e, (enum reduction)arg->p.reduce.op, x, less->in[1], difference, &out);
+    all->count = 2;
+    return true;
+}
+
 /* ---- chains of elementwise operations ---- */
 
 /* Adds node j to a chain whose nodes are `members`, ascending, and before it the nodes that it needs. */
@@ -20065,6 +20175,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
     { "product + addition", GATE_QMM_ADD, OP_QUANTIZED_MATMUL, fuse_product_add },
     { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
+    { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };
 
@@ -21184,6 +21295,7 @@ static bool fuse_again(struct encoder *e, const struct kept_group *g)
  * are one. */
 static void replay_anew(struct encoder *e, struct window *w, struct kept_group *g)
 {
+    e->joined = g->all.node[0];
     bool fused = g->all.count > 1 && fuse_again(e, g);
     if (!fused) e->fusion = 0;
     for (int i = 0; i < g->all.count && !fused; i++) {

@@ -102,6 +102,9 @@ enum { RANDOM_BITS = 0, RANDOM_UNIFORM = 1, RANDOM_NORMAL = 2, RANDOM_GUMBEL = 3
 /* shaders/reduce.comp: layouts */
 enum { REDUCE_FOURS = 0, REDUCE_ANYWHERE = 1, REDUCE_STRIDED = 2, REDUCE_COLUMNS = 3, REDUCE_FOUR_COLUMNS = 4 };
 
+/* shaders/reduce.comp: rows and pieces of all of them */
+enum { JOINED_MOST_ROWS = 128, JOINED_MOST_PIECES = 1024 };
+
 /* shaders/rope.comp: flags */
 enum { ROPE_TRADITIONAL = 1u, ROPE_FREQS = 2u, ROPE_OFFSETS = 4u, ROPE_LATE = 8u };
 
@@ -367,11 +370,11 @@ static_assert(sizeof(struct random_push) == 52, "random_push");
 
 struct reduce_push {
     uint32_t n, outer, inner, stride, inner_stride, inner_out, parts, chunk, part_out, from, to, place;
-    uint32_t most;
+    uint32_t most, kept;
     float scale;
     uint32_t ndim, shape[4], in_stride[4], out_stride[4];
 };
-static_assert(sizeof(struct reduce_push) == 108, "reduce_push");
+static_assert(sizeof(struct reduce_push) == 112, "reduce_push");
 
 struct rope_push {
     uint32_t batches, heads, tokens, width, dims, heads_each, y_at, x_at, offsets_at, freqs_at, weight_at;
@@ -826,15 +829,19 @@ struct random_constants { uint32_t threads, op, to, fours, products; };
 typedef struct random_constants random_constants; typedef struct random_push random_push;
 enum { SLOT_random_dst = 0, SLOT_random_key = 1 };
 
-struct reduce_constants { uint32_t threads, op, from, to, layout, width, later; };
+struct reduce_constants { uint32_t threads, op, from, to, layout, width, later, joined, kept; };
 typedef struct reduce_constants reduce_constants; typedef struct reduce_push reduce_push;
-enum { SLOT_reduce_dst = 0, SLOT_reduce_src = 1, SLOT_reduce_largest = 2 };
+enum { SLOT_reduce_dst = 0, SLOT_reduce_src = 1, SLOT_reduce_joined = 2, SLOT_reduce_largest = 3 };
 
 typedef struct reduce_constants reduce_index_constants; typedef struct reduce_push reduce_index_push;
-enum { SLOT_reduce_index_dst = 0, SLOT_reduce_index_src = 1 };
+enum { SLOT_reduce_index_dst = 0, SLOT_reduce_index_src = 1, SLOT_reduce_index_joined = 2 };
+
+typedef struct reduce_constants reduce_less_constants; typedef struct reduce_push reduce_less_push;
+enum { SLOT_reduce_less_dst = 0, SLOT_reduce_less_src = 1, SLOT_reduce_less_joined = 2,
+    SLOT_reduce_less_number = 3, SLOT_reduce_less_kept = 4 };
 
 typedef struct reduce_constants reduce_pair_constants; typedef struct reduce_push reduce_pair_push;
-enum { SLOT_reduce_pair_dst = 0, SLOT_reduce_pair_src = 1 };
+enum { SLOT_reduce_pair_dst = 0, SLOT_reduce_pair_src = 1, SLOT_reduce_pair_joined = 2 };
 
 struct rope_constants { uint32_t threads, lanes, by_four, dtype, norm; };
 typedef struct rope_constants rope_constants; typedef struct rope_push rope_push;
@@ -1005,9 +1012,10 @@ enum { SLOT_quant_gather_x = 0 };
     X(quantize_fp, QUANTIZE_FP, 5, 0x6, 24, 9, CAP_SMALL) \
     X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(random, RANDOM, 2, 0x1, 52, 5, CAP_SMALL) \
-    X(reduce, REDUCE, 3, 0x1, 108, 7, CAP_SMALL) \
-    X(reduce_index, REDUCE_INDEX, 2, 0x1, 108, 7, CAP_SMALL) \
-    X(reduce_pair, REDUCE_PAIR, 2, 0x1, 108, 7, CAP_SMALL) \
+    X(reduce, REDUCE, 4, 0x5, 112, 9, CAP_SMALL) \
+    X(reduce_index, REDUCE_INDEX, 3, 0x5, 112, 9, CAP_SMALL) \
+    X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 9, CAP_SMALL) \
+    X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 9, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \

@@ -94,6 +94,7 @@
 #include "random_spv.h"
 #include "reduce_spv.h"
 #include "reduce_index_spv.h"
+#include "reduce_less_spv.h"
 #include "reduce_pair_spv.h"
 #include "rope_spv.h"
 #include "scan_spv.h"

@@ -9,20 +9,26 @@
 //   block    256 elements: its 16 lanes in order
 //   piece    16 blocks in order; 16 pieces in order are the next piece, and so on until one is left
 // "In order" starts from the identity; a lane, block or piece that is not there adds none or the identity: the same.
-// So a row can be cut into pieces of 256 * 16^k elements whose results the next dispatch goes on with (LATER).
+// So a row can be cut into pieces of 256 * 16^k elements whose results the next dispatch goes on with (LATER), or the
+// workgroup that ends last (JOINED): it takes all pieces of the row in order, so bits do not depend on which it is.
+//
+// With LESS (and INDEX) a number is subtracted from the elements of each row first, and rounded as binary.comp does.
 #include "accumulate.glsl"
 //! enum REDUCE_: layouts
 const uint FOURS = 0, ANYWHERE = 1, STRIDED = 2, COLUMNS = 3, FOUR_COLUMNS = 4;
 layout(constant_id = 4) const uint LAYOUT = FOURS;     // rows: aligned, side by side, with gaps; columns, by fours
 layout(constant_id = 5) const uint WIDTH = 256;        // threads of a row; threads side by side on columns
 layout(constant_id = 6) const uint LATER = 0;          // 1: of results of pieces: a lane is 16 of them in order
+layout(constant_id = 7) const uint JOINED = 0;         // 1: of rows of at most 1024 pieces, a workgroup each
+layout(constant_id = 8) const uint KEPT = 0;           // LESS: 1: the difference is written, too
 
 layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
     uint stride, inner_stride, inner_out;              // between elements of a row, columns, their results
     uint parts, chunk, part_out;                       // pieces of a row, their length, the distance of their results
     uint from, to, place;                              // the first element and result; the first position
-    uint most;                                         // EXPSUM: the first of the rows' largest elements
+    uint most;                                         // EXPSUM, LESS: the first of the rows' largest elements, numbers
+    uint kept;                                         // the first difference
     float scale;                                       // of a mean
     uint ndim, shape[4], in_stride[4], out_stride[4];  // of the outer dimensions
 };
@@ -46,11 +52,34 @@ const uint BOARD = gl_WorkGroupSize.x * EACH, TOPS = BOARD, LAST = TOPS + gl_Wor
 shared ACC board[SIZE + SIZE / 16u];                    // of lanes; from TOPS on of blocks, from LAST on of pieces
 
 float shift[HELD];                                     // what exponentials of sums are relative to, a column
-#if defined(PAIR) || defined(INDEX)
+#define less_number(v, at, count) (v)
+#if defined(LESS)
+BUFFER(3, number)
+BUFFER(4, kept)
+ACCESS(number)
+ACCESS(kept)
+#undef less_number
+uint kept_row;
+ACC element(const uvec2 raw, const uint at, const uint k) { return value(raw, place + at); }
+void find_shift(const uint k, const uint i)
+{
+    shift[k] = loadf_number(most + i, FROM);
+    kept_row = kept + i * n;
+}
+// The first `count` of four elements, which are at position `at`, less the row's number.
+Four less_number(Four v, const uint at, const uint count)
+{
+    [[unroll]] for (uint k = 0u; k < 4u; k++) v.low[k] = float_to_bits(bits_to_float(v.low[k], FROM) - shift[0], FROM);
+    if (KEPT == 0u) return v;
+    if (LAYOUT == FOURS && count >= 4u) store4_kept((kept_row + at) / 4u, FROM, v.low);
+    else [[unroll]] for (uint k = 0u; k < 4u; k++) if (k < count) store_kept(kept_row + at + k, FROM, v.low[k]);
+    return v;
+}
+#elif defined(PAIR) || defined(INDEX)
 ACC element(const uvec2 raw, const uint at, const uint k) { return value(raw, place + at); }
 void find_shift(const uint k, const uint i) {}
 #else
-BUFFER(2, largest)
+BUFFER(3, largest)
 ACC element(const uvec2 raw, const uint at, const uint k)
 {
     if (OP != EXPSUM || LATER != 0u) return value(raw, place + at);
@@ -158,7 +187,10 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
     if (loadable(row, at + 3u * STEP, end)) {
         Four x[4];
         [[unroll]] for (uint j = 0u; j < 4u; j++) x[j] = fetch(row + at + STEP * j);
-        [[unroll]] for (uint j = 0u; j < 4u; j++) a = with_elements(a, x[j], first + at + STEP * j, 4u);
+        [[unroll]] for (uint j = 0u; j < 4u; j++) {
+            uint place_of = first + at + STEP * j;
+            a = with_elements(a, less_number(x[j], place_of, 4u), place_of, 4u);
+        }
         return a;
     }
 #endif
@@ -166,9 +198,66 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
         Four v;
         if (loadable(row, at, end)) v = fetch(row + at);
         else v = fetch_loose(row + at * stride, end - at);
-        a = with_elements(a, v, first + at, end - at);
+        a = with_elements(a, less_number(v, first + at, end - at), first + at, end - at);
     }
     return a;
+}
+
+// ---- pieces that are joined ----
+
+// Who ends last sees what the others have stored: each stores, then counts, with a barrier between. Nobody waits.
+// A counter for each row, which is zero before and behind; from MOST_ROWS on two words for each piece.
+//! enum JOINED_: rows and pieces of all of them
+const uint MOST_ROWS = 128, MOST_PIECES = 1024;
+layout(std430, set = 0, binding = 2) coherent buffer joined_words { uint joined[]; };
+shared bool ends_row;
+#if defined(PAIR)
+#define WORDS_OF(a) (a)
+#define OF_WORDS(w) (w)
+#elif defined(INDEX)                                   // keys of one word: rows of those of two are not cut
+#define WORDS_OF(a) (a).xz
+#define OF_WORDS(w) uvec3((w).x, 0u, (w).y)
+#else
+#define WORDS_OF(a) uvec2(a, 0u)
+#define OF_WORDS(w) (w).x
+#endif
+void store_piece(const uint i, const ACC a)
+{
+    uvec2 w = WORDS_OF(a);
+    joined[MOST_ROWS + 2u * i] = w.x;
+    joined[MOST_ROWS + 2u * i + 1u] = w.y;
+}
+ACC load_piece(const uint i) { return OF_WORDS(uvec2(joined[MOST_ROWS + 2u * i], joined[MOST_ROWS + 2u * i + 1u])); }
+
+// Counts a piece that thread 0 has stored. Was it the row's last?
+bool count_piece(const uint row, const uint me)
+{
+    if (me == 0u) {
+        memoryBarrierBuffer();
+        ends_row = atomicAdd(joined[row], 1u) == parts - 1u;
+        if (ends_row) joined[row] = 0u;
+        memoryBarrierBuffer();
+    }
+    barrier();
+    return ends_row;
+}
+// All pieces of a row by the tree, for thread 0: sixteen in order, sixteen of those, ...
+ACC join_row(const uint row, const uint me)
+{
+    uint count = parts, from_board = 0u, to_board = TOPS;
+    memoryBarrierBuffer();
+    [[dont_unroll]] for (uint i = me; i < parts; i += 256u) board[padded(i)] = load_piece(row * parts + i);
+    [[dont_unroll]] while (true) {
+        ACC a = identity();
+        barrier();
+        [[dont_unroll]] for (uint i = 16u * me; i < min(count, 16u * me + 16u); i++)
+            a = combine(a, board[padded(from_board + i)]);
+        count = (count + 15u) / 16u;
+        if (count == 1u) return a;
+        if (me < count) board[padded(to_board + me)] = a;
+        from_board = to_board;
+        to_board = LAST;
+    }
 }
 
 void rows()
@@ -200,9 +289,20 @@ void rows()
             if (stage == 0u) barrier();
         }
     }
-    if (me == 0u && there) store(at.y + part * part_out, total(0u));
+    if (JOINED == 0u) {
+        if (me == 0u && there) store(at.y + part * part_out, total(0u));
+        return;
+    }
+    if (!there) return;                                // all of the workgroup, which has one piece
+    if (me == 0u) store_piece(task, total(0u));
+    if (!count_piece(row, me)) return;
+    ACC all = join_row(row, me);
+    if (me == 0u) store(at.y, all);
 }
 
+#if defined(LESS)
+void columns() {}
+#else
 // ---- columns ----
 
 Four load_column(const uint i)
@@ -278,6 +378,7 @@ void columns()
     if (!there || y * OWN >= EACH) return;
     for (uint k = 0u; k < OWN; k++) store(at.y + part * part_out + (column + y * OWN + k) * inner_out, total(k));
 }
+#endif
 
 void main()
 {

@@ -495,12 +495,154 @@ static void test_embedding(void **state)
     }
 }
 
+/* ---- rows less a number each, and where the best of the difference is ---- */
+
+enum { LOGITS = 5000, LOGIT_ROWS = 3 };
+enum broken { WHOLE, COLUMNS, GAPS, ONE_NUMBER, FULL_NUMBERS, REVERSED, ADDED, OTHER_AXIS, PART_SEEN, SHORT, INTEGERS,
+              BY_GATE, FEW_BUFFERS, IN_BINDINGS };
+static const struct less_case {
+    mlxvk_dtype dtype;
+    int rows, n;
+    bool least, kept;
+    float special;                                   /* written here and there */
+    enum broken broken;
+} less_cases[] = {
+    { MLXVK_BFLOAT16, 1, LOGITS, false, false, 0, WHOLE }, { MLXVK_BFLOAT16, 1, LOGITS, false, true, 0, WHOLE },
+    { MLXVK_FLOAT16, 1, LOGITS, false, true, 0, WHOLE }, { MLXVK_FLOAT32, 1, LOGITS, false, true, 0, WHOLE },
+    { MLXVK_FLOAT32, 1, 4096, true, true, 0, WHOLE }, { MLXVK_BFLOAT16, LOGIT_ROWS, 4097, false, true, 0, WHOLE },
+    { MLXVK_FLOAT32, LOGIT_ROWS, LOGITS, true, true, 0, WHOLE },
+    { MLXVK_FLOAT16, LOGIT_ROWS, 4999, true, false, 0, WHOLE },
+    { MLXVK_BFLOAT16, LOGIT_ROWS, LOGITS, false, true, NAN, WHOLE },
+    { MLXVK_FLOAT32, 1, LOGITS, true, true, NAN, WHOLE },
+    { MLXVK_BFLOAT16, LOGIT_ROWS, LOGITS, false, true, INFINITY, WHOLE },
+    { MLXVK_FLOAT16, 1, LOGITS, false, true, -INFINITY, WHOLE },
+    { MLXVK_FLOAT32, 1, LOGITS, true, true, -INFINITY, WHOLE },
+    { MLXVK_BFLOAT16, LOGIT_ROWS, LOGITS, false, true, 0, COLUMNS },
+    { MLXVK_FLOAT32, LOGIT_ROWS, LOGITS, false, true, 0, GAPS },
+    { MLXVK_BFLOAT16, LOGIT_ROWS, LOGITS, false, true, 0, ONE_NUMBER },
+    { MLXVK_FLOAT32, LOGIT_ROWS, LOGITS, false, true, 0, FULL_NUMBERS },
+    { MLXVK_FLOAT32, 1, LOGITS, false, true, 0, REVERSED }, { MLXVK_FLOAT32, 1, LOGITS, false, true, 0, ADDED },
+    { MLXVK_FLOAT32, LOGIT_ROWS, LOGITS, false, true, 0, OTHER_AXIS },
+    { MLXVK_FLOAT32, 1, LOGITS, false, true, 0, PART_SEEN },
+    { MLXVK_FLOAT32, LOGIT_ROWS, 100, false, true, 0, SHORT }, { MLXVK_INT32, 1, LOGITS, false, true, 0, INTEGERS },
+    { MLXVK_BFLOAT16, 1, LOGITS, false, true, 0, BY_GATE },
+    { MLXVK_FLOAT32, 1, LOGITS, false, true, 0, FEW_BUFFERS }, { MLXVK_FLOAT32, 1, LOGITS, false, true, 0, IN_BINDINGS },
+};
+
+/* What a case subtracts from: few different numbers, so that the difference has ties that its operand has not. */
+static mlxvk_array logits_of(struct bench *t, const struct less_case *c, int rows, int n)
+{
+    static float values[2 * LOGIT_ROWS * LOGITS];
+    mlxvk_array x;
+    for (int i = 0; i < rows * n; i++) values[i] = 3 + (float)(i * 37 % 101) / 1024;
+    for (int i = 0; i < rows && c->special != 0; i++) {
+        values[i * n + 11] = values[i * n + n - 2] = c->special;
+        for (int k = 0; k < n && i == 1; k++) values[i * n + k] = c->special;
+    }
+    x = floats(t->device, values, (int[]){ rows, n }, 2);
+    OK(mlxvk_astype(&x, x, c->dtype, t->s), t->s);
+    OK(mlxvk_array_eval(x), t->s);
+    return x;
+}
+
+/* Where the best of x less the numbers is, and the difference, on the stream of t. */
+static void best_of(struct bench *t, const struct less_case *c, mlxvk_array x, mlxvk_array number, mlxvk_array *at,
+                    mlxvk_array *y)
+{
+    bool reversed = c->broken == REVERSED;
+    mlxvk_array seen = mlxvk_array_new();
+    if (c->broken == ADDED) OK(mlxvk_add(y, x, number, t->s), t->s);
+    else OK(mlxvk_subtract(y, reversed ? number : x, reversed ? x : number, t->s), t->s);
+    OK(mlxvk_array_set(&seen, *y), t->s);
+    if (c->broken == PART_SEEN)
+        OK(mlxvk_slice(&seen, *y, (int[]){ 0, 1 }, 2, (int[]){ c->rows, c->n }, 2, (int[]){ 1, 1 }, 2, t->s), t->s);
+    OK((c->least ? mlxvk_argmin_axis : mlxvk_argmax_axis)(at, seen, c->broken == OTHER_AXIS ? 0 : 1, false, t->s), t->s);
+    mlxvk_array_free(seen);
+}
+
+/* The results of a case as words, and the dispatches: of the fourth time, when the window is replayed. */
+static size_t best_of_less(const struct less_case *c, const char *gates, float *values, uint64_t *dispatches)
+{
+    enum { TIMES = 4 };
+    struct bench t = bench_open(gates, c->dtype == MLXVK_INT32 ? MLXVK_FLOAT32 : c->dtype);
+    bool turned = c->broken == COLUMNS;
+    int rows = c->broken == GAPS ? 2 * c->rows : c->rows;
+    int numbers[] = { c->broken == ONE_NUMBER ? 1 : c->rows, c->broken == FULL_NUMBERS ? c->n : 1 };
+    mlxvk_array x = logits_of(&t, c, turned ? c->n : rows, turned ? rows : c->n), at, y;
+    mlxvk_array number = normals(numbers, 2, t.dtype, 60, t.s);
+    size_t n;
+    OK(mlxvk_astype(&number, number, c->dtype, t.s), t.s);
+    if (turned) OK(mlxvk_transpose(&x, x, t.s), t.s);
+    if (c->broken == GAPS)
+        OK(mlxvk_slice(&x, x, (int[]){ 0, 0 }, 2, (int[]){ rows, c->n }, 2, (int[]){ 2, 1 }, 2, t.s), t.s);
+    OK(mlxvk_array_eval(number), t.s);
+    for (int i = 0; i < TIMES; i++) {
+        OK(mlxvk_synchronize(t.s), t.s);
+        mlxvk_reset_stats(t.device);
+        y = mlxvk_array_new();
+        at = mlxvk_array_new();
+        best_of(&t, c, x, number, &at, &y);
+        if (!c->kept) mlxvk_array_free(y);
+        OK(mlxvk_synchronize(t.s), t.s);
+        *dispatches = stats_of(t.device).dispatches;
+        if (i == TIMES - 1) break;
+        mlxvk_array_free(at);
+        if (c->kept) mlxvk_array_free(y);
+    }
+    n = mlxvk_array_size(at);
+    OK(mlxvk_array_read(at, values, mlxvk_array_nbytes(at), t.s), t.s);
+    if (c->kept) {
+        OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, t.s), t.s);
+        OK(mlxvk_array_read(y, values + n, mlxvk_array_nbytes(y), t.s), t.s);
+        n += mlxvk_array_size(y);
+        mlxvk_array_free(y);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(number);
+    mlxvk_array_free(at);
+    bench_close(&t);
+    return n;
+}
+
+/* The same bits with one dispatch less, where all that it assumes holds; else as many. Parts joined in one dispatch, or
+ * by another one. */
+static void test_arg_less(void **state)
+{
+#define LESS(n) "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE=" #n
+    static const char *const gates[2][2] = {
+        { LESS(2) " MLX_VK_ENABLE_REDUCE_JOIN=2", LESS(0) " MLX_VK_ENABLE_REDUCE_JOIN=2" },
+        { LESS(2) " MLX_VK_ENABLE_REDUCE_JOIN=0", LESS(0) " MLX_VK_ENABLE_REDUCE_JOIN=0" } };
+    static const char *const special[][2] = {
+        [BY_GATE] = { LESS(2) " MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM=0",
+                      LESS(0) " MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM=0" },
+        [FEW_BUFFERS] = { LESS(2) " MLX_VK_MAX_STORAGE_BUFFERS=4", LESS(0) " MLX_VK_MAX_STORAGE_BUFFERS=4" },
+        [IN_BINDINGS] = { LESS(2) " MLX_VK_MAX_BINDING_RANGE=16384", LESS(0) " MLX_VK_MAX_BINDING_RANGE=16384" },
+    };
+    static float on[LOGITS * (LOGIT_ROWS + 1)], off[LOGITS * (LOGIT_ROWS + 1)];
+    (void)state;
+    for (size_t i = 0; i < 2 * COUNT(less_cases); i++) {
+        const struct less_case *c = &less_cases[i / 2];
+        const char *const *pair = c->broken < BY_GATE ? gates[i % 2] : special[c->broken];
+        uint64_t fused, apart;
+        size_t n = best_of_less(c, pair[0], on, &fused);
+        assert_int_equal(n, best_of_less(c, pair[1], off, &apart));
+        if (fused + (c->broken == WHOLE) != apart)
+            fail_msg("case %zu: %llu dispatches, and %llu with the fusion off", i / 2, (unsigned long long)fused,
+                     (unsigned long long)apart);
+        for (size_t j = 0; j < n; j++)
+            if (memcmp(&on[j], &off[j], sizeof *on))
+                fail_msg("case %zu: word %zu is %.9g fused and %.9g apart", i / 2, j, on[j], off[j]);
+    }
+#undef LESS
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal),
         cmocka_unit_test(test_owned), cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_update_between), cmocka_unit_test(test_layer), cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_arg_less),
     };
     return run_group("fusion", tests, NULL, NULL);
 }

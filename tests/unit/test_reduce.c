@@ -367,9 +367,169 @@ static void many_that_repeat(void **state)
     mlxvk_array_free(y);
 }
 
+/* ---- parts that the last workgroup joins ---- */
+
+enum { JOINED_OPS = 8, JOINED_ROWS = 130 };
+enum seen { ALL_OF_IT, FROM_SECOND, BACKWARDS, WITH_GAPS, EVERY_OTHER_ROW, TURNED, IN_BINDINGS };
+static const struct joined_case {
+    mlxvk_dtype dtype;
+    int rows, n;
+    enum seen seen;
+    float special;                                   /* written here and there, and everywhere in the last row */
+    int ops;                                         /* the first of them; 64-bit integers are not cut by all */
+    bool joins;
+} joined_cases[] = {
+    { MLXVK_FLOAT32, 1, 4097, ALL_OF_IT, 0, 8, true }, { MLXVK_BFLOAT16, 1, 151936, ALL_OF_IT, 0, 8, true },
+    { MLXVK_FLOAT16, 3, 70001, ALL_OF_IT, 0, 3, true }, { MLXVK_FLOAT32, 1, 1 << 20, ALL_OF_IT, 0, 3, true },
+    { MLXVK_FLOAT32, 128, 8192, ALL_OF_IT, 0, 3, true }, { MLXVK_UINT16, 1, 1 << 22, ALL_OF_IT, 0, 2, true },
+    { MLXVK_INT8, 1, 100000, ALL_OF_IT, 0, 8, true }, { MLXVK_INT32, 2, 70004, ALL_OF_IT, 0, 2, true },
+    { MLXVK_BOOL, 1, 5000, ALL_OF_IT, 0, 2, true }, { MLXVK_UINT8, 5, 4999, FROM_SECOND, 0, 2, true },
+    { MLXVK_UINT32, 1, 9000, BACKWARDS, 0, 2, true }, { MLXVK_INT16, 1, 9000, WITH_GAPS, 0, 2, true },
+    { MLXVK_INT64, 2, 9000, FROM_SECOND, 0, 1, true }, { MLXVK_COMPLEX64, 2, 9001, ALL_OF_IT, 0, 1, true },
+    { MLXVK_FLOAT32, 3, 5003, FROM_SECOND, 0, 3, true }, { MLXVK_BFLOAT16, 3, 9001, BACKWARDS, 0, 3, true },
+    { MLXVK_FLOAT16, 2, 4999, WITH_GAPS, 0, 3, true }, { MLXVK_BFLOAT16, 4, 8191, EVERY_OTHER_ROW, 0, 3, true },
+    { MLXVK_FLOAT32, 2, 8195, ALL_OF_IT, NAN, 5, true }, { MLXVK_BFLOAT16, 3, 70001, ALL_OF_IT, NAN, 3, true },
+    { MLXVK_FLOAT32, 3, 8195, ALL_OF_IT, -INFINITY, 5, true }, { MLXVK_FLOAT16, 2, 70001, ALL_OF_IT, INFINITY, 3, true },
+    /* more rows than counters, more parts than there is room for, nothing to join, columns, rows that are not bound whole */
+    { MLXVK_FLOAT32, 129, 8192, ALL_OF_IT, 0, 3, false }, { MLXVK_FLOAT32, 128, 9 * 4096, ALL_OF_IT, 0, 3, false },
+    { MLXVK_FLOAT32, 3, 4096, ALL_OF_IT, 0, 3, false }, { MLXVK_FLOAT32, 3, 1 << 16, TURNED, 0, 3, false },
+    { MLXVK_FLOAT32, 2, 40000, IN_BINDINGS, 0, 3, false },
+};
+
+/* What a case reduces, as rows of numbers of which many are alike. */
+static mlxvk_array rows_of(const struct joined_case *c, mlxvk_device d, mlxvk_stream s)
+{
+    int high[] = { c->rows * (1 + (c->seen == EVERY_OTHER_ROW)),
+                   c->n * (1 + (c->seen == WITH_GAPS)) + (c->seen == FROM_SECOND) };
+    int low[] = { 0, c->seen == FROM_SECOND || c->seen == WITH_GAPS }, step[] = { 1, 1 + (c->seen == WITH_GAPS) };
+    float *values = malloc((size_t)high[0] * (size_t)high[1] * sizeof *values);
+    mlxvk_array x;
+    for (int i = 0; i < high[0]; i++)
+        for (int k = 0; k < high[1]; k++) {
+            bool here = c->special != 0 && (i == high[0] - 1 || k % 4099 == 17);
+            values[i * high[1] + k] = here ? c->special : (float)((uint32_t)(i * 77 + k) * 40503u % 1009u) / 8;
+        }
+    x = floats(d, values, high, 2);
+    free(values);
+    OK(mlxvk_astype(&x, x, c->dtype, s), s);
+    if (c->seen == TURNED) {
+        OK(mlxvk_reshape(&x, x, (int[]){ c->n, c->rows }, 2, s), s);
+        OK(mlxvk_transpose(&x, x, s), s);
+    }
+    if (c->seen == EVERY_OTHER_ROW) step[0] = 2;
+    if (c->seen == BACKWARDS) { low[1] = -1; high[1] = -c->n - 1; step[1] = -1; }
+    if (c->seen > ALL_OF_IT && c->seen < TURNED) OK(mlxvk_slice(&x, x, low, 2, high, 2, step, 2, s), s);
+    assert_int_equal(mlxvk_array_dim(x, 0), c->rows);
+    assert_int_equal(mlxvk_array_dim(x, 1), c->n);
+    OK(mlxvk_array_eval(x), s);
+    return x;
+}
+
+static int joined_op(int op, mlxvk_array *y, mlxvk_array x, mlxvk_stream s)
+{
+    switch (op) {
+    case 0: return mlxvk_sum_axis(y, x, 1, true, s);
+    case 1: return mlxvk_argmax_axis(y, x, 1, true, s);
+    case 2: return mlxvk_logsumexp_axis(y, x, 1, true, s);
+    case 3: return mlxvk_argmin_axis(y, x, 1, true, s);
+    case 4: return mlxvk_max_axis(y, x, 1, true, s);
+    case 5: return mlxvk_prod_axis(y, x, 1, true, s);
+    case 6: return mlxvk_any_axis(y, x, 1, true, s);
+    default: return mlxvk_mean_axis(y, x, 1, true, s);
+    }
+}
+
+/* The results of the case's operations on rows, one behind the other, and their dispatches each. */
+static size_t join(const char *gates, const struct joined_case *c, unsigned char *bits, uint64_t *dispatches)
+{
+    mlxvk_device d = open_device(gates);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array x = rows_of(c, d, s), y = mlxvk_array_new();
+    size_t used = 0;
+    for (int op = 0; op < c->ops; op++) {
+        mlxvk_reset_stats(d);
+        OK(joined_op(op, &y, x, s), s);
+        OK(mlxvk_array_eval(y), s);
+        dispatches[op] = stats_of(d).dispatches;
+        OK(mlxvk_array_read(y, bits + used, mlxvk_array_nbytes(y), s), s);
+        used += mlxvk_array_nbytes(y);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    return used;
+}
+
+/* One dispatch where there were two, and the same bits. */
+static void joined_parts(void **state)
+{
+    static unsigned char on[JOINED_OPS * JOINED_ROWS * 8], off[JOINED_OPS * JOINED_ROWS * 8];
+    (void)state;
+    for (size_t i = 0; i < COUNT(joined_cases); i++) {
+        const struct joined_case *c = &joined_cases[i];
+        uint64_t one[JOINED_OPS] = { 0 }, two[JOINED_OPS] = { 0 };
+        bool cut = c->seen == IN_BINDINGS;
+        size_t n = join(cut ? "MLX_VK_ENABLE_REDUCE_JOIN=2 MLX_VK_MAX_BINDING_RANGE=65536" : "MLX_VK_ENABLE_REDUCE_JOIN=2",
+                        c, on, one);
+        assert_int_equal(n, join(cut ? "MLX_VK_ENABLE_REDUCE_JOIN=0 MLX_VK_MAX_BINDING_RANGE=65536"
+                                     : "MLX_VK_ENABLE_REDUCE_JOIN=0", c, off, two));
+        for (size_t k = 0; k < n; k++)
+            if (on[k] != off[k]) fail_msg("case %zu: byte %zu of all results is %u, and %u apart", i, k, on[k], off[k]);
+        for (int op = 0; op < JOINED_OPS; op++)
+            if (one[op] + (c->joins && two[op]) != two[op])
+                fail_msg("case %zu, operation %d: %d dispatches, and %d apart", i, op, (int)one[op], (int)two[op]);
+    }
+}
+
+/* Rows that are joined one after the other need no barrier between them but where they share counters, and find zeros in
+ * these; so do windows that come again, while the last ones still run. */
+static void joined_in_a_row(void **state)
+{
+    enum { ROWS_EACH = 40, WINDOWS = 6 };
+    struct setting t = start("MLX_VK_ENABLE_REDUCE_JOIN=2");
+    mlxvk_array x[ROWS_EACH], sum[WINDOWS][ROWS_EACH];
+    const float one = 1;
+    mlxvk_stats stats;
+    float got;
+    (void)state;
+    for (int i = 0; i < ROWS_EACH; i++) {
+        mlxvk_array value = array_of(t.device, MLXVK_FLOAT32, &one, NULL, 0);
+        x[i] = mlxvk_array_new();
+        OK(mlxvk_full(&x[i], (int[]){ 5000 + i }, 1, value, MLXVK_FLOAT32, t.stream), t.stream);
+        OK(mlxvk_array_eval(x[i]), t.stream);
+        mlxvk_array_free(value);
+    }
+    for (int w = 0; w < WINDOWS; w++) {
+        OK(mlxvk_synchronize(t.stream), t.stream);
+        mlxvk_reset_stats(t.device);
+        for (int k = 0; k < 1 + (w > 2); k++)        /* the last windows without a wait */
+            for (int i = 0; i < ROWS_EACH; i++) {
+                mlxvk_array *y = &sum[w][i];
+                if (!k) *y = mlxvk_array_new();
+                OK(mlxvk_sum(y, x[i], false, t.stream), t.stream);
+                if (i == ROWS_EACH - 1) OK(mlxvk_finalize(t.stream), t.stream);
+            }
+        OK(mlxvk_synchronize(t.stream), t.stream);
+        stats = stats_of(t.device);
+        assert_int_equal(stats.dispatches, (w > 2 ? 2 : 1) * ROWS_EACH);
+        assert_true(stats.barriers > 0 && stats.barriers < 10);
+    }
+    assert_true(stats.replayed > 0);
+    for (int w = 0; w < WINDOWS; w++)
+        for (int i = 0; i < ROWS_EACH; i++) {
+            OK(mlxvk_array_read(sum[w][i], &got, sizeof got, t.stream), t.stream);
+            assert_true(got == (float)(5000 + i));
+            mlxvk_array_free(sum[w][i]);
+        }
+    for (int i = 0; i < ROWS_EACH; i++) mlxvk_array_free(x[i]);
+    finish(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts), cmocka_unit_test(softmax_rows),
-                                        cmocka_unit_test(nan_stays), cmocka_unit_test(many_that_repeat) };
+                                        cmocka_unit_test(nan_stays), cmocka_unit_test(many_that_repeat),
+                                        cmocka_unit_test(joined_parts), cmocka_unit_test(joined_in_a_row) };
     return run_group("reduce", tests, set_up, tear_down);
 }
