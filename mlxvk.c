@@ -377,7 +377,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
-    X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps wait for each other without barriers (2: on every driver)")     \
+    X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps and tiles of scans wait for each other (2: on every driver)")         \
     X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")          \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
@@ -8602,6 +8602,13 @@ FUNCTION(mlxvk_softmax_axes, a, SOFTMAX(false, axes, axes_num), const int *axes,
 
 /* ---- scans ---- */
 
+/* May workgroups wait for others on this device, where that is faster? Recorded steps are linked, see link_table, and
+ * long scans take one pass, see scan_once. */
+static bool links_wanted(const struct device *d)
+{
+    return d->gate[GATE_LINKS] > 1 || (d->gate[GATE_LINKS] == 1 && d->caps.quirks & QUIRK_IN_ORDER);
+}
+
 enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
 
 /* The total of each part, as (outer, parts, inner). */
@@ -8671,6 +8678,56 @@ done:
     array_release(carry);
 }
 
+/* Long rows in one pass over the operand, by workgroups that wait for what those before them come to: see
+ * shaders/scan_once.comp. SCAN_LOOKS: before a workgroup scans itself what is missing, milliseconds on a GPU. Where all
+ * loops of an invocation together may not be long (a CPU driver, by force), it must not miss many, nor look long. */
+enum { SCAN_ONCE = 1 << 7, SCAN_LOOKS = 4096, SCAN_LOOKS_FEW = 32, SCAN_FAN = 32, SCAN_FAN_FEW = 4, SCAN_TILES_FEW = 256,
+       SCAN_ONCE_LEAST = 1 << 20 };
+
+static int env_int(const char *name, int value) { const char *t = getenv(name); return t ? atoi(t) : value; }
+
+static uint32_t once_threads(void) { return (uint32_t)env_int("SC_THREADS", 256); }
+static uint32_t once_hold(void) { return (uint32_t)env_int("SC_HOLD", 8); }
+
+static bool takes_once(const struct device *d, enum reduction op, const struct array *x, int axis)
+{
+    size_t length = (size_t)x->shape[axis], inner = 1;
+    size_t least = d->gate[GATE_LINKS] > 1 ? 8 * once_threads() * once_hold() : (size_t)env_int("SC_LEAST", SCAN_ONCE_LEAST);
+    for (int i = axis + 1; i < x->ndim; i++) inner *= (size_t)x->shape[i];
+    if (d->caps.quirks & QUIRK_SHORT_LOOPS && length > SCAN_TILES_FEW * 4 * once_threads() * once_hold()) return false;
+    return links_wanted(d) && has_kernel(d, K_SCAN_ONCE) && !in_pairs(op, x->dtype) && inner == 1 &&
+        length >= least && 2 * (x->size / length) < REDUCE_GROUPS;
+}
+
+static void scan_once(struct encoder *e, enum reduction op, struct array *from, struct array *out,
+                      const struct scan_push *s)
+{
+    const bool few = e->device->caps.quirks & QUIRK_SHORT_LOOPS;
+    const uint32_t threads = once_threads(), hold = once_hold(), fan = few ? SCAN_FAN_FEW : (uint32_t)env_int("SC_FAN", SCAN_FAN);
+    struct scan_once_push p = { .n = s->n, .outer = s->outer, .tiles = ceil_div((s->n + 6) / 4, threads * hold),
+                                .flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE), .ndim = s->ndim };
+    p.looks = few ? SCAN_LOOKS_FEW : SCAN_LOOKS;
+    p.groups = ceil_div(p.tiles, fan);
+    p.blocks = ceil_div(p.groups, fan);
+    if (e->device->gate[GATE_LINKS] > 2) p.flags |= SCAN_ONCE_SILENT;
+    memcpy(p.shape, s->shape, sizeof p.shape);
+    memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
+    size_t count = (size_t)p.outer * (p.tiles + p.groups + p.blocks);
+    struct array *parts = scratch(e, count, MLXVK_UINT64);
+    if (e->code) return;
+    for (uint32_t clear = 2; clear-- > 0;) {
+        if (!clear) {
+            p.from = set_input(e, SLOT_scan_once_src, from);
+            p.to = set_output(e, SLOT_scan_once_dst, out);
+        }
+        p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+        USE(e, scan_once, &p, .threads = threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = hold,
+            .fan = fan, .clear = clear);
+        dispatch_groups(e, clear ? ceil_div(count, threads) : (uint64_t)p.outer * p.tiles);
+    }
+    array_release(parts);
+}
+
 /* The dimensions around an axis; false where there are too many, or wide steps between what a thread group reads. */
 static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
 {
@@ -8711,15 +8768,18 @@ static void scan_part(struct encoder *e, struct array *const *a, const void *job
     }
     if (p.n == 1) p.stride = 1;
     p.flags = f->flags;
-    scan(e, f->op, x, &packed, p);
+    if (f->flags & SCAN_ONCE) scan_once(e, f->op, x, &packed, &p);
+    else scan(e, f->op, x, &packed, p);
     array_release(rows);
     unpack(e, a[1], &packed, room);
 }
 
 static void lower_scan(struct encoder *e, const struct node *n)
 {
-    donate(e, n->out[0], n->in, 1);
-    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
+    struct scan_params p = n->p.scan;
+    if (takes_once(e->device, p.op, n->in[0], p.axis)) p.flags |= SCAN_ONCE;      /* which may read an element again */
+    else donate(e, n->out[0], n->in, 1);
+    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << p.axis, scan_part, &p);
 }
 
 static enum binary scan_step(enum reduction op)
@@ -13664,12 +13724,6 @@ struct quant_job {
     struct array *norm;                              /* the weight of x's rms_norm, for qmv_held.comp alone; or NULL */
     float eps;
 };
-
-/* Are recorded steps linked on this device, where they can be? See link_table. */
-static bool links_wanted(const struct device *d)
-{
-    return d->gate[GATE_LINKS] > 1 || (d->gate[GATE_LINKS] == 1 && d->caps.quirks & QUIRK_IN_ORDER);
-}
 
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, subgroups to have on each
  * multiprocessor (half as many for 8 bits): as many as its registers have room for, but each workgroup prepares x anew,
