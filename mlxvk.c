@@ -8705,11 +8705,12 @@ static void scan_once(struct encoder *e, enum reduction op, struct array *from, 
     const bool few = e->device->caps.quirks & QUIRK_SHORT_LOOPS;
     const uint32_t threads = once_threads(), hold = once_hold(), fan = few ? SCAN_FAN_FEW : (uint32_t)env_int("SC_FAN", SCAN_FAN);
     struct scan_once_push p = { .n = s->n, .outer = s->outer, .tiles = ceil_div((s->n + 6) / 4, threads * hold),
-                                .flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE), .ndim = s->ndim };
+                                .ndim = s->ndim };
+    uint32_t flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE);
     p.looks = few ? SCAN_LOOKS_FEW : SCAN_LOOKS;
     p.groups = ceil_div(p.tiles, fan);
     p.blocks = ceil_div(p.groups, fan);
-    if (e->device->gate[GATE_LINKS] > 2) p.flags |= SCAN_ONCE_SILENT;
+    if (e->device->gate[GATE_LINKS] > 2) flags |= SCAN_ONCE_SILENT;
     memcpy(p.shape, s->shape, sizeof p.shape);
     memcpy(p.in_stride, s->in_stride, sizeof p.in_stride);
     size_t count = (size_t)p.outer * (p.tiles + p.groups + p.blocks);
@@ -8722,7 +8723,7 @@ static void scan_once(struct encoder *e, enum reduction op, struct array *from, 
         }
         p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
         USE(e, scan_once, &p, .threads = threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = hold,
-            .fan = fan, .clear = clear);
+            .fan = fan, .flags = clear ? SCAN_ONCE_CLEAR : flags);
         dispatch_groups(e, clear ? ceil_div(count, threads) : (uint64_t)p.outer * p.tiles);
     }
     array_release(parts);
@@ -15010,7 +15011,7 @@ static void sort_merge(struct encoder *e, const struct sort_rows *s, const struc
  * 700 with 16, which leave room for a workgroup less, and 650 to 665 with 10, 12 and 20. */
 static uint32_t radix_tile(const struct sort_rows *s)
 {
-    return RADIX_DIGITS * ((size_t)s->rows * s->n < (1u << 20) ? 8 : s->index ? 16 : 14);
+    return RADIX_DIGITS * ((size_t)s->rows * s->n < (1u << 20) ? 8 : (uint32_t)env_int("SC_EACH", s->index ? 16 : 14));
 }
 
 static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift)
@@ -15029,9 +15030,57 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
         push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, s->owned[3]);
         USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass],
             .each = radix_tile(s) / RADIX_DIGITS, .subgroups = RADIX_DIGITS / e->device->caps.subgroup,
-            .summed = tiles > RADIX_FEW_TILES);
+            .summed = tiles > RADIX_FEW_TILES, .variant = (uint32_t)env_int("SC_VARIANT", 3));
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
+}
+
+/* All digits' counts at once, then a step a digit, whose tiles wait for those before them. The counts are read by all
+ * steps. */
+enum { RADIX_LARGEST = 1 << 28 };
+
+static bool radix_sweeps(const struct encoder *e, const struct sort_rows *s)
+{
+    uint32_t tiles = ceil_div(s->n, radix_tile(s));
+    return links_wanted(e->device) && item_size(&s->in) <= 4 && s->n < RADIX_LARGEST && tiles > 1 &&
+        (e->device->gate[GATE_LINKS] > 1 || (size_t)s->rows * s->n >= (size_t)env_int("SC_SWEEP", 1 << 20)) &&
+        !(e->device->caps.quirks & QUIRK_SHORT_LOOPS && tiles > SCAN_TILES_FEW);
+}
+
+static void radix_use(struct encoder *e, const struct sort_rows *s, struct radix_push *push, uint32_t step,
+                      uint32_t dtype, uint32_t flags)
+{
+    if (e->device->gate[GATE_LINKS] > 2) flags |= RADIX_SILENT;
+    push->counts_at = set_output(e, SLOT_radix_counts, s->owned[3]);
+    push->looks = e->device->caps.quirks & QUIRK_SHORT_LOOPS ? SCAN_LOOKS_FEW : SCAN_LOOKS;
+    USE(e, radix, push, .threads = RADIX_DIGITS, .step = step, .from = dtype, .flags = flags,
+        .each = radix_tile(s) / RADIX_DIGITS, .subgroups = RADIX_DIGITS / e->device->caps.subgroup, .summed = true,
+        .variant = (uint32_t)env_int("SC_VARIANT", 3));
+}
+
+static void radix_counts(struct encoder *e, const struct sort_rows *s, uint32_t digits)
+{
+    uint32_t tiles = ceil_div(s->n, radix_tile(s)), flags = SORT_RAW | (s->index ? SORT_INDEX_OUT : 0);
+    struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = digits,
+                               .parts = min_u32(tiles, (uint32_t)env_int("SC_PARTS", 1056)) };
+    radix_use(e, s, &push, 3, s->in.dtype, 0);
+    dispatch_groups(e, (uint64_t)s->rows * (RADIX_ROUNDS + tiles));
+    push.src_at = set_input(e, SLOT_radix_src, &((struct sort_rows *)(uintptr_t)s)->in);
+    radix_use(e, s, &push, 4, s->in.dtype, flags);
+    dispatch_groups(e, (uint64_t)s->rows * push.parts);
+}
+
+static void radix_sweep(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift)
+{
+    uint32_t tiles = ceil_div(s->n, radix_tile(s));
+    struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
+    uint32_t dtype = p->flags & (SORT_RAW | SORT_VALUES_OUT) ? (uint32_t)s->in.dtype : MLXVK_UINT32;
+    push.src_at = set_input(e, SLOT_radix_src, p->src);
+    if (p->flags & SORT_INDEX_IN) push.place_at = set_input(e, SLOT_radix_place, p->place);
+    if (p->dst) push.dst_at = set_output(e, SLOT_radix_dst, p->dst);
+    if (p->dst_place) push.dst_place_at = set_output(e, SLOT_radix_dst_place, p->dst_place);
+    radix_use(e, s, &push, 5, dtype, p->flags);
+    dispatch_groups(e, (uint64_t)s->rows * tiles);
 }
 
 /* Radix sort where subgroups are wide enough for it; a CPU is faster with merges. */
@@ -15048,18 +15097,20 @@ static bool use_radix(const struct encoder *e, const struct sort_rows *s)
 /* digits: of 8 bits, that the keys' words have. */
 static void sort_words(struct encoder *e, struct sort_rows *s, uint32_t digits)
 {
-    bool radix = use_radix(e, s);
+    bool radix = use_radix(e, s), sweeps = radix && radix_sweeps(e, s);
     uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
     while ((uint64_t)block << merges < s->n) merges++;
     if (radix) {
         size_t tiles = ceil_div(s->n, radix_tile(s));
-        s->owned[3] = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
+        s->owned[3] = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + (sweeps ? RADIX_ROUNDS : 1)), MLXVK_UINT32);
     }
     sort_begin(e, s, radix ? digits : 1 + merges);
+    if (sweeps) radix_counts(e, s, digits);
     for (uint32_t i = 0; i < s->steps && !e->code; i++) {
         struct sort_step p = sort_step(s, i);
         uint32_t round = i % s->phase_steps;
-        if (radix) radix_step(e, s, &p, 8 * round);
+        if (sweeps) radix_sweep(e, s, &p, 8 * round);
+        else if (radix) radix_step(e, s, &p, 8 * round);
         else if (!round) sort_blocks(e, s, &p);
         else sort_merge(e, s, &p, block << (round - 1));
     }

@@ -93,6 +93,12 @@ enum { QMV_STORE = 0, QMV_ADD = 1, QMV_SWIGLU = 2 };
 /* shaders/quant.glsl: codes of a block; TS where codes are small floats; what can be read or written 16 bytes at a time */
 enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33, QUANT_EVEN_X = 1, QUANT_EVEN_W = 2, QUANT_EVEN_Y = 4 };
 
+/* shaders/radix.comp: rounds that steps 3 to 5 know */
+enum { RADIX_ROUNDS = 4 };
+
+/* shaders/radix.comp: a flag: no tile tells what it has, so that all count what they need */
+enum { RADIX_SILENT = 128 };
+
 /* shaders/radix.comp: values of a digit */
 enum { RADIX_DIGITS = 256 };
 
@@ -111,8 +117,8 @@ enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u };
 /* shaders/scan.comp: flags */
 enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4 };
 
-/* shaders/scan_once.comp: flags; SILENT: no tile tells anything, so that all scan what they need */
-enum { SCAN_ONCE_REVERSE = 1, SCAN_ONCE_EXCLUSIVE = 2, SCAN_ONCE_SILENT = 8 };
+/* shaders/scan_once.comp: flags; SILENT: no tile tells anything, so that all scan what they need; CLEAR: zeros for `parts`, no more */
+enum { SCAN_ONCE_REVERSE = 1, SCAN_ONCE_EXCLUSIVE = 2, SCAN_ONCE_SILENT = 8, SCAN_ONCE_CLEAR = 16 };
 
 /* shaders/scatter.comp: steps */
 enum { SCATTER_CLEAR = 0, SCATTER_MARK = 1, SCATTER_PUT = 2, SCATTER_ATOMIC = 3 };
@@ -357,9 +363,9 @@ struct quantize_fp_push {
 static_assert(sizeof(struct quantize_fp_push) == 24, "quantize_fp_push");
 
 struct radix_push {
-    uint32_t rows, n, tiles, shift, dst_at, src_at, place_at, dst_place_at, counts_at;
+    uint32_t rows, n, tiles, shift, dst_at, src_at, place_at, dst_place_at, counts_at, parts, looks;
 };
-static_assert(sizeof(struct radix_push) == 36, "radix_push");
+static_assert(sizeof(struct radix_push) == 44, "radix_push");
 
 struct random_push {
     uint32_t words, first, count, elements, offset, key[5];
@@ -391,10 +397,9 @@ struct scan_push {
 static_assert(sizeof(struct scan_push) == 80, "scan_push");
 
 struct scan_once_push {
-    uint32_t n, outer, tiles, groups, blocks, from, to, parts_at, flags, looks, ndim, shape[4];
-    uint32_t in_stride[4];
+    uint32_t n, outer, tiles, groups, blocks, from, to, parts_at, looks, ndim, shape[4], in_stride[4];
 };
-static_assert(sizeof(struct scan_once_push) == 76, "scan_once_push");
+static_assert(sizeof(struct scan_once_push) == 72, "scan_once_push");
 
 struct scatter_push {
     uint32_t n, units, each, flags, none, scale, key_first, key_count, dst_at, src_at, key_at, place_at;
@@ -817,7 +822,7 @@ typedef struct quantize_fp_constants quantize_fp_constants; typedef struct quant
 enum { SLOT_quantize_fp_x = 0, SLOT_quantize_fp_w = 1, SLOT_quantize_fp_s = 2, SLOT_quantize_fp_g = 3,
     SLOT_quantize_fp_h = 4 };
 
-struct radix_constants { uint32_t threads, step, from, flags, each, subgroups, summed; };
+struct radix_constants { uint32_t threads, step, from, flags, each, subgroups, summed, variant; };
 typedef struct radix_constants radix_constants; typedef struct radix_push radix_push;
 enum { SLOT_radix_dst = 0, SLOT_radix_src = 1, SLOT_radix_place = 2, SLOT_radix_dst_place = 3,
     SLOT_radix_counts = 4 };
@@ -844,7 +849,7 @@ struct scan_constants { uint32_t threads, op, from, to, columns, width, hold; };
 typedef struct scan_constants scan_constants; typedef struct scan_push scan_push;
 enum { SLOT_scan_dst = 0, SLOT_scan_src = 1, SLOT_scan_carry = 2 };
 
-struct scan_once_constants { uint32_t threads, op, from, to, hold, fan, clear; };
+struct scan_once_constants { uint32_t threads, op, from, to, hold, fan, flags; };
 typedef struct scan_once_constants scan_once_constants; typedef struct scan_once_push scan_once_push;
 enum { SLOT_scan_once_dst = 0, SLOT_scan_once_src = 1, SLOT_scan_once_parts = 2 };
 
@@ -1005,14 +1010,14 @@ enum { SLOT_quant_gather_x = 0 };
     X(qmv_sets, QMV_SETS, 14, 0x1c00, 128, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(quantize, QUANTIZE, 4, 0xe, 24, 5, CAP_SMALL) \
     X(quantize_fp, QUANTIZE_FP, 5, 0x6, 24, 9, CAP_SMALL) \
-    X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \
+    X(radix, RADIX, 5, 0x19, 44, 8, CAP_SUBGROUP | CAP_SMALL) \
     X(random, RANDOM, 2, 0x1, 52, 5, CAP_SMALL) \
     X(reduce, REDUCE, 3, 0x1, 108, 7, CAP_SMALL) \
     X(reduce_index, REDUCE_INDEX, 2, 0x1, 108, 7, CAP_SMALL) \
     X(reduce_pair, REDUCE_PAIR, 2, 0x1, 108, 7, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
-    X(scan_once, SCAN_ONCE, 3, 0x5, 76, 7, CAP_SUBGROUP | CAP_SMALL) \
+    X(scan_once, SCAN_ONCE, 3, 0x5, 72, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \

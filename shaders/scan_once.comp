@@ -14,18 +14,41 @@
 #include "accumulate.glsl"
 layout(constant_id = 4) const uint HOLD = 8;           // fours a thread has
 layout(constant_id = 5) const uint FAN = 32;           // tiles of a group, groups of a block
-layout(constant_id = 6) const bool CLEAR = false;      // nothing but zeros for `parts`
-//! enum SCAN_ONCE_: flags; SILENT: no tile tells anything, so that all scan what they need
-const uint REVERSE = 1, EXCLUSIVE = 2, SILENT = 8;
+layout(constant_id = 6) const uint FLAGS = 0;
+//! enum SCAN_ONCE_: flags; SILENT: no tile tells anything, so that all scan what they need; CLEAR: zeros for `parts`, no more
+const uint REVERSE = 1, EXCLUSIVE = 2, SILENT = 8, CLEAR = 16;
 
 layout(push_constant) uniform scan_once_push {
     uint n, outer, tiles, groups, blocks;              // of a row, of which there are `outer`
     uint from, to, parts_at;                           // the first element of operand, result and parts
-    uint flags, looks;
+    uint looks;
     uint ndim, shape[4], in_stride[4];                 // of the outer dimensions
 };
 // What the row's tiles come to, then its groups, then its blocks: halves of a word, each with a bit that says it is there.
 layout(std430, set = 0, binding = 2) coherent volatile buffer parts_pairs { uvec2 parts64[]; };
+
+bool has(const uint flag) { return (FLAGS & flag) != 0u; }
+
+// Floats as integers that order as they do, NaN at the end that wins: one instruction finds the larger.
+bool ordered() { return (OP == MAX || OP == MIN) && is_float(FROM); }
+uint nan_key() { return OP == MAX ? ~0u : 0u; }
+
+ACC join_parts(const ACC a, const ACC b)
+{
+    if (ordered()) return OP == MAX ? max(a, b) : min(a, b);
+    return combine(a, b);
+}
+ACC part_of(const ACC a)
+{
+    if (!ordered()) return a;
+    return is_nan(uintBitsToFloat(a)) ? nan_key() : a ^ ((a & 0x80000000u) != 0u ? ~0u : 0x80000000u);
+}
+ACC nothing() { return part_of(identity()); }
+uint result_of(const ACC a)
+{
+    if (!ordered()) return finish(a).x;
+    return finish(a == nan_key() ? 0x7fc00000u : a ^ ((a & 0x80000000u) != 0u ? 0x80000000u : ~0u)).x;
+}
 
 const uint THERE = 0x10000u, NONE = ~0u;
 
@@ -39,7 +62,7 @@ ACC all_lanes(ACC a)
 {
     for (uint d = 1u; d < gl_SubgroupSize; d *= 2u) {
         ACC b = subgroupShuffleUp(a, d);
-        if (lane() >= d) a = combine(b, a);
+        if (lane() >= d) a = join_parts(b, a);
     }
     return last_of(a);
 }
@@ -49,13 +72,13 @@ ACC all_lanes(ACC a)
 // This lane's share of parts at .. at + count - 1; missing: the first that is not there, count where all are.
 ACC share(const uint at, const uint count, const uint most, out uint missing)
 {
-    ACC a = identity();
+    ACC a = nothing();
     uint first = count;
     for (uint i = lane(); i < count; i += gl_SubgroupSize) {
         uvec2 w = parts64[at + i];
         for (uint k = 0u; (w.x & w.y & THERE) == 0u && k < most; k++) w = parts64[at + i];
         if ((w.x & w.y & THERE) == 0u) first = min(first, i);
-        a = combine(a, (w.x & 0xffffu) | w.y << 16);
+        a = join_parts(a, (w.x & 0xffffu) | w.y << 16);
     }
     missing = subgroupMin(first);
     return a;
@@ -64,7 +87,7 @@ ACC share(const uint at, const uint count, const uint most, out uint missing)
 // With what the last of FAN comes to, that of all.
 ACC with_last(const ACC a, const ACC last)
 {
-    return all_lanes(lane() == (FAN - 1u) % gl_SubgroupSize ? combine(a, last) : a);
+    return all_lanes(lane() == (FAN - 1u) % gl_SubgroupSize ? join_parts(a, last) : a);
 }
 
 void tell_once(const uint at, const ACC a)
@@ -78,7 +101,7 @@ void tell_once(const uint at, const ACC a)
 ACC share_groups(const uint row_at, const uint block, const uint count, uint most, out uint missing)
 {
     uint at = row_at + tiles + block * FAN, k, m = 0u;
-    ACC a = identity();
+    ACC a = nothing();
     for (;;) {
         a = share(at, count, most, k);
         missing = NONE;
@@ -96,7 +119,7 @@ ACC share_groups(const uint row_at, const uint block, const uint count, uint mos
 ACC share_blocks(const uint row_at, const uint count, uint most, out uint missing)
 {
     uint at = row_at + tiles + groups, k;
-    ACC a = identity();
+    ACC a = nothing();
     for (;;) {
         a = share(at, count, most, k);
         missing = NONE;
@@ -121,7 +144,7 @@ void look_back(const uint row_at, const uint tile, const ACC own, const uint mos
         if (level == 0u) {
             a = share(row_at + group * FAN, tile % FAN, most, missing);
             missing = missing < tile % FAN ? group * FAN + missing : NONE;
-            if (missing == NONE && tile % FAN == FAN - 1u && (flags & SILENT) == 0u) {
+            if (missing == NONE && tile % FAN == FAN - 1u && !has(SILENT)) {
                 uint none;
                 ACC b = with_last(a, own);
                 tell_once(row_at + tiles + group, b);
@@ -163,26 +186,26 @@ uint four_of(const uint tile) { return tile * TILE + gl_SubgroupID * gl_Subgroup
 // Scanned within fours, in the order of the scan; beyond the row are identities.
 void load_tile(const uint tile, const uint base, const uint lead, const uint fours)
 {
-    bool reverse = (flags & REVERSE) != 0u, whole = lead == 0u && (n & 3u) == 0u && (tile + 1u) * TILE <= fours;
+    bool whole = lead == 0u && (n & 3u) == 0u && (tile + 1u) * TILE <= fours;
     uint first = four_of(tile);
     uvec4 f[HOLD];
     if (whole)
         [[unroll]] for (uint v = 0u; v < HOLD; v++) {
             uint i = first + v * gl_SubgroupSize;
-            f[v] = load4_src(base / 4u + (reverse ? fours - 1u - i : i), FROM);
+            f[v] = load4_src(base / 4u + (has(REVERSE) ? fours - 1u - i : i), FROM);
         }
     else
         [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-            uint i = first + v * gl_SubgroupSize, j = 4u * (reverse ? fours - 1u - i : i) - lead;
+            uint i = first + v * gl_SubgroupSize, j = 4u * (has(REVERSE) ? fours - 1u - i : i) - lead;
             f[v] = uvec4(finish(identity()).x);
             [[unroll]] for (uint k = 0u; k < 4u; k++)  // j + k wraps where it is before the row
                 if (i < fours && j + k < n) f[v][k] = load_src(base + j + k, FROM);
         }
     [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-        ACC sum = identity();
+        ACC sum = nothing();
         [[unroll]] for (uint k = 0u; k < 4u; k++) {
-            ACC a = value(uvec2(reverse ? f[v][3u - k] : f[v][k], 0u), 0u);
-            x[4u * v + k] = sum = k == 0u ? a : combine(sum, a);
+            ACC a = part_of(value(uvec2(has(REVERSE) ? f[v][3u - k] : f[v][k], 0u), 0u));
+            x[4u * v + k] = sum = k == 0u ? a : join_parts(sum, a);
         }
         ahead[v] = sum;
     }
@@ -191,24 +214,24 @@ void load_tile(const uint tile, const uint base, const uint lead, const uint fou
 // From what fours come to to what is before them; what the tile comes to, and what the subgroups before this one do.
 ACC scan_tile(out ACC before)
 {
-    ACC sum = identity();
+    ACC sum = nothing();
     for (uint d = 1u; d < gl_SubgroupSize; d *= 2u)
         [[unroll]] for (uint v = 0u; v < HOLD; v++) {
             ACC b = subgroupShuffleUp(ahead[v], d);
-            if (lane() >= d) ahead[v] = combine(b, ahead[v]);
+            if (lane() >= d) ahead[v] = join_parts(b, ahead[v]);
         }
     [[unroll]] for (uint v = 0u; v < HOLD; v++) {
         ACC all = last_of(ahead[v]), b = subgroupShuffleUp(ahead[v], 1u);
-        ahead[v] = combine(sum, lane() > 0u ? b : identity());
-        sum = combine(sum, all);
+        ahead[v] = join_parts(sum, lane() > 0u ? b : nothing());
+        sum = join_parts(sum, all);
     }
     if (lane() == 0u) tops[gl_SubgroupID] = sum;
     if (gl_LocalInvocationID.x == 0u) lost = NONE;
     barrier();
-    sum = before = identity();
+    sum = before = nothing();
     for (uint s = 0u; s < gl_NumSubgroups; s++) {
         if (s == gl_SubgroupID) before = sum;
-        sum = combine(sum, tops[s]);
+        sum = join_parts(sum, tops[s]);
     }
     return sum;
 }
@@ -222,37 +245,36 @@ void write_four(const uint at, const uint skip, const uvec4 y)          // eleme
 
 void write_tile(const uint tile, const uint row, const uint lead, const uint fours, const ACC before)
 {
-    bool reverse = (flags & REVERSE) != 0u, exclusive = (flags & EXCLUSIVE) != 0u;
     uint first = four_of(tile);
     [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-        uint i = first + v * gl_SubgroupSize, g = reverse ? fours - 1u - i : i, skip = 4u * g - lead;
-        ACC a = combine(before, ahead[v]);
+        uint i = first + v * gl_SubgroupSize, g = has(REVERSE) ? fours - 1u - i : i, skip = 4u * g - lead;
+        ACC a = join_parts(before, ahead[v]);
         uvec4 y;
-        [[unroll]] for (uint k = 0u; k < 4u; k++) {
-            ACC b = combine(a, x[4u * v + (exclusive && k > 0u ? k - 1u : k)]);
-            y[k] = finish(exclusive && k == 0u ? a : b).x;
+        [[unroll]] for (uint k = 0u; k < 4u; k++) {    // no index that depends on a flag: arrays would leave the registers
+            if (has(EXCLUSIVE)) y[k] = result_of(k > 0u ? join_parts(a, x[4u * v + k - 1u]) : a);
+            else y[k] = result_of(join_parts(a, x[4u * v + k]));
         }
-        if (i < fours) write_four(to + row * n + skip, skip, reverse ? y.wzyx : y);
+        if (i < fours) write_four(to + row * n + skip, skip, has(REVERSE) ? y.wzyx : y);
     }
 }
 
 void main()
 {
     uint g = group_index(), each = tiles + groups + blocks, row = g / tiles, tile = g - row * tiles;
-    if (CLEAR) {
+    if (has(CLEAR)) {
         g = g * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
         if (g < outer * each) parts64[parts_at + g] = uvec2(0u);
         return;
     }
     if (row >= outer) return;
     uint base = locate(row), lead = base & 3u, fours = (lead + n + 3u) / 4u, row_at = parts_at + row * each, at = tile;
-    uint patience = (flags & SILENT) != 0u ? 0u : looks;
+    uint patience = has(SILENT) ? 0u : looks;
     ACC before;
     for (;;) {                                         // once, but where what it needs is missing
         load_tile(at, base, lead, fours);
         ACC all = scan_tile(before);
         uint next = tile;
-        if (gl_LocalInvocationID.x == 0u && (at != tile || (flags & SILENT) == 0u)) tell(row_at + at, all);
+        if (gl_LocalInvocationID.x == 0u && (at != tile || !has(SILENT))) tell(row_at + at, all);
         if (at == tile) {
             look_back(row_at, tile, all, patience);
             patience = 0u;
@@ -264,6 +286,6 @@ void main()
         memoryBarrierBuffer();
         barrier();
     }
-    before = combine(combine(combine(behind[2], behind[1]), behind[0]), before);
+    before = join_parts(join_parts(join_parts(behind[2], behind[1]), behind[0]), before);
     write_tile(tile, row, lead, fours, before);
 }
