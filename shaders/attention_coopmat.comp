@@ -73,14 +73,7 @@ void stage_queries(const uint batch, const uint head, const uint first_row, cons
     }
 }
 
-uint two_bits(const vec2 x)
-{
-#ifdef BF
-    return float_to_bf16(x.x) | (float_to_bf16(x.y) << 16);
-#else
-    return packHalf2x16(x);
-#endif
-}
+#include "two_bits.glsl"
 
 // SIZE x SIZE of a number each row, as an accumulator.
 MATRIX_SUM across_rows(const float x, const uint row, const uint part, const uint mine)

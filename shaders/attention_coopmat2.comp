@@ -111,14 +111,7 @@ float seen(const in uint row, const in uint column, const in float x, const in u
     return score <= LOWEST ? none : score;              // NaN stays
 }
 
-uint two_bits(vec2 x)
-{
-#ifdef BF
-    return float_to_bf16(x.x) | (float_to_bf16(x.y) << 16);
-#else
-    return packHalf2x16(x);
-#endif
-}
+#include "two_bits.glsl"
 
 // What converts a weight to bfloat16 truncates it (see nearest.glsl): to nearest, ties up. NaN may become 0: the sum has it.
 float rounded(float weight)

@@ -135,14 +135,8 @@ void multiply()
     subgroupBarrier();
 }
 
-uint two_bits(const vec2 x)
-{
-#ifdef BF
-    return float_to_bf16(x.x) | (float_to_bf16(x.y) << 16);
-#else
-    return packHalf2x16(x);
-#endif
-}
+#include "two_bits.glsl"
+
 vec4 bits_of(const vec4 a, const vec4 b) { return uintBitsToFloat(uvec4(two_bits(a.xy), two_bits(a.zw), two_bits(b.xy), two_bits(b.zw))); }
 
 // Weights and slopes in the place of what they come of.
