@@ -531,9 +531,8 @@ struct conv_plain_constants { uint32_t threads, type, epilogue, vector; };
 typedef struct conv_plain_constants conv_plain_constants; typedef struct conv_push conv_plain_push;
 enum { SLOT_conv_plain_d = 0, SLOT_conv_plain_a = 1, SLOT_conv_plain_b = 2 };
 
-struct matmul_tiled_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll, two,
-    whole, pairs; };
-typedef struct matmul_tiled_constants conv_tiled_constants; typedef struct conv_push conv_tiled_push;
+struct conv_tiled_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll; };
+typedef struct conv_tiled_constants conv_tiled_constants; typedef struct conv_push conv_tiled_push;
 enum { SLOT_conv_tiled_d = 0, SLOT_conv_tiled_a = 1, SLOT_conv_tiled_b = 2 };
 
 struct conv_unfold_constants { uint32_t threads, type, epilogue; };
@@ -625,7 +624,9 @@ enum { SLOT_gather_matvec_subgroup_d = 0, SLOT_gather_matvec_subgroup_a = 1, SLO
     SLOT_gather_matvec_subgroup_c = 3, SLOT_gather_matvec_subgroup_lhs = 4, SLOT_gather_matvec_subgroup_rhs = 5,
     SLOT_gather_matvec_subgroup_ranges = 6 };
 
-typedef struct matmul_tiled_constants gather_tiled_constants; typedef struct matmul_gather_push gather_tiled_push;
+struct gather_tiled_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll, two,
+    whole, pairs; };
+typedef struct gather_tiled_constants gather_tiled_constants; typedef struct matmul_gather_push gather_tiled_push;
 enum { SLOT_gather_tiled_d = 0, SLOT_gather_tiled_a = 1, SLOT_gather_tiled_b = 2, SLOT_gather_tiled_c = 3,
     SLOT_gather_tiled_lhs = 4, SLOT_gather_tiled_rhs = 5, SLOT_gather_tiled_ranges = 6 };
 
@@ -669,7 +670,8 @@ typedef struct matmul_coopmat_constants matmul_coopmat_f16_constants; typedef st
 enum { SLOT_matmul_coopmat_f16_d = 0, SLOT_matmul_coopmat_f16_a = 1, SLOT_matmul_coopmat_f16_b = 2,
     SLOT_matmul_coopmat_f16_c = 3 };
 
-typedef struct matmul_tiled_constants matmul_grouped_constants; typedef struct matmul_grouped_push matmul_grouped_push;
+struct matmul_grouped_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll; };
+typedef struct matmul_grouped_constants matmul_grouped_constants; typedef struct matmul_grouped_push matmul_grouped_push;
 enum { SLOT_matmul_grouped_d = 0, SLOT_matmul_grouped_a = 1, SLOT_matmul_grouped_b = 2,
     SLOT_matmul_grouped_tiles = 3, SLOT_matmul_grouped_order = 4, SLOT_matmul_grouped_lhs = 5 };
 
@@ -681,8 +683,7 @@ typedef struct matmul_coopmat_constants matmul_grouped_f16_constants; typedef st
 enum { SLOT_matmul_grouped_f16_d = 0, SLOT_matmul_grouped_f16_a = 1, SLOT_matmul_grouped_f16_b = 2,
     SLOT_matmul_grouped_f16_tiles = 3, SLOT_matmul_grouped_f16_order = 4, SLOT_matmul_grouped_f16_lhs = 5 };
 
-struct matmul_masked_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll,
-    two, whole, pairs; };
+struct matmul_masked_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll; };
 typedef struct matmul_masked_constants matmul_masked_constants; typedef struct matmul_masked_push matmul_masked_push;
 enum { SLOT_matmul_masked_d = 0, SLOT_matmul_masked_a = 1, SLOT_matmul_masked_b = 2, SLOT_matmul_masked_c = 3,
     SLOT_matmul_masked_of_a = 4, SLOT_matmul_masked_of_b = 5 };
@@ -702,6 +703,8 @@ struct matmul_sum_constants { uint32_t threads, type, has_c; };
 typedef struct matmul_sum_constants matmul_sum_constants; typedef struct matmul_sum_push matmul_sum_push;
 enum { SLOT_matmul_sum_d = 0, SLOT_matmul_sum_a = 1, SLOT_matmul_sum_c = 3 };
 
+struct matmul_tiled_constants { uint32_t threads, type, epilogue, bm, bn, bk, tm, tn, along, vector, unroll, two,
+    whole, pairs; };
 typedef struct matmul_tiled_constants matmul_tiled_constants; typedef struct matmul_push matmul_tiled_push;
 enum { SLOT_matmul_tiled_d = 0, SLOT_matmul_tiled_a = 1, SLOT_matmul_tiled_b = 2, SLOT_matmul_tiled_c = 3 };
 
@@ -943,7 +946,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(conv_coopmat_f16, CONV_COOPMAT_F16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(conv_depthwise, CONV_DEPTHWISE, 3, 0x1, 124, 5, CAP_SMALL) \
     X(conv_plain, CONV_PLAIN, 3, 0x1, 124, 4, CAP_SMALL) \
-    X(conv_tiled, CONV_TILED, 3, 0x1, 124, 14, CAP_SMALL) \
+    X(conv_tiled, CONV_TILED, 3, 0x1, 124, 11, CAP_SMALL) \
     X(conv_unfold, CONV_UNFOLD, 2, 0x1, 124, 3, CAP_SMALL) \
     X(copy, COPY, 3, 0x1, 120, 6, CAP_SMALL) \
     X(copy_half, COPY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
@@ -976,10 +979,10 @@ enum { SLOT_quant_gather_x = 0 };
     X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 9, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 14, CAP_SMALL) \
+    X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 11, CAP_SMALL) \
     X(matmul_grouped_bf16, MATMUL_GROUPED_BF16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_grouped_f16, MATMUL_GROUPED_F16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_masked, MATMUL_MASKED, 6, 0x1, 116, 14, CAP_SMALL) \
+    X(matmul_masked, MATMUL_MASKED, 6, 0x1, 116, 11, CAP_SMALL) \
     X(matmul_plain, MATMUL_PLAIN, 4, 0x1, 128, 3, CAP_SMALL) \
     X(matmul_rows, MATMUL_ROWS, 3, 0x1, 128, 5, CAP_SMALL) \
     X(matmul_rows_gather, MATMUL_ROWS_GATHER, 7, 0x1, 128, 5, CAP_SMALL) \

@@ -14,9 +14,14 @@ layout(constant_id = 7) const uint TN = 4;
 layout(constant_id = 8) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
 layout(constant_id = 9) const uint VECTOR = 0;        // bits: a, b, the result can be accessed by fours
 layout(constant_id = 10) const uint UNROLL = 1;       // steps of K that are written out
+#if !defined(CONV) && !defined(GROUPED) && !defined(MASKED)
+#define PLAIN
 layout(constant_id = 11) const uint TWO = 0;          // 1: two of each tile, by turns: one barrier a step
 layout(constant_id = 12) const uint WHOLE = 0;        // 1: all tiles lie inside the matrices, which are read by fours
 layout(constant_id = 13) const uint PAIRS = 0;        // 1: lanes beside each other share columns by twos: see main()
+#else
+const uint TWO = 0, PAIRS = 0;
+#endif
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, b)
@@ -109,15 +114,19 @@ void fetch(const Place p, const uvec2 at, const uint k)
     [[unroll]] for (uint i = 0; i < FETCH_A; i++) {
         uvec2 s = spot(t + i * THREADS, A_ALONG_K, BM);
         uint row = at.x + s.y, column = k + s.x;
-        if (WHOLE != 0u) next_a[i] = get4_a(FIRST_A(p, row) + column * a_k);
-        else next_a[i] = fetch_a(FIRST_A(p, row) + column * a_k, A_ALONG_K ? a_k : a_row,
+#ifdef PLAIN
+        if (WHOLE != 0u) next_a[i] = get4_a(FIRST_A(p, row) + column * a_k); else
+#endif
+        next_a[i] = fetch_a(FIRST_A(p, row) + column * a_k, A_ALONG_K ? a_k : a_row,
                             A_ALONG_K ? row < LAST_ROW ? count(column, p.high) : 0u : column < p.high ? count(row, M) : 0u);
     }
     [[unroll]] for (uint i = 0; i < FETCH_B; i++) {
         uvec2 s = spot(t + i * THREADS, B_ALONG_K, BN);
         uint row = k + s.x, column = at.y + s.y;
-        if (WHOLE != 0u) next_b[i] = get4_b(p.b + row * b_k + column * b_col);
-        else next_b[i] = fetch_b(p.b + row * b_k + column * b_col, B_ALONG_K ? b_k : b_col,
+#ifdef PLAIN
+        if (WHOLE != 0u) next_b[i] = get4_b(p.b + row * b_k + column * b_col); else
+#endif
+        next_b[i] = fetch_b(p.b + row * b_k + column * b_col, B_ALONG_K ? b_k : b_col,
                             B_ALONG_K ? column < N ? count(row, p.high) : 0u : row < p.high ? count(column, N) : 0u);
     }
 }
@@ -216,6 +225,7 @@ void main()
     find_live(p, at);
 #endif
     uint begin = FIRST_STEP;
+#ifdef PLAIN
     if (TWO != 0u && begin < p.high) {
         uint from = 0u;
         fetch(p, at, begin);
@@ -229,7 +239,9 @@ void main()
             barrier();
             k = next;
         }
-    } else for (uint k = begin; k < p.high + BK; k = NEXT_STEP(k)) {
+    } else
+#endif
+    for (uint k = begin; k < p.high + BK; k = NEXT_STEP(k)) {
         if (k > begin) {
             barrier();
             stage(0u);
@@ -251,7 +263,7 @@ void main()
         [[unroll]] for (uint l = 0; l < TN / 4; l++) {
             uint column = at.y + (l * COLUMNS + tx) * 4u, valid = count(column, N), to = first + column * step;
             vec4 v = sum[j * (TN / 4) + l];
-#if !defined(CONV) && !defined(GROUPED) && !defined(MASKED)
+#ifdef PLAIN
             if (EPILOGUE == SCALE)
                 [[unroll]] for (uint i = 0; i < 4; i++)
                     if (i < valid) v[i] = SCALED(v[i], get_c(p.c + row * c_row + (column + i) * c_col));
