@@ -298,6 +298,11 @@ struct matmul_masked_push {
 };
 static_assert(sizeof(struct matmul_masked_push) == 116, "matmul_masked_push");
 
+struct matmul_sets_push {
+    uint32_t M, N, K, offset_a, offset_b, a_row, ends[2], offset_d[3];
+};
+static_assert(sizeof(struct matmul_sets_push) == 44, "matmul_sets_push");
+
 struct matmul_sum_push {
     uint32_t M, N, matrices, parts, sums_at, offset_c, offset_out, c_row, c_col, out_row, out_col, inner;
     uint32_t middle, batch_c[3], batch_out[3];
@@ -699,6 +704,15 @@ typedef struct matmul_rows_constants matmul_rows_gather_constants; typedef struc
 enum { SLOT_matmul_rows_gather_d = 0, SLOT_matmul_rows_gather_a = 1, SLOT_matmul_rows_gather_b = 2,
     SLOT_matmul_rows_gather_lhs = 4, SLOT_matmul_rows_gather_rhs = 5, SLOT_matmul_rows_gather_ranges = 6 };
 
+struct matmul_sets_constants { uint32_t threads, type, epilogue, bm, bn, bk, steps, swiglu; };
+typedef struct matmul_sets_constants matmul_sets_bf16_constants; typedef struct matmul_sets_push matmul_sets_bf16_push;
+enum { SLOT_matmul_sets_bf16_d = 0, SLOT_matmul_sets_bf16_a = 1, SLOT_matmul_sets_bf16_b = 2,
+    SLOT_matmul_sets_bf16_second = 3, SLOT_matmul_sets_bf16_third = 4 };
+
+typedef struct matmul_sets_constants matmul_sets_f16_constants; typedef struct matmul_sets_push matmul_sets_f16_push;
+enum { SLOT_matmul_sets_f16_d = 0, SLOT_matmul_sets_f16_a = 1, SLOT_matmul_sets_f16_b = 2,
+    SLOT_matmul_sets_f16_second = 3, SLOT_matmul_sets_f16_third = 4 };
+
 struct matmul_sum_constants { uint32_t threads, type, has_c; };
 typedef struct matmul_sum_constants matmul_sum_constants; typedef struct matmul_sum_push matmul_sum_push;
 enum { SLOT_matmul_sum_d = 0, SLOT_matmul_sum_a = 1, SLOT_matmul_sum_c = 3 };
@@ -918,6 +932,8 @@ enum { SLOT_conv_d = 0, SLOT_conv_a = 1, SLOT_conv_b = 2 };
 enum { SLOT_matmul_gather_d = 0, SLOT_matmul_gather_a = 1, SLOT_matmul_gather_b = 2, SLOT_matmul_gather_lhs = 4,
     SLOT_matmul_gather_rhs = 5, SLOT_matmul_gather_ranges = 6, SLOT_matmul_gather_c = 3 };
 enum { SLOT_matmul_d = 0, SLOT_matmul_a = 1, SLOT_matmul_b = 2, SLOT_matmul_c = 3 };
+enum { SLOT_matmul_sets_d = 0, SLOT_matmul_sets_a = 1, SLOT_matmul_sets_b = 2, SLOT_matmul_sets_second = 3,
+    SLOT_matmul_sets_third = 4 };
 enum { SLOT_quant_x = 0, SLOT_quant_sc = 8, SLOT_quant_bc = 9, SLOT_quant_yb = 11, SLOT_quant_yc = 12 };
 enum { SLOT_quant_gather_x = 0 };
 
@@ -986,6 +1002,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matmul_plain, MATMUL_PLAIN, 4, 0x1, 128, 3, CAP_SMALL) \
     X(matmul_rows, MATMUL_ROWS, 3, 0x1, 128, 5, CAP_SMALL) \
     X(matmul_rows_gather, MATMUL_ROWS_GATHER, 7, 0x1, 128, 5, CAP_SMALL) \
+    X(matmul_sets_bf16, MATMUL_SETS_BF16, 5, 0x19, 44, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_sets_f16, MATMUL_SETS_F16, 5, 0x19, 44, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_sum, MATMUL_SUM, 4, 0x1, 84, 3, CAP_SMALL) \
     X(matmul_tiled, MATMUL_TILED, 4, 0x1, 128, 14, CAP_SMALL) \
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \

@@ -63,6 +63,8 @@
 #include "matmul_plain_spv.h"
 #include "matmul_rows_spv.h"
 #include "matmul_rows_gather_spv.h"
+#include "matmul_sets_bf16_spv.h"
+#include "matmul_sets_f16_spv.h"
 #include "matmul_sum_spv.h"
 #include "matmul_tiled_spv.h"
 #include "matvec_spv.h"

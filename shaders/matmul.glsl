@@ -6,6 +6,7 @@
 //   GROUPED  rows by the matrix of b that they meet (grouped.glsl)
 //   MASKED   in a batch, with masks of blocks
 //   CONV     conv.glsl
+//   SETS     b is several matrices, matmul_sets.comp
 #ifndef MATMUL_GLSL
 #define MATMUL_GLSL
 #include "common.glsl"
@@ -20,6 +21,12 @@ const uint NONE = 0, SCALE = 1, PART = 2;
 #define X_MATRIX(entry) min(every != 0u ? (entry) / every : lhs32[lhs_at + (entry)], lhs_last)
 #ifdef CONV
 #include "conv.glsl"
+#elif defined(SETS)
+layout(push_constant) uniform matmul_sets_push {
+    uint M, N, K;                                      // N: columns of all matrices; of one, where results are silu(x) * y
+    uint offset_a, offset_b, a_row;
+    uint ends[2], offset_d[3];                         // the columns where one matrix ends and the next begins
+};
 #else
 struct Place { uint a, b, c, d, low, high; };        // first elements, and the range of K
 #ifdef GROUPED
