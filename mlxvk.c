@@ -8807,22 +8807,20 @@ static void scan_once(struct encoder *e, enum reduction op, struct array *from, 
     struct scan_once_push p = { .n = s->n, .outer = s->outer, .tiles = once_tiles(r, s->n),
                                 .apart = s->ndim ? s->in_stride[0] : s->n,
                                 .looks = silent ? 0 : few ? SCAN_LOOKS_FEW : SCAN_LOOKS };
-    uint32_t flags = (s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE)) | (silent ? SCAN_ONCE_SILENT : 0);
     p.groups = ceil_div(p.tiles, r->fan);
     p.blocks = ceil_div(p.groups, r->fan);
     size_t count = (size_t)p.outer * (p.tiles + p.groups + p.blocks);
     struct array *parts = scratch(e, count, MLXVK_UINT64);
     if (e->code) return;
-    for (uint32_t clear = 2; clear-- > 0;) {
-        if (!clear) {
-            p.from = set_input(e, SLOT_scan_once_src, from);
-            p.to = set_output(e, SLOT_scan_once_dst, out);
-        }
-        p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
-        USE(e, scan_once, &p, .threads = r->threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r->hold,
-            .fan = r->fan, .flags = clear ? SCAN_ONCE_CLEAR : flags);
-        dispatch_groups(e, clear ? ceil_div(count, r->threads) : (uint64_t)p.outer * p.tiles);
-    }
+    p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+    USE(e, scan_once, &p, .threads = r->threads, .hold = 1, .fan = 1, .flags = SCAN_ONCE_CLEAR);
+    dispatch_groups(e, ceil_div(count, r->threads));
+    p.from = set_input(e, SLOT_scan_once_src, from);
+    p.to = set_output(e, SLOT_scan_once_dst, out);
+    p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+    USE(e, scan_once, &p, .threads = r->threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r->hold,
+        .fan = r->fan, .flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE));
+    dispatch_groups(e, (uint64_t)p.outer * p.tiles);
     array_release(parts);
 }
 

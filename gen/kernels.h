@@ -114,8 +114,8 @@ enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u };
 /* shaders/scan.comp: flags */
 enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4 };
 
-/* shaders/scan_once.comp: flags; SILENT: no tile tells anything, so that all scan what they need; CLEAR: zeros for `parts`, no more */
-enum { SCAN_ONCE_REVERSE = 1, SCAN_ONCE_EXCLUSIVE = 2, SCAN_ONCE_SILENT = 8, SCAN_ONCE_CLEAR = 16 };
+/* shaders/scan_once.comp: flags; CLEAR: zeros for `parts`, no more */
+enum { SCAN_ONCE_REVERSE = 1, SCAN_ONCE_EXCLUSIVE = 2, SCAN_ONCE_CLEAR = 4 };
 
 /* shaders/scatter.comp: steps */
 enum { SCATTER_CLEAR = 0, SCATTER_MARK = 1, SCATTER_PUT = 2, SCATTER_ATOMIC = 3 };

@@ -16,14 +16,14 @@ layout(constant_id = 3) const uint TO = 10;
 layout(constant_id = 4) const uint HOLD = 8;           // fours a thread has
 layout(constant_id = 5) const uint FAN = 32;           // tiles of a group, groups of a block
 layout(constant_id = 6) const uint FLAGS = 0;
-//! enum SCAN_ONCE_: flags; SILENT: no tile tells anything, so that all scan what they need; CLEAR: zeros for `parts`, no more
-const uint REVERSE = 1, EXCLUSIVE = 2, SILENT = 8, CLEAR = 16;
-const bool BACKWARDS = (FLAGS & REVERSE) != 0u, WITHOUT = (FLAGS & EXCLUSIVE) != 0u, TELLS = (FLAGS & SILENT) == 0u;
+//! enum SCAN_ONCE_: flags; CLEAR: zeros for `parts`, no more
+const uint REVERSE = 1, EXCLUSIVE = 2, CLEAR = 4;
+const bool BACKWARDS = (FLAGS & REVERSE) != 0u, WITHOUT = (FLAGS & EXCLUSIVE) != 0u;
 
 layout(push_constant) uniform scan_once_push {
     uint n, outer, tiles, groups, blocks;              // of a row, of which there are `outer`
     uint apart, from, to, parts_at;                    // from row to row of the operand; the first element of it, of result and parts
-    uint looks;
+    uint looks;                                        // 0: no tile tells anything, so that all scan what they need
 };
 BUFFER(0, dst)
 BUFFER(1, src)
@@ -139,7 +139,7 @@ void look_back(const uint row_at, const uint tile, const uint most)
         uint i = level == 0u ? tile : level == 1u ? tile / FAN : tile / FAN / FAN, missing;
         uint count = level == 2u ? i : i % FAN, first = i - count;
         uint a = share_level(row_at, level, first, count, most, missing), lacks;
-        if (level == 0u && TELLS && missing == NONE && count == FAN - 1u) {
+        if (level == 0u && looks > 0u && missing == NONE && count == FAN - 1u) {
             share_level(row_at, 1u, tile / FAN, 1u, 0u, lacks);
             if ((tile + 1u) % (FAN * FAN) == 0u) {
                 share_level(row_at, 1u, tile / FAN - (FAN - 1u), FAN, most, lacks);
@@ -240,11 +240,11 @@ void main()
     }
     if (row >= outer) return;
     uint base = from + row * apart, lead = base & 3u, fours = (lead + n + 3u) / 4u, row_at = parts_at + row * each, at = tile;
-    uint patience = TELLS ? looks : 0u, before;
+    uint patience = looks, before;
     for (;;) {                                         // once, but where what it needs is missing
         load_tile(at, base, lead, fours);
         uint all = scan_tile(before), next = tile;
-        if (gl_LocalInvocationID.x == 0u && (TELLS || at != tile)) tell(row_at + at, all);
+        if (gl_LocalInvocationID.x == 0u && (looks > 0u || at != tile)) tell(row_at + at, all);
         if (at == tile) {
             look_back(row_at, tile, patience);
             patience = 0u;
