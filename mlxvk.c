@@ -381,7 +381,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
-    X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps wait for each other without barriers (2: on every driver)")     \
+    X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps and tiles of scans wait for each other (2: on every driver)")   \
     X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")          \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
@@ -8690,6 +8690,13 @@ FUNCTION(mlxvk_softmax_axes, a, SOFTMAX(false, axes, axes_num), const int *axes,
 
 /* ---- scans ---- */
 
+/* May workgroups wait for others on this device, where that is faster? Recorded steps are linked, see link_table, and
+ * long scans take one pass, see takes_once. */
+static bool links_wanted(const struct device *d)
+{
+    return d->gate[GATE_LINKS] > 1 || (d->gate[GATE_LINKS] == 1 && d->caps.quirks & QUIRK_IN_ORDER);
+}
+
 enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
 
 /* The total of each part, as (outer, parts, inner). */
@@ -8759,6 +8766,64 @@ done:
     array_release(carry);
 }
 
+/* Long rows in one pass over the operand, by workgroups that wait for what those before them come to: see
+ * shaders/scan_once.comp. The row's length alone chooses, so that its bits do not depend on what comes with it.
+ * SCAN_LOOKS: before a workgroup scans itself what is missing, milliseconds on a GPU. Where all loops of an invocation
+ * together may not be long (a CPU driver, by force), it must not miss many, nor look long. By force (GATE_LINKS is 3: no tile
+ * tells what it comes to) short rows are cut into small tiles, too: a test's. */
+enum { SCAN_ONCE = 1 << 7, SCAN_LOOKS = 4096, SCAN_LOOKS_FEW = 32, SCAN_TILES_FEW = 256, SCAN_ONCE_LEAST = 1 << 16,
+       SCAN_ONCE_FORCED = 1 << 10 };
+
+static const struct once_row { uint32_t below, threads, hold, fan; } once_rows[] = {
+    { 1 << 14, 128, 1, 4 },
+    { UINT32_MAX, 512, 8, 32 },
+};
+
+static const struct once_row *once_row(size_t n)
+{
+    const struct once_row *r = once_rows;
+    while (n >= r->below) r++;
+    return r;
+}
+
+/* A tile's elements, less what a row that begins between fours takes more. */
+static uint32_t once_tiles(const struct once_row *r, size_t n) { return ceil_div((n + 6) / 4, r->threads * r->hold); }
+
+static bool takes_once(const struct device *d, enum reduction op, const struct array *x, int axis)
+{
+    size_t n = (size_t)x->shape[axis];
+    bool forced = d->gate[GATE_LINKS] > 1;
+    for (int i = axis + 1; i < x->ndim; i++) if (x->shape[i] != 1) return false;
+    if (n < (forced ? SCAN_ONCE_FORCED : SCAN_ONCE_LEAST) || in_pairs(op, x->dtype)) return false;
+    if (d->caps.quirks & QUIRK_SHORT_LOOPS && once_tiles(once_row(n), n) > SCAN_TILES_FEW) return false;
+    return links_wanted(d) && has_kernel(d, K_SCAN_ONCE) && once_row(n)->threads <= d->caps.max_threads;
+}
+
+static void scan_once(struct encoder *e, enum reduction op, struct array *from, struct array *out,
+                      const struct scan_push *s)
+{
+    const struct once_row *r = once_row(s->n);
+    const bool silent = e->device->gate[GATE_LINKS] > 2, few = e->device->caps.quirks & QUIRK_SHORT_LOOPS;
+    struct scan_once_push p = { .n = s->n, .outer = s->outer, .tiles = once_tiles(r, s->n),
+                                .apart = s->ndim ? s->in_stride[0] : s->n,
+                                .looks = silent ? 0 : few ? SCAN_LOOKS_FEW : SCAN_LOOKS };
+    p.groups = ceil_div(p.tiles, r->fan);
+    p.blocks = ceil_div(p.groups, r->fan);
+    size_t count = (size_t)p.outer * (p.tiles + p.groups + p.blocks);
+    struct array *parts = scratch(e, count, MLXVK_UINT64);
+    if (e->code) return;
+    p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+    USE(e, scan_once, &p, .threads = r->threads, .hold = 1, .fan = 1, .flags = SCAN_ONCE_CLEAR);
+    dispatch_groups(e, ceil_div(count, r->threads));
+    p.from = set_input(e, SLOT_scan_once_src, from);
+    p.to = set_output(e, SLOT_scan_once_dst, out);
+    p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+    USE(e, scan_once, &p, .threads = r->threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r->hold,
+        .fan = r->fan, .flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE));
+    dispatch_groups(e, (uint64_t)p.outer * p.tiles);
+    array_release(parts);
+}
+
 /* The dimensions around an axis; false where there are too many, or wide steps between what a thread group reads. */
 static bool scan_dims(const struct array *x, int axis, struct scan_push *p)
 {
@@ -8793,21 +8858,24 @@ static void scan_part(struct encoder *e, struct array *const *a, const void *job
     struct array *x = a[0], *rows = NULL, packed;
     struct scan_push p;
     struct array *room = pack(e, a[1], &packed);
-    if (!fits_binding(e->device, x) || !scan_dims(x, f->axis, &p)) {
+    if (!fits_binding(e->device, x) || !scan_dims(x, f->axis, &p) || (f->flags & SCAN_ONCE && p.ndim > 1)) {
         x = rows = rows_of(e, x);
         scan_dims(x, f->axis, &p);
     }
     if (p.n == 1) p.stride = 1;
     p.flags = f->flags;
-    scan(e, f->op, x, &packed, p);
+    if (f->flags & SCAN_ONCE) scan_once(e, f->op, x, &packed, &p);
+    else scan(e, f->op, x, &packed, p);
     array_release(rows);
     unpack(e, a[1], &packed, room);
 }
 
 static void lower_scan(struct encoder *e, const struct node *n)
 {
-    donate(e, n->out[0], n->in, 1);
-    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << n->p.scan.axis, scan_part, &n->p.scan);
+    struct scan_params p = n->p.scan;
+    if (takes_once(e->device, p.op, n->in[0], p.axis)) p.flags |= SCAN_ONCE;      /* which may read an element again */
+    else donate(e, n->out[0], n->in, 1);
+    in_parts(e, (struct array *[]){ n->in[0], n->out[0] }, 2, 1u << p.axis, scan_part, &p);
 }
 
 static enum binary scan_step(enum reduction op)
@@ -14024,12 +14092,6 @@ struct quant_job {
     struct array *norm;                              /* the weight of x's rms_norm, for qmv_held.comp alone; or NULL */
     float eps;
 };
-
-/* Are recorded steps linked on this device, where they can be? See link_table. */
-static bool links_wanted(const struct device *d)
-{
-    return d->gate[GATE_LINKS] > 1 || (d->gate[GATE_LINKS] == 1 && d->caps.quirks & QUIRK_IN_ORDER);
-}
 
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, subgroups to have on each
  * multiprocessor (half as many for 8 bits): as many as its registers have room for, but each workgroup prepares x anew,

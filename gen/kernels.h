@@ -114,6 +114,9 @@ enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u };
 /* shaders/scan.comp: flags */
 enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4 };
 
+/* shaders/scan_once.comp: flags; CLEAR: zeros for `parts`, no more */
+enum { SCAN_ONCE_REVERSE = 1, SCAN_ONCE_EXCLUSIVE = 2, SCAN_ONCE_CLEAR = 4 };
+
 /* shaders/scatter.comp: steps */
 enum { SCATTER_CLEAR = 0, SCATTER_MARK = 1, SCATTER_PUT = 2, SCATTER_ATOMIC = 3 };
 
@@ -394,6 +397,11 @@ struct scan_push {
     uint32_t in_stride[4];
 };
 static_assert(sizeof(struct scan_push) == 80, "scan_push");
+
+struct scan_once_push {
+    uint32_t n, outer, tiles, groups, blocks, apart, from, to, parts_at, looks;
+};
+static_assert(sizeof(struct scan_once_push) == 40, "scan_once_push");
 
 struct scatter_push {
     uint32_t n, units, each, flags, none, scale, key_first, key_count, dst_at, src_at, key_at, place_at;
@@ -868,6 +876,10 @@ struct scan_constants { uint32_t threads, op, from, to, columns, width, hold; };
 typedef struct scan_constants scan_constants; typedef struct scan_push scan_push;
 enum { SLOT_scan_dst = 0, SLOT_scan_src = 1, SLOT_scan_carry = 2 };
 
+struct scan_once_constants { uint32_t threads, op, from, to, hold, fan, flags; };
+typedef struct scan_once_constants scan_once_constants; typedef struct scan_once_push scan_once_push;
+enum { SLOT_scan_once_dst = 0, SLOT_scan_once_src = 1, SLOT_scan_once_parts = 2 };
+
 typedef struct scan_constants scan_pair_constants; typedef struct scan_push scan_pair_push;
 enum { SLOT_scan_pair_dst = 0, SLOT_scan_pair_src = 1, SLOT_scan_pair_carry = 2 };
 
@@ -1039,6 +1051,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 9, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
+    X(scan_once, SCAN_ONCE, 3, 0x5, 40, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \

@@ -100,6 +100,7 @@
 #include "reduce_pair_spv.h"
 #include "rope_spv.h"
 #include "scan_spv.h"
+#include "scan_once_spv.h"
 #include "scan_pair_spv.h"
 #include "scatter_spv.h"
 #include "scatter_runs_spv.h"

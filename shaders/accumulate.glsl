@@ -32,7 +32,7 @@ bool eight() { return FROM == U64 || FROM == I64 || FROM == C64; }
 uvec2 pack(const vec2 x) { return floatBitsToUint(x); }
 vec2 unpack(const uvec2 a) { return uintBitsToFloat(a); }
 bool is_nan2(const uvec2 a) { return is_nan(uintBitsToFloat(a.x)) || is_nan(uintBitsToFloat(a.y)); }
-bool less(uvec2 a, uvec2 b)                            // 64-bit integers, the high word last; complex numbers, real first
+bool less(const uvec2 a, const uvec2 b)                            // 64-bit integers, the high word last; complex numbers, real first
 {
     if (FROM == C64) {
         vec2 x = unpack(a), y = unpack(b);
@@ -129,7 +129,7 @@ ACC value(const uvec2 raw, const uint at)
     if (OP == LSE && FROM != C64) return pack(vec2(as_float(raw.x, FROM), 1.0));
     return raw;
 }
-uvec2 finish(ACC a)                                    // the bits of a result
+uvec2 finish(const ACC a)                                    // the bits of a result
 {
     if (OP != LSE || TO == C64) return a;
     vec2 x = unpack(a);
@@ -212,7 +212,7 @@ Four load_four(const uint i)
     return Four(load4_src(i, FROM), uvec4(0u));
 }
 uvec2 load_one(const uint i) { return eight() ? src64[i] : uvec2(load_src(i, FROM), 0u); }
-uvec2 of_four(Four v, uint k)                          // k must be known when the kernel is compiled
+uvec2 of_four(const Four v, const uint k)                          // k must be known when the kernel is compiled
 {
     if (!eight()) return uvec2(v.low[k], 0u);
     return k == 0u ? v.low.xy : k == 1u ? v.low.zw : k == 2u ? v.high.xy : v.high.zw;

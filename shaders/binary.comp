@@ -97,7 +97,7 @@ INTEGER integer_power(INTEGER x, INTEGER y)
     }
     return r;
 }
-INTEGER integer(INTEGER x, INTEGER y)                                  // extended by sign or zeros
+INTEGER integer(const INTEGER x, const INTEGER y)                                  // extended by sign or zeros
 {
     bool less = is_less(x, y), beyond = is_beyond(y);                  // beyond: counts of shifts, negative or too large
     uint count = beyond ? WIDTH - 1u : low_word(y);
@@ -182,7 +182,7 @@ uint integers(const uint p, const uint q)
     uint r = integer(sign_extend(p, FROM), sign_extend(q, FROM));
     return TO == BOOL && r != 0u ? 1u : r;
 }
-uint choice(uint p, uint q, float x, float y)                          // x and y: the numbers whose bits p and q are
+uint choice(const uint p, const uint q, const float x, const float y)                          // x and y: the numbers whose bits p and q are
 {
     bool x_nan = is_nan(x), y_nan = is_nan(y);
     if (OP == MAXIMUM) return x_nan || (x > y && !y_nan) ? p : q;

@@ -28,7 +28,7 @@ shared float part[gl_WorkGroupSize.x];
 shared float run_sum[gl_WorkGroupSize.x / 16u];
 shared uint chosen;
 
-float largest_of(float x)                              // of the workgroup; NaN stays behind
+float largest_of(const float x)                              // of the workgroup; NaN stays behind
 {
     uint t = gl_LocalInvocationID.x;
     part[t] = x;

@@ -13,7 +13,7 @@ bool value_nan(const uvec2 v)
     if (TO == C64) return is_nan(uintBitsToFloat(v.x)) || is_nan(uintBitsToFloat(v.y));
     return is_float(TO) && is_nan(uintBitsToFloat(v.x));
 }
-bool less(uvec2 a, uvec2 b)                            // complex numbers by the real part first
+bool less(const uvec2 a, const uvec2 b)                            // complex numbers by the real part first
 {
     if (TO == C64) {
         vec2 x = uintBitsToFloat(a), y = uintBitsToFloat(b);

@@ -33,12 +33,12 @@ bool is_nan(const float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800
 bool is_inf(const float x) { return (floatBitsToUint(x) & 0x7fffffffu) == 0x7f800000u; }
 
 float bf16_to_float(const uint bits) { return uintBitsToFloat(bits << 16); }
-uint float_to_bf16(float x)                                            // to nearest even; NaN stays NaN
+uint float_to_bf16(const float x)                                            // to nearest even; NaN stays NaN
 {
     uint u = floatBitsToUint(x);
     return is_nan(x) ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
 }
-uvec2 bf16_of_four(vec4 x)                                             // the same, of four with one test for NaN
+uvec2 bf16_of_four(const vec4 x)                                             // the same, of four with one test for NaN
 {
     uvec4 u = floatBitsToUint(x);
     if (is_nan((x.x + x.y) + (x.z + x.w)))
@@ -46,14 +46,14 @@ uvec2 bf16_of_four(vec4 x)                                             // the sa
     u += 0x7fffu + ((u >> 16) & 1u);
     return uvec2((u.x >> 16) | (u.y & 0xffff0000u), (u.z >> 16) | (u.w & 0xffff0000u));
 }
-float f16_to_float(uint bits)                                          // denormals too, whatever the device flushes
+float f16_to_float(const uint bits)                                          // denormals too, whatever the device flushes
 {
     uint e = (bits >> 10) & 31u, m = bits & 1023u, s = (bits & 0x8000u) << 16;
     if (e == 31u) return uintBitsToFloat(s | 0x7f800000u | (m << 13));
     if (e == 0u) return uintBitsToFloat(s | floatBitsToUint(float(m) * 5.9604644775390625e-8));
     return uintBitsToFloat(s | ((e + 112u) << 23) | (m << 13));
 }
-uint float_to_f16(float x)                                             // to nearest even
+uint float_to_f16(const float x)                                             // to nearest even
 {
     uint u = floatBitsToUint(x), s = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return s | 0x7e00u;
@@ -77,7 +77,7 @@ float as_float(const uint raw, const uint t)
     if (is_float(t)) return bits_to_float(raw, t);
     return is_signed(t) ? float(int(sign_extend(raw, t))) : float(raw);
 }
-uint float_to_integer(float x, uint t)                                 // truncates; out of range saturates in 32 bits
+uint float_to_integer(const float x, const uint t)                                 // truncates; out of range saturates in 32 bits
 {
     if (t == BOOL) return (floatBitsToUint(x) & 0x7fffffffu) != 0u ? 1u : 0u;
     if (x < 0.0) return uint(x <= -2147483648.0 ? int(0x80000000) : int(x));

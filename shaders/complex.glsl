@@ -50,12 +50,12 @@ vec2 complex_sqrt(const vec2 z)
     float t = sqrt_of(0.5 * a + 0.5 * r), u = is_inf(t) ? 0.0 * b : divide(b, t + t);
     return floatBitsToUint(z.x) < 0x80000000u ? vec2(t, with_sign(u, z.y)) : vec2(u, with_sign(t, z.y));
 }
-vec2 complex_sinh_cosh(vec2 z, bool cosine)                            // cosh z, or sinh z
+vec2 complex_sinh_cosh(const vec2 z, const bool cosine)                            // cosh z, or sinh z
 {
     vec2 h = vec2(cosh_of(z.x), sinh_of(z.x)), unit = z.y == 0.0 ? vec2(1.0, z.y) : cos_sin(z.y);
     return (cosine ? h : h.yx) * unit;
 }
-vec2 complex_tanh(vec2 z)                                              // Kahan
+vec2 complex_tanh(const vec2 z)                                              // Kahan
 {
     vec2 unit = cos_sin(z.y);
     if (abs(z.x) > 11.0) {
@@ -65,7 +65,7 @@ vec2 complex_tanh(vec2 z)                                              // Kahan
     float t = divide(unit.y, unit.x), b = 1.0 + t * t, s = sinh_of(z.x), r = sqrt_of(1.0 + s * s), d = 1.0 + b * s * s;
     return vec2(divide(b * r * s, d), divide(t, d));
 }
-vec2 complex_asin_acos(vec2 z, bool cosine)                            // Kahan; acos z, or asin z
+vec2 complex_asin_acos(const vec2 z, const bool cosine)                            // Kahan; acos z, or asin z
 {
     vec2 a = complex_sqrt(vec2(1.0 - z.x, -z.y)), b = complex_sqrt(vec2(1.0 + z.x, z.y));
     float real = atan2_of(cosine ? a.x : z.x, cosine ? b.x : a.x * b.x - a.y * b.y);
@@ -78,7 +78,7 @@ vec2 complex_atan(const vec2 z)
     float high = 0.25 * log1p(divide(4.0 * y, d * d + z.x * z.x));
     return vec2(0.5 * atan2_of(2.0 * z.x, d * (1.0 + y) - z.x * z.x), with_sign(high, z.y));
 }
-vec2 complex_pow(vec2 z, vec2 w)                                       // polar; a base of 0 gives 0
+vec2 complex_pow(const vec2 z, const vec2 w)                                       // polar; a base of 0 gives 0
 {
     if (z == vec2(0.0)) return is_nan(w) ? vec2(NOT_A_NUMBER) : vec2(0.0);
     return complex_exp(complex_multiply(complex_log(z), w));

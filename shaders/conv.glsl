@@ -26,13 +26,13 @@ Place place(const uint z)
     return p;
 }
 
-uvec4 position(uint m)                                 // batch, axes
+uvec4 position(const uint m)                                 // batch, axes
 {
     uint x = m / out_size[2], y = x / out_size[1];
     return uvec4(y / out_size[0], y % out_size[0], x % out_size[1], m % out_size[2]);
 }
 
-uint out_at(uint d, uint m)                            // the first element of a row of the result
+uint out_at(const uint d, const uint m)                            // the first element of a row of the result
 {
     uvec4 o = position(m);
     return EPILOGUE == PART ? d + m * N : d + o.x * out_batch + o.y * out_step[0] + o.z * out_step[1] + o.w * out_step[2];

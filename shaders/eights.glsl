@@ -18,7 +18,7 @@ vec4 four_halves(const uvec2 w, const uint t)
     uvec4 number = mix(e + 112u, uvec4(255u), equal(e, uvec4(31u))) << 23 | m << 13;
     return uintBitsToFloat(s | mix(number, floatBitsToUint(vec4(m) * 5.9604644775390625e-8), equal(e, uvec4(0u))));
 }
-uvec4 four_bits(vec4 x, uint t)                                        // of halves, to nearest even
+uvec4 four_bits(const vec4 x, const uint t)                                        // of halves, to nearest even
 {
     uvec4 u = floatBitsToUint(x), a = u & 0x7fffffffu;
     if (t == BF16) return mix(u + 0x7fffu + ((u >> 16) & 1u), u | 0x400000u, greaterThan(a, uvec4(0x7f800000u))) >> 16;
@@ -43,7 +43,7 @@ uvec4 eight_numbers(const vec4 a, const vec4 b, const uint t)
     return uvec4((u.x >> 16) | (u.y & 0xffff0000u), (u.z >> 16) | (u.w & 0xffff0000u),
                  (v.x >> 16) | (v.y & 0xffff0000u), (v.z >> 16) | (v.w & 0xffff0000u));
 }
-uvec4 eight_halves(vec4 a, vec4 b, uint t)                             // with one test for NaN
+uvec4 eight_halves(const vec4 a, const vec4 b, const uint t)                             // with one test for NaN
 {
     vec4 sum = a + b;
     if (t != BF16 || is_nan((sum.x + sum.y) + (sum.z + sum.w))) return eight_rounded(a, b, t);

@@ -6,7 +6,7 @@ BUFFER(0, w)
 BUFFER(1, b)
 layout(push_constant) uniform fft_chirp_push { uint n, room, offset_w, offset_b; };
 
-uint square(uint j)                                    // j^2 mod 2 n
+uint square(const uint j)                                    // j^2 mod 2 n
 {
     uint sum = 0u, x = j;
     for (uint y = j; y != 0u; y >>= 1) {

@@ -78,7 +78,7 @@ uint slot(const uint l, const uint e) { return l * size + e; }
 
 vec2 element(const uint at, const uint e);                         // of the row at `at`; zero behind its operand's
 
-vec2 bin(uint at, uint e, uint n)                      // of a real row of n: the first and the middle one are real
+vec2 bin(const uint at, const uint e, const uint n)                      // of a real row of n: the first and the middle one are real
 {
     vec2 x = element(at, e);
     return e == 0u || 2u * e == n ? vec2(x.x, 0.0) : x;

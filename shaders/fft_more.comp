@@ -223,7 +223,7 @@ void take(const bool by_line)
 }
 
 // Pairs' elements from a half spectrum, for the first pass; the partners of what a thread loads come by way of shared memory.
-uint partner(uint l, uint e)                           // whose number is that of the row less e's; e > 0 in the row
+uint partner(uint l, const uint e)                           // whose number is that of the row less e's; e > 0 in the row
 {
     uint sub = has(PAIRED) ? sub_of(line_id(l)) : 0u;
     if (sub > 0u && 2u * sub != SUBS) l = l < LINES / 2u ? l + LINES / 2u : l - LINES / 2u;

@@ -20,8 +20,8 @@ const vec2 ROOT16[10] = { vec2(1, 0), vec2(C16, -S16), vec2(C8, -C8), vec2(S16, 
                           vec2(-C16, -S16), vec2(-1, 0), vec2(-C16, S16) };
 
 void butterfly2(const uint o) { vec2 x = v[o]; v[o] += v[o + 1]; v[o + 1] = x - v[o + 1]; }
-void butterfly4(uint o) FOUR(v[o], v[o + 1], v[o + 2], v[o + 3])
-void butterfly8(uint o)                                // leaves element k at (k % 4) * 2 + k / 4
+void butterfly4(const uint o) FOUR(v[o], v[o + 1], v[o + 2], v[o + 3])
+void butterfly8(const uint o)                                // leaves element k at (k % 4) * 2 + k / 4
 {
     FOUR(v[o], v[o + 2], v[o + 4], v[o + 6])
     FOUR(v[o + 1], v[o + 3], v[o + 5], v[o + 7])
@@ -31,7 +31,7 @@ void butterfly8(uint o)                                // leaves element k at (k
         v[o + 2 * i + 1] = x - y;
     }
 }
-void butterfly16(uint o)                               // leaves element k at (k % 4) * 4 + k / 4
+void butterfly16(const uint o)                               // leaves element k at (k % 4) * 4 + k / 4
 {
     [[unroll]] for (uint i = 0; i < 4; i++) FOUR(v[o + i], v[o + i + 4], v[o + i + 8], v[o + i + 12])
     [[unroll]] for (uint i = 1; i < 4; i++)
@@ -78,7 +78,7 @@ const vec2 TURN13[13] = { vec2(1, 0), vec2(0.88545602565320989, 0.46472317204376
             v[o + (R - m) * step] = p - vec2(q.y, -q.x); \
         } \
     } \
-    void butterfly##R(uint o) { butterfly##R(o, 1u); }
+    void butterfly##R(const uint o) { butterfly##R(o, 1u); }
 ODD(3) ODD(5) ODD(7) ODD(11) ODD(13)
 
 const vec2 ROOT9[5] = { vec2(1, 0), vec2(0.76604444311897804, -0.64278760968653933), vec2(0.17364817766693035, -0.98480775301220806),
@@ -86,14 +86,14 @@ const vec2 ROOT9[5] = { vec2(1, 0), vec2(0.76604444311897804, -0.642787609686539
 const vec2 ROOT10[5] = { vec2(1, 0), vec2(0.80901699437494742, -0.58778525229247313), vec2(0.30901699437494742, -0.95105651629515357),
                          vec2(-0.30901699437494742, -0.95105651629515357), vec2(-0.80901699437494742, -0.58778525229247313) };
 
-void butterfly9(uint o)                                // leaves element k at (k % 3) * 3 + k / 3
+void butterfly9(const uint o)                                // leaves element k at (k % 3) * 3 + k / 3
 {
     [[unroll]] for (uint i = 0; i < 3; i++) butterfly3(o + i, 3u);
     [[unroll]] for (uint i = 1; i < 3; i++)
         [[unroll]] for (uint k = 1; k < 3; k++) v[o + i + 3 * k] = multiply(v[o + i + 3 * k], ROOT9[i * k]);
     [[unroll]] for (uint k = 0; k < 3; k++) butterfly3(o + 3 * k);
 }
-void butterfly10(uint o)                               // leaves element k at (k % 5) * 2 + k / 5
+void butterfly10(const uint o)                               // leaves element k at (k % 5) * 2 + k / 5
 {
     butterfly5(o, 2u);
     butterfly5(o + 1u, 2u);

@@ -4,13 +4,13 @@
 #define FP8_GLSL
 #include "common.glsl"
 
-float e4m3(uint c)                                     // no NaN and no infinity: up to 480
+float e4m3(const uint c)                                     // no NaN and no infinity: up to 480
 {
     uint a = c & 127u;
     float v = a < 8u ? float(a) * 0.001953125 : uintBitsToFloat((a << 20) + (120u << 23));
     return c < 128u ? v : -v;
 }
-float e2m1(uint c)                                     // 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
+float e2m1(const uint c)                                     // 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
 {
     float v = 0.5 * float(0xc8643210u >> 4u * (c & 7u) & 15u);
     return c < 8u ? v : -v;

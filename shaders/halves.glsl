@@ -5,7 +5,7 @@
 #include "math.glsl"
 
 float exp_half(const float x) { return exp2(x * LOG2_E); }
-float quotient_half(float a, float b)                                  // where 1 / b would be beyond what floats are, scaled
+float quotient_half(const float a, const float b)                                  // where 1 / b would be beyond what floats are, scaled
 {
     float m = abs(b), s = m > 7.9228163e28 ? 2.3283064365386963e-10 : m < 1.2621774e-29 ? 4294967296.0 : 1.0;
     return (a * s) / (b * s);
@@ -32,7 +32,7 @@ float cosh_half(const float x)
     precise float h = exp2(abs(x) * LOG2_E - 1.0), r = h + 0.25 / h;
     return r;
 }
-float erf_half(float x)                                                // by powers of the square, which goes from -1 to 1
+float erf_half(const float x)                                                // by powers of the square, which goes from -1 to 1
 {
     return abs(x) > 2.75 ? with_sign(1.0, x) : x * erf_ratio_half(fma(x, x * 0.25, -1.0));
 }
@@ -73,7 +73,7 @@ float tan_half(const float x)
     return unit.y / unit.x;
 }
 
-float asin_part(float t, bool large)                                   // large: half the angle to 1
+float asin_part(const float t, const bool large)                                   // large: half the angle to 1
 {
     float z = large ? 0.5 - 0.5 * t : t * t;
     return (large ? sqrt(z) : t) * fma(asin_tail_half(z), z, 1.0);
@@ -88,7 +88,7 @@ float acos_half(const float x)
     float t = abs(x), r = asin_part(t, t > 0.5);
     return t > 0.5 ? (x > 0.0 ? r + r : 3.14159274 - (r + r)) : 1.57079637 - with_sign(r, x);
 }
-float atan_part(float u)                                               // 0 <= u <= 1
+float atan_part(const float u)                                               // 0 <= u <= 1
 {
     float s = u * u;
     return fma(atan_tail_half(s), s, 1.0) * u;

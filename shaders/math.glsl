@@ -120,7 +120,7 @@ float log10_of(const float x)
     float m, i = split_exponent(x, LEAST, m), r = log1p_small(m);
     return fma(i, LG2_1, fma(r, LOG10_E, i * LG2_2));
 }
-float log1p(float x)
+float log1p(const float x)
 {
     if (!(x > -1.0 && x < 1e10)) return x == -1.0 ? -INFINITY : log_of(x);
     precise float u = 1.0 + x;
@@ -292,7 +292,7 @@ float fmod_of(const float x, const float y)
     for (int n = ea - eb; n > 0 && p != 0u; n -= 8) p = (p << min(n, 8)) % q;
     return with_sign(scale(float(p), eb - 150), x);
 }
-float remainder_of(float x, float y)                                   // with the sign of y
+float remainder_of(const float x, const float y)                                   // with the sign of y
 {
     float r = fmod_of(x, y);
     return r != 0.0 && (r < 0.0) != (y < 0.0) ? r + y : r;

@@ -110,7 +110,7 @@ eight held(const uint i)
     if (DTYPE == F32) return eight(uintBitsToFloat(words[2u * i]), uintBitsToFloat(words[2u * i + 1u]));
     return eight(four_halves(words[i].xy, DTYPE), four_halves(words[i].zw, DTYPE));
 }
-void hold(uint i, eight v, bool numbers)               // numbers: nothing else
+void hold(const uint i, const eight v, const bool numbers)               // numbers: nothing else
 {
     if (DTYPE == F32) { words[2u * i] = floatBitsToUint(v.a); words[2u * i + 1u] = floatBitsToUint(v.b); }
     else words[i] = numbers ? eight_numbers(v.a, v.b, DTYPE) : eight_rounded(v.a, v.b, DTYPE);

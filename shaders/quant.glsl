@@ -61,7 +61,7 @@ float number(const uint raw, const uint t)
     return t == F32 ? uintBitsToFloat(raw) : t == BF16 ? bf16_to_float(raw) : t == E4M3 ? e4m3(raw) : unpackHalf2x16(raw).x;
 }
 float code_number(const uint c) { return !FP ? float(c) : BITS == 4u ? e2m1(c) : e4m3(c); }
-vec2 two_numbers(uint raw, uint t)                     // of one word with two halves
+vec2 two_numbers(const uint raw, const uint t)                     // of one word with two halves
 {
     return t == BF16 ? vec2(uintBitsToFloat(raw << 16), uintBitsToFloat(raw & 0xffff0000u)) : unpackHalf2x16(raw);
 }

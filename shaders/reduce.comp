@@ -108,7 +108,7 @@ void store(const uint i, const ACC a) { store_one(i, OP == MEAN ? scaled(a, scal
 // ---- results in order ----
 
 uint padded(const uint i) { return i + i / 16u; }            // threads that walk sixteens meet in no bank twice
-ACC sixteen(uint me, uint count, uint at, uint step)   // the sixteen number `me` of `count` values on the board
+ACC sixteen(const uint me, const uint count, const uint at, const uint step)   // the sixteen number `me` of `count` values on the board
 {
     ACC a = identity();
     SHORT_UNROLL for (uint i = 0u; i < 16u; i++)       // a count is a power of two: of less than 16 there is one
@@ -119,7 +119,7 @@ ACC sixteen(uint me, uint count, uint at, uint step)   // the sixteen number `me
 // Results of one level, one after the other: up to 256.
 ACC pushed[2u * HELD];
 uint pushes = 0u;
-void push(uint k, ACC a)                               // for k = 0 last
+void push(const uint k, const ACC a)                               // for k = 0 last
 {
     pushed[k] = combine(pushed[k], a);
     if (pushes % 16u == 15u) {

@@ -77,7 +77,7 @@ void put()
     }
 }
 
-void swap_in(uint at, uint v)                          // part of a word, or what no atomic does
+void swap_in(const uint at, const uint v)                          // part of a word, or what no atomic does
 {
     uint part = is_small(TO) ? 2u : is_half(TO) ? 1u : 0u, word = at >> part, shift = (at & ((1u << part) - 1u)) * (32u >> part);
     uint mask = low_bits(0xffffffffu, TO) << shift, old = dst32[word];

@@ -121,7 +121,7 @@ uint run_start(const uint i)
     }
     return low;
 }
-uint run_end(uint i, uint start)                       // of a short run
+uint run_end(const uint i, const uint start)                       // of a short run
 {
     uint key = key_of(i), low = i + 1u, high = start + in_order();
     while (low < high) {

@@ -68,7 +68,7 @@ float largest_of(float v, const uint me, const uint slot)
 }
 
 // What every thread of a row gets of the sums of lanes on the board: piece `piece` of them, or all that are no more.
-float sixteen(uint from, uint count)                   // count is 16, or fewer that end before the next sixteen
+float sixteen(const uint from, const uint count)                   // count is 16, or fewer that end before the next sixteen
 {
     float v = 0.0;
     uint at = padded(from);

@@ -35,7 +35,7 @@ bool test(const vec2 z)
     if (OP == ISFINITE) return is_finite(z.x) && is_finite(z.y);
     return z.y == 0.0 && z.x == (OP == ISPOSINF ? INFINITY : -INFINITY);
 }
-vec2 value(vec2 z)
+vec2 value(const vec2 z)
 {
     bool turned = OP == SIN || OP == COS || OP == TAN || OP == ARCSINH || OP == ARCTANH;
     vec2 r = turned ? vec2(-z.y, z.x) : z;                             // sin z = -i sinh iz, cos z = cosh iz, asinh z = -i asin iz
@@ -145,7 +145,7 @@ uvec4 values(const uvec4 w)
             put_element(v, k, !is_nan(number(w, k)) ? float_to_bits(r[k], TO) : OP == SIGN ? 0u : element(w, k, FROM));
     return v;
 }
-uint apply(uint raw, float x)                                          // x: the number whose bits raw is
+uint apply(const uint raw, const float x)                                          // x: the number whose bits raw is
 {
     uint sign = FROM == F32 ? 0x80000000u : 0x8000u;
     if (!is_float(FROM)) return integer(sign_extend(raw, FROM));

@@ -26,7 +26,7 @@ bool wide_less(const uvec2 x, const uvec2 y, const bool with_sign)
     uint flip = with_sign ? 0x80000000u : 0u, p = x.y ^ flip, q = y.y ^ flip;
     return p < q || (p == q && x.x < y.x);
 }
-uvec2 wide_left(uvec2 x, uint n)                                       // n < 64
+uvec2 wide_left(const uvec2 x, const uint n)                                       // n < 64
 {
     if (n >= 32u) return uvec2(0u, x.x << (n - 32u));
     return n == 0u ? x : uvec2(x.x << n, x.y << n | x.x >> (32u - n));
@@ -40,7 +40,7 @@ uvec2 wide_right(const uvec2 x, const uint n, const bool with_sign)
     return uvec2(x.x >> n | x.y << (32u - n), x.y >> n | fill << (32u - n));
 }
 uint wide_bits(const uvec2 x) { return x.y != 0u ? uint(findMSB(x.y)) + 33u : uint(findMSB(x.x) + 1); }
-uvec2 wide_quotient(uvec2 x, uvec2 y)                                  // without signs; 0 for y = 0
+uvec2 wide_quotient(uvec2 x, const uvec2 y)                                  // without signs; 0 for y = 0
 {
     uvec2 q = ZERO;
     if (y == ZERO || wide_less(x, y, false)) return q;

@@ -37,7 +37,7 @@ float[4] result_of_points(float[6] x)
     return float[4](x[0] + p + q, fma(P, p1, Q * q1), fma(P2, p, Q2 * q), fma(P * P2, p1, fma(Q * Q2, q1, x[5])));
 }
 
-uvec3 tile_at(uint t)                                  // batch, row, column of a tile
+uvec3 tile_at(const uint t)                                  // batch, row, column of a tile
 {
     uint across = (out_size[2] + 3u) / 4u, down = (out_size[1] + 3u) / 4u, line = t / across;
     return uvec3(line / down, line % down * 4u, t % across * 4u);

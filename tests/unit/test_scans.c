@@ -1,0 +1,318 @@
+/* Scans of long rows in one pass, see shaders/scan_once.comp, against plain loops where sums are exact; the same bits
+ * from run to run and whatever lies beside a row where they are not, also where tiles tell nothing and each
+ * workgroup scans again what it needs. Sizes lie around a tile, a group of tiles and a block of groups, mostly in rows so
+ * short that mlxvk.c cuts them into small ones. */
+#include <math.h>
+#include <stdio.h>
+#include "support.h"
+
+enum { TILE = 512, GROUP = 4 * TILE, BLOCK = 4 * GROUP, LONG = 1 << 14 };              /* of rows below LONG */
+enum { LONG_TILE = 1 << 14, LONG_GROUP = 32 * LONG_TILE, LONG_BLOCK = 32 * LONG_GROUP };
+enum { ONCE, SILENT, WAYS };
+static const char *const gates[WAYS] = { "MLX_VK_ENABLE_LINKS=2 MLX_VK_POISON=1",
+                                         "MLX_VK_ENABLE_LINKS=3 MLX_VK_POISON=1" };
+
+typedef int (*scan_function)(mlxvk_array *, mlxvk_array, int, bool, bool, mlxvk_stream);
+static const struct { const char *name; scan_function scan; } scans[] = {
+    { "cumsum", mlxvk_cumsum }, { "cumprod", mlxvk_cumprod }, { "cummax", mlxvk_cummax }, { "cummin", mlxvk_cummin } };
+
+struct scan_case {
+    mlxvk_dtype dtype;
+    int scan, rows, n, first, last, step;            /* the operand's shape, of which a slice is scanned; last 0: all */
+    bool reverse, inclusive, normal;                 /* normal: not whole numbers */
+};
+
+static float *numbers(const struct scan_case *c)
+{
+    struct rng r = { (uint64_t)c->n * 31 + (uint64_t)c->rows };
+    size_t count = (size_t)c->rows * (size_t)c->n;
+    float *x = malloc(count * sizeof *x);
+    bool product = scans[c->scan].scan == mlxvk_cumprod;
+    assert_non_null(x);
+    for (size_t i = 0; i < count; i++) {
+        x[i] = (float)random_int(&r, -1, 1);
+        if (product) x[i] = random_chance(&r, 50) ? 1 : -1;
+        if (c->normal) x[i] = (float)random_int(&r, -1000000, 1000000) * (product ? 1e-9f : 1e-3f) + (product ? 1 : 0);
+    }
+    return x;
+}
+
+static mlxvk_array operand(const struct scan_case *c, mlxvk_device d, mlxvk_stream s)
+{
+    float *x = numbers(c);
+    mlxvk_array a = floats(d, x, (int[]){ c->rows, c->n }, 2);
+    OK(mlxvk_astype(&a, a, c->dtype, s), s);
+    if (c->last) {
+        const int start[] = { 0, c->first }, stop[] = { c->rows, c->last }, step[] = { 1, c->step };
+        OK(mlxvk_slice(&a, a, start, 2, stop, 2, step, 2, s), s);
+    }
+    free(x);
+    return a;
+}
+
+/* What a scan gives one way: of numbers that are not whole as they are, of others as float32. To be freed. */
+static void *scanned(const struct scan_case *c, int way, size_t *count)
+{
+    mlxvk_device d = open_device(gates[way]);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array x = operand(c, d, s), y = mlxvk_array_new();
+    OK(scans[c->scan].scan(&y, x, 1, c->reverse, c->inclusive, s), s);
+    if (!c->normal) OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, s), s);
+    *count = mlxvk_array_size(y);
+    void *res = malloc(mlxvk_array_nbytes(y));
+    assert_non_null(res);
+    OK(mlxvk_array_read(y, res, mlxvk_array_nbytes(y), s), s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    return res;
+}
+
+/* A whole number in a dtype: integers wrap. */
+static double in_dtype(mlxvk_dtype t, double v)
+{
+    int bits = 8 * (int)mlxvk_dtype_size(t);
+    if (dtype_is_inexact(t) || isinf(v)) return v;
+    if (t == MLXVK_BOOL) return v != 0;
+    int64_t wrapped = (int64_t)((uint64_t)(int64_t)v << (64 - bits)) >> (64 - bits);
+    return (double)(t <= MLXVK_UINT32 && wrapped < 0 ? wrapped + ((int64_t)1 << bits) : wrapped);
+}
+
+/* What one dtype's least or largest value is, where an exclusive scan begins. */
+static double end_of(mlxvk_dtype t, bool largest)
+{
+    double top = ldexp(1, 8 * (int)mlxvk_dtype_size(t) - (t > MLXVK_UINT32)) - 1;
+    if (dtype_is_inexact(t)) return largest ? INFINITY : -INFINITY;
+    if (t == MLXVK_BOOL) top = 1;
+    return largest ? top : t > MLXVK_UINT32 ? -top - 1 : 0;
+}
+
+/* Against a plain loop over whole numbers. */
+static void expect_scan(const struct scan_case *c, int way)
+{
+    enum { SUM, PROD, MAX, MIN };
+    int last = c->last ? c->last : c->n, step = c->last ? c->step : 1, n = (last - c->first + step - 1) / step;
+    mlxvk_dtype to = c->dtype == MLXVK_BOOL && c->scan == SUM ? MLXVK_INT32 : c->dtype;
+    size_t count;
+    float *x = numbers(c), *got = scanned(c, way, &count);
+    assert_int_equal(count, (size_t)c->rows * (size_t)n);
+    for (int row = 0; row < c->rows; row++) {
+        double a = c->scan == SUM ? 0 : c->scan == PROD ? 1 : end_of(c->dtype, c->scan == MIN);
+        for (int k = 0; k < n; k++) {
+            int i = c->reverse ? n - 1 - k : k;
+            double v = in_dtype(c->dtype, (double)x[row * c->n + c->first + i * step]), b = a;
+            b = in_dtype(to, c->scan == SUM ? a + v : c->scan == PROD ? a * v : c->scan == MAX ? fmax(a, v) : fmin(a, v));
+            float want = (float)(c->inclusive ? b : a), y = got[row * n + i];
+            if (y != want)
+                fail_msg("%s of %s, %d rows of %d (%d to %d by %d)%s%s: element %d of row %d is %g, not %g, way %d",
+                         scans[c->scan].name, mlxvk_dtype_name(c->dtype), c->rows, c->n, c->first, c->last, c->step,
+                         c->reverse ? ", reverse" : "", c->inclusive ? "" : ", exclusive", i, row, (double)y, (double)want, way);
+            a = b;
+        }
+    }
+    free(x);
+    free(got);
+}
+
+static void compare(const struct scan_case *c)
+{
+    size_t count;
+    if (!c->normal) {
+        expect_scan(c, ONCE);
+        expect_scan(c, SILENT);
+        return;
+    }
+    unsigned char *want = scanned(c, ONCE, &count), *got = scanned(c, SILENT, &count);
+    for (size_t i = 0, width = mlxvk_dtype_size(c->dtype); i < count; i++)
+        if (memcmp(want + i * width, got + i * width, width))
+            fail_msg("%s of %s, %d rows of %d%s%s: element %zu differs", scans[c->scan].name, mlxvk_dtype_name(c->dtype),
+                     c->rows, c->n, c->reverse ? ", reverse" : "", c->inclusive ? "" : ", exclusive", i);
+    free(got);
+    free(want);
+}
+
+/* All dtypes, scans and directions, around the sizes at which another tile, group or block begins. On a CPU most of the time is
+ * the pipelines', so that not each dtype goes with each scan. */
+static void test_sizes(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_INT32, MLXVK_FLOAT16, MLXVK_BOOL, MLXVK_INT8,
+                                          MLXVK_UINT16, MLXVK_UINT32, MLXVK_INT16, MLXVK_UINT8 };
+    static const int sizes[] = { 2 * TILE, 2 * TILE + 1, 3 * TILE + 4, GROUP - 6, GROUP - 2, GROUP, GROUP + 1, GROUP + TILE + 5,
+                                 BLOCK - 3, BLOCK, BLOCK + 3, BLOCK + GROUP + TILE + 1, LONG - 1 };
+    int n = 0;
+    (void)state;
+    for (int kind = 0; kind < (int)COUNT(dtypes); kind++)
+        for (int k = 0; k < 7; k++, n++)
+            compare(&(struct scan_case){ dtypes[kind], kind % 4, 1, sizes[n % (int)COUNT(sizes)], .reverse = kind & 2,
+                                         .inclusive = kind % 3 != 1 });
+    for (int k = 0; k < 16; k++)                     /* rows end, and those behind the first begin, anywhere in a four */
+        compare(&(struct scan_case){ MLXVK_FLOAT32, 0, k % 3 + 1, 2 * TILE + 4 * k + k % 4, .inclusive = true });
+}
+
+/* Where there are tiles enough for a group of a long row, or a block: the last where a loop may be as long. */
+static void test_long(void **state)
+{
+    const char *type = NULL;
+    (void)state;
+    compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONG_GROUP - 2, .inclusive = true });
+    compare(&(struct scan_case){ MLXVK_FLOAT32, 0, 2, LONG_GROUP + LONG_TILE + 3, .reverse = true, .normal = true });
+    OK_DEVICE(mlxvk_device_info_get_string(&type, device, "type"), device);
+    if (!strcmp(type, "cpu")) return;
+    compare(&(struct scan_case){ MLXVK_FLOAT32, 0, 1, LONG_BLOCK + LONG_GROUP + LONG_TILE + 1, .inclusive = true, .normal = true });
+    compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONG_BLOCK + 5, .reverse = true });
+}
+
+/* Several rows, rows that begin anywhere, and elements that are not side by side. */
+static void test_views(void **state)
+{
+    static const struct scan_case views[] = {
+        { MLXVK_FLOAT32, 0, 3, 2 * TILE + 4, .inclusive = true },
+        { MLXVK_FLOAT32, 0, 3, 3 * TILE, 1, 2 * TILE + 18, 1, .inclusive = true },
+        { MLXVK_FLOAT16, 3, 2, 3 * TILE + 1, 3, 3 * TILE, 1, .reverse = true, .inclusive = true },
+        { MLXVK_INT8, 1, 5, 2 * TILE + 7, 2, 2 * TILE + 5, 1, .inclusive = true },
+        { MLXVK_BFLOAT16, 1, 1, 6 * TILE, 1, 6 * TILE, 2, .inclusive = false },
+        { MLXVK_INT32, 2, 2, 2 * BLOCK, 5, BLOCK + 7, 1, .reverse = true, .inclusive = true },
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(views); i++) compare(&views[i]);
+}
+
+/* Rows two dimensions apart, of which every second one is taken. */
+static void test_dimensions(void **state)
+{
+    enum { ROWS = 5, N = GROUP + 9 };
+    static int32_t x[ROWS * ROWS * N], got[ROWS * ROWS * N];
+    struct rng r = { 7 };
+    (void)state;
+    for (int i = 0; i < ROWS * ROWS * N; i++) x[i] = random_int(&r, -9, 9);
+    for (int way = 0; way < WAYS; way++) {
+        struct setting t = start(gates[way]);
+        mlxvk_array a = array_of(t.device, MLXVK_INT32, x, (int[]){ ROWS, ROWS, N, 1 }, 4);
+        OK(mlxvk_slice(&a, a, (int[]){ 0, 0, 0, 0 }, 4, (int[]){ ROWS, ROWS - 1, N, 1 }, 4, (int[]){ 2, 1, 1, 1 }, 4, t.stream), t.stream);
+        OK(mlxvk_cumsum(&a, a, 2, false, true, t.stream), t.stream);
+        OK(mlxvk_array_read(a, got, mlxvk_array_nbytes(a), t.stream), t.stream);
+        for (int i = 0; i < (ROWS / 2 + 1) * (ROWS - 1); i++) {
+            int32_t sum = 0, *y = got + i * N, *of = x + (i / (ROWS - 1) * 2 * ROWS + i % (ROWS - 1)) * N;
+            for (int k = 0; k < N; k++)
+                if (y[k] != (sum += of[k]))
+                    fail_msg("element %d of row %d is %d, not %d, way %d", k, i, y[k], sum, way);
+        }
+        mlxvk_array_free(a);
+        finish(&t);
+    }
+}
+
+/* Sums that are rounded: in one order, whoever forms them. */
+static void test_same_bits(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 8; k++)
+        compare(&(struct scan_case){ k & 1 ? MLXVK_FLOAT32 : MLXVK_BFLOAT16, !(k & 1), k % 4 == 1 ? 2 : 1,
+                                     k & 2 ? BLOCK + 3 * TILE + k : 5 * TILE + k, .inclusive = k & 1, .normal = true });
+    compare(&(struct scan_case){ MLXVK_FLOAT32, 0, 70, LONG - 1, .inclusive = true, .normal = true });
+}
+
+/* A row has the bits that it has alone. */
+static void test_rows_beside(void **state)
+{
+    const struct scan_case many = { MLXVK_FLOAT32, 0, 9, BLOCK + TILE + 8, .inclusive = true, .normal = true };
+    size_t size = sizeof(float) * (size_t)many.n;
+    float *all = malloc(many.rows * size), *one = malloc(size);
+    (void)state;
+    assert_non_null(all);
+    assert_non_null(one);
+    for (int way = ONCE; way < WAYS; way++) {
+        struct setting t = start(gates[way]);
+        mlxvk_array x = operand(&many, t.device, t.stream), y = mlxvk_array_new();
+        OK(mlxvk_cumsum(&y, x, 1, false, true, t.stream), t.stream);
+        OK(mlxvk_array_read(y, all, many.rows * size, t.stream), t.stream);
+        for (int row = 0; row < many.rows; row += 4) {
+            OK(mlxvk_slice(&y, x, (int[]){ row, 0 }, 2, (int[]){ row + 1, many.n }, 2, (int[]){ 1, 1 }, 2, t.stream), t.stream);
+            OK(mlxvk_cumsum(&y, y, 1, false, true, t.stream), t.stream);
+            OK(mlxvk_array_read(y, one, size, t.stream), t.stream);
+            assert_memory_equal(one, all + (size_t)row * many.n, size);
+        }
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+        finish(&t);
+    }
+    free(all);
+    free(one);
+}
+
+/* NaN and infinities go on to the end, whatever tile they are in. */
+static void test_not_numbers(void **state)
+{
+    enum { N = 3 * TILE };
+    static float x[N], got[N];
+    (void)state;
+    for (int scan = 0; scan < (int)COUNT(scans); scan++)
+        for (int way = ONCE; way < WAYS; way++)
+            for (int k = 0; k < 3; k++) {
+                struct setting t = start(gates[way]);
+                const int at = TILE + 77;
+                const float odd[] = { NAN, INFINITY, -INFINITY };
+                for (int i = 0; i < N; i++) x[i] = 1;
+                x[at] = odd[k];
+                mlxvk_array a = floats(t.device, x, (int[]){ N }, 1);
+                OK(scans[scan].scan(&a, a, 0, false, true, t.stream), t.stream);
+                OK(mlxvk_array_read(a, got, sizeof got, t.stream), t.stream);
+                for (int i = 0; i < N; i++) {
+                    float plain = scan == 0 ? (float)(i + 1) : 1, want = i < at ? plain : odd[k];
+                    if (i >= at && ((scan == 2 && k == 2) || (scan == 3 && k == 1))) want = 1;
+                    if (isnan(want) ? !isnan(got[i]) : got[i] != want)
+                        fail_msg("%s: element %d is %g, not %g", scans[scan].name, i, (double)got[i], (double)want);
+                }
+                mlxvk_array_free(a);
+                finish(&t);
+            }
+}
+
+/* A result does not take the memory of an operand that others may have to scan again. */
+static void test_operand_stays(void **state)
+{
+    enum { N = 40 * TILE };
+    static int32_t got[N];
+    (void)state;
+    for (int way = ONCE; way < WAYS; way++) {
+        struct setting t = start(gates[way]);
+        mlxvk_array a = counting(t.device, N), one = mlxvk_array_new();
+        OK(mlxvk_ones_like(&one, a, t.stream), t.stream);
+        OK(mlxvk_cumsum(&one, one, 0, false, true, t.stream), t.stream);
+        OK(mlxvk_subtract(&a, one, a, t.stream), t.stream);
+        OK(mlxvk_cumsum(&a, a, 0, false, true, t.stream), t.stream);
+        OK(mlxvk_array_read(a, got, sizeof got, t.stream), t.stream);
+        for (int i = 0; i < N; i++) assert_int_equal(got[i], i + 1);
+        mlxvk_array_free(a);
+        mlxvk_array_free(one);
+        finish(&t);
+    }
+}
+
+/* That the kernel is the one that is tested. */
+static void test_taken(void **state)
+{
+    mlxvk_device d = open_device(gates[ONCE]);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array x = counting(d, 2 * TILE);
+    uint64_t before = dispatches_of(gates[ONCE], "scan_once");
+    size_t subgroup = 0;
+    (void)state;
+    OK(mlxvk_cumsum(&x, x, 0, false, true, s), s);
+    OK(mlxvk_array_eval(x), s);
+    mlxvk_device_info_get_size(&subgroup, d, "subgroup");
+    if (subgroup) assert_int_equal(dispatches_of(gates[ONCE], "scan_once") - before, 2);
+    mlxvk_array_free(x);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_sizes), cmocka_unit_test(test_long), cmocka_unit_test(test_views),
+                                        cmocka_unit_test(test_dimensions), cmocka_unit_test(test_same_bits), cmocka_unit_test(test_rows_beside),
+                                        cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_operand_stays),
+                                        cmocka_unit_test(test_taken) };
+    return run_group("scans", tests, set_up, tear_down);
+}
