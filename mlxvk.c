@@ -647,7 +647,8 @@ struct tuning {
         uint32_t ahead[2], chunks[2];
         /* of a decoding step: keys up to which each query has one workgroup, from which on that has subgroups twice */
         uint32_t alone, wide;
-        bool one_query;                              /* a pipeline of its own for one query, of less code */
+        /* pipelines of their own, of less code, for one query, and for rows that fill what reads them */
+        bool one_query;
     } decode;
     struct quant_tuning {
         /* rows of x up to which it holds; rows of W a team; of a workgroup */
@@ -12826,9 +12827,10 @@ static uint32_t decode_rows(const struct encoder *e)
     return forced ? min_u32(forced, 8) : decode_tuning(e)->rows;
 }
 
-/* Parts of the keys, at most; keys of a part, unless that takes over twice as many workgroups as are aimed at (an H200,
- * 32768 keys, by a kernel whose lanes had a score each: in 132 workgroups 74 us, in 264 58). */
-enum { SPLIT_MOST = 128, PART_MOST = 1024, DECODE_MEMORY = 19 << 10 };
+/* Parts of the keys, at most; keys of a part from which on a thread has twice as many keys on their way, for more code
+ * (an H100, 8 heads of keys in 16 parts: 32768 keys 62 and 58 us; a step of Qwen3-0.6B at 8192 keys 858 and 805
+ * tokens/s). */
+enum { SPLIT_MOST = 128, PART_LONG = 1024, DECODE_MEMORY = 19 << 10 };
 
 /* A gate of three: for one query, for several, or else for both. 0 where none is set. */
 static uint32_t by_queries(const struct device *d, enum gate both, int queries)
@@ -12845,7 +12847,9 @@ enum { DECODE_SUBGROUPS = 8, DECODE_ROOM = 4096 };   /* floats that the subgroup
 /* GATE_INVARIANT: keys are cut at multiples of so many, into up to SPLIT_MOST parts; CPUs do not cut them. */
 enum { INVARIANT_KEYS = 512, INVARIANT_ROOM = 1 << 25 };
 
-/* All keys are one part where one or two workgroups can have them, for a second step does not pay then. */
+/* All keys are one part where one or two workgroups can have them, for a second step does not pay then. No more
+ * workgroups than run at once, for those left over would take as long as all others (an H100, 8192 keys: in 128
+ * workgroups 24 us, in 160 33). */
 static struct decode_cut cut_decode(const struct encoder *e, const struct attention *a)
 {
     const struct decode_row *t = decode_tuning(e);
@@ -12867,9 +12871,7 @@ static struct decode_cut cut_decode(const struct encoder *e, const struct attent
     if (!chunk) chunk = t->keys;
     if (queries == 1 && d->gate[GATE_SPLIT_GROUPS] > 0) aim = (uint32_t)d->gate[GATE_SPLIT_GROUPS];
     if (!a->keys || groups > COUNTERS || a->keys < by_queries(d, GATE_SPLIT_MIN, queries)) return cut;
-    n = ceil_div(aim, groups);
-    if (n > 1 && aim == t->groups && n * PART_MOST < a->keys) n = min_u32(ceil_div(a->keys, PART_MOST), 2 * n);
-    n = min_u32(n, ceil_div(a->keys, chunk));
+    n = min_u32(aim > groups ? aim / groups : 1, ceil_div(a->keys, chunk));
     n = min_u32(n, most ? min_u32(most, SPLIT_MOST) : SPLIT_MOST);
     if (forced) cut.each = ceil_div(a->keys, min_u32(forced, SPLIT_MOST));
     else if (n > 2 || (n == 2 && most == 2)) cut.each = (uint32_t)round_up(ceil_div(a->keys, n), chunk);
@@ -12916,6 +12918,17 @@ static uint32_t decode_ahead(const struct encoder *e, const struct decode_cut *c
     return divides ? lanes / cut->rows : decode_tuning(e)->ahead[cut->rows > 2];
 }
 
+static uint32_t decode_buffers(const struct decode_cut *cut)
+{
+    return cut->each >= PART_LONG && cut->each != UINT32_MAX ? 2 : 1;
+}
+
+/* Are rows as wide as the lanes that share a key read? */
+static bool is_full(const struct encoder *e, uint32_t width, uint32_t lanes)
+{
+    return (decode_tuning(e)->one_query || e->device->gate[GATE_SDPA_ONE]) && width % (8 * lanes) == 0;
+}
+
 /* Do the lanes that share keys have a score each, of all rows and keys that they load at once? (With half as many
  * scores an H200 took 1.4 times as long as without.) */
 static bool spreads(const struct encoder *e, const struct decode_cut *cut, uint32_t lanes)
@@ -12946,7 +12959,8 @@ static void attention_decode(struct encoder *e, const void *job)
     USE(e, attention_decode, &p, .threads = decode_threads(e, cut.subgroups), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
         .value_chunks = ceil_div(dv, 8 * lanes), .ahead = decode_ahead(e, &cut, lanes), .parts = parts != NULL,
-        .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes),
+        .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = decode_buffers(&cut),
+        .full = d == dv && is_full(e, d, lanes),
         .one_query = (t->one_query || e->device->gate[GATE_SDPA_ONE]) && a->q->shape[2] == 1 && !is_invariant(e) &&
                      !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
@@ -13032,8 +13046,8 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     USE(e, attention_rope, &p, .threads = decode_threads(e, cut.subgroups), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
         .ahead = decode_ahead(e, &cut, lanes), .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
-        .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes),
-        .twos = ceil_div(d / 4, e->device->caps.subgroup));
+        .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = decode_buffers(&cut),
+        .full = is_full(e, d, lanes), .twos = ceil_div(d / 4, e->device->caps.subgroup));
     dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), heads / p.group_size);
     array_release(parts);
 }

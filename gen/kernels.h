@@ -467,7 +467,7 @@ enum { SLOT_attention_coopmat2_f16_o = 0, SLOT_attention_coopmat2_f16_q = 1, SLO
     SLOT_attention_coopmat2_f16_sinks = 5 };
 
 struct attention_decode_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts,
-    subgroups, spread, one_query; };
+    subgroups, spread, buffers, full, one_query; };
 typedef struct attention_decode_constants attention_decode_constants; typedef struct attention_push attention_decode_push;
 enum { SLOT_attention_decode_o = 0, SLOT_attention_decode_q = 1, SLOT_attention_decode_k = 2,
     SLOT_attention_decode_v = 3, SLOT_attention_decode_mask = 4, SLOT_attention_decode_sinks = 5,
@@ -478,7 +478,7 @@ enum { SLOT_attention_f16_o = 0, SLOT_attention_f16_q = 1, SLOT_attention_f16_k 
     SLOT_attention_f16_mask = 4, SLOT_attention_f16_sinks = 5 };
 
 struct attention_rope_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts,
-    subgroups, spread, norm, twos; };
+    subgroups, spread, buffers, full, norm, twos; };
 typedef struct attention_rope_constants attention_rope_constants; typedef struct attention_rope_push attention_rope_push;
 enum { SLOT_attention_rope_o = 0, SLOT_attention_rope_q = 1, SLOT_attention_rope_k = 2,
     SLOT_attention_rope_v = 3, SLOT_attention_rope_mask = 4, SLOT_attention_rope_new_k = 5,
@@ -957,9 +957,9 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 6, 0x1, 128, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 11, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 13, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_rope, ATTENTION_ROPE, 13, 0x10cd, 128, 12, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_rope, ATTENTION_ROPE, 13, 0x10cd, 128, 14, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_vjp, ATTENTION_VJP, 8, 0x3, 120, 7, CAP_SMALL) \
     X(attention_vjp_bf16, ATTENTION_VJP_BF16, 8, 0x3, 120, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_vjp_f16, ATTENTION_VJP_F16, 8, 0x3, 120, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \

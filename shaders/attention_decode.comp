@@ -17,11 +17,13 @@ layout(constant_id = 6) const uint AHEAD = 2;          // keys a thread loads at
 layout(constant_id = 7) const uint PARTS = 0;          // 1: several parts
 layout(constant_id = 8) const uint SUBGROUPS = 8;      // at most so many are dispatched
 layout(constant_id = 9) const bool SPREAD = false;     // AHEAD * ROWS is LANES: each has one score
+layout(constant_id = 10) const uint BUFFERS = 1;       // times AHEAD keys that are on their way
+layout(constant_id = 11) const bool FULL = false;       // queries and values are WIDTH wide
 #ifdef FRESH
-layout(constant_id = 10) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
-layout(constant_id = 11) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
+layout(constant_id = 12) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
+layout(constant_id = 13) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
 #else
-layout(constant_id = 10) const bool ONE_QUERY = false;  // see attention.glsl
+layout(constant_id = 12) const bool ONE_QUERY = false;  // see attention.glsl
 #define ONE_QUERY ONE_QUERY
 #endif
 uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
@@ -30,9 +32,12 @@ uint keys_counted;                                      // key_count, or what a 
 const uint WIDTH = 8u * LANES * VALUE_CHUNKS, WORDS = DTYPE == F32 ? 2u : 1u;          // of 16 bytes, for eight features
 const uint ROOM = 1024u, ROW_ROOM = SUBGROUPS * WIDTH / 4u;
 const uint AT_ONCE = ROWS * ROW_ROOM <= ROOM ? ROWS : ROOM / ROW_ROOM;                  // rows that are joined at once
-const uint JOIN = 512u;                                 // where sums begin; before them, the parts' figures
 shared vec4 results[ROOM];                              // [row][subgroup][WIDTH]
 #include "attention.glsl"
+#ifndef FRESH
+uint k_width() { return FULL ? WIDTH : key_width; }
+uint v_width() { return FULL ? WIDTH : value_width; }
+#endif
 shared vec2 highs[8u * SUBGROUPS];
 shared bool last_one;
 layout(std430, set = 0, binding = 6) coherent buffer part_floats { float part[]; };          // results, then two figures each
@@ -40,7 +45,7 @@ layout(std430, set = 0, binding = 6) coherent buffer part_fours { vec4 part_four
 layout(std430, set = 0, binding = 7) coherent buffer finished_words { uint finished[]; };
 
 vec4 qs[ROWS * CHUNKS * 2u], os[ROWS * VALUE_CHUNKS * 2u];
-uvec4 ks[AHEAD * CHUNKS * WORDS], vs[AHEAD * VALUE_CHUNKS * WORDS];     // as they are in memory: half as many registers
+uvec4 ks[BUFFERS * AHEAD * CHUNKS * WORDS], vs[BUFFERS * AHEAD * VALUE_CHUNKS * WORDS];     // as they are in memory: half as many registers
 float high[ROWS], total[ROWS], score[AHEAD * ROWS];
 row_place place[ROWS];
 
@@ -60,7 +65,7 @@ void load_queries(const uint batch, const uint head, const uint first_row, const
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             uint f = 8u * (c * LANES + share);
             vec4 a = vec4(0.0), b = vec4(0.0);
-            if (f < key_width && first_row + r < query_count * block_heads()) {
+            if (f < k_width() && first_row + r < query_count * block_heads()) {
 #ifdef FRESH
                 a = results[(r * WIDTH + f) / 4u];
                 b = results[(r * WIDTH + f) / 4u + 1u];
@@ -80,26 +85,26 @@ void load_queries(const uint batch, const uint head, const uint first_row, const
 
 // The keys (values) of `first` and of those `step` apart. Beyond the end, which is past the first key, the last one stands for
 // them: their scores say that they do not count.
-void load_keys(const uint first, const uint step, const uint end, const uint row, const uint share)
+void load_keys(const uint buf, const uint first, const uint step, const uint end, const uint row, const uint share)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * K_STEP;
-            bool there = f < key_width;
+            bool there = f < k_width();
             at = (there ? at + f : at) / (8u / WORDS);
             [[unroll]] for (uint w = 0u; w < WORDS; w++) {
                 uvec4 x = k128[at + w];
-                ks[(u * CHUNKS + c) * WORDS + w] = there ? x : uvec4(0u);
+                ks[((buf * AHEAD + u) * CHUNKS + c) * WORDS + w] = there ? x : uvec4(0u);
             }
         }
 }
-void load_values(const uint first, const uint step, const uint end, const uint row, const uint share)
+void load_values(const uint buf, const uint first, const uint step, const uint end, const uint row, const uint share)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
             uint f = 8u * (c * LANES + share), at = row + min(first + u * step, end - 1u) * V_STEP;
-            at = (f < value_width ? at + f : at) / (8u / WORDS);
-            [[unroll]] for (uint w = 0u; w < WORDS; w++) vs[(u * VALUE_CHUNKS + c) * WORDS + w] = v128[at + w];
+            at = (f < v_width() ? at + f : at) / (8u / WORDS);
+            [[unroll]] for (uint w = 0u; w < WORDS; w++) vs[((buf * AHEAD + u) * VALUE_CHUNKS + c) * WORDS + w] = v128[at + w];
         }
 }
 void unpacked(const uvec4 first, const uvec4 second, out vec4 a, out vec4 b)
@@ -114,27 +119,27 @@ void unpacked(const uvec4 first, const uvec4 second, out vec4 a, out vec4 b)
 #ifdef FRESH
 // The newest key and value are not in memory yet: chunk c of them in the place of what was read there, and where they stand for
 // keys beyond the end: what memory holds instead may be NaN, which no weight of 0 takes away.
-void meet_newest(const uint u, const uint c, const uint share)
+void meet_newest(const uint buf, const uint u, const uint c, const uint share)
 {
     uint f = 8u * (c * LANES + share), from = f * WORDS / 2u;
     [[unroll]] for (uint w = 0u; w < WORDS; w++) {
         uint at = from + 4u * w;
-        if (f < value_width) ks[(u * CHUNKS + c) * WORDS + w] = uvec4(newest_k[at], newest_k[at + 1u], newest_k[at + 2u], newest_k[at + 3u]);
-        vs[(u * VALUE_CHUNKS + c) * WORDS + w] = newest_v[c * WORDS + w];
+        if (f < v_width()) ks[((buf * AHEAD + u) * CHUNKS + c) * WORDS + w] = uvec4(newest_k[at], newest_k[at + 1u], newest_k[at + 2u], newest_k[at + 3u]);
+        vs[((buf * AHEAD + u) * VALUE_CHUNKS + c) * WORDS + w] = newest_v[c * WORDS + w];
     }
 }
 #endif
 
-void score_keys(const uint first, const uint step, const uint end, const uint share)
+void score_keys(const uint buf, const uint first, const uint step, const uint end, const uint share)
 {
     [[unroll]] for (uint u = 0u; u < AHEAD; u++) {
         uint key = first + u * step;
         [[unroll]] for (uint r = 0u; r < ROWS; r++) score[u * ROWS + r] = 0.0;
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             vec4 a, b;
-            uint at = (u * CHUNKS + c) * WORDS;
+            uint at = ((buf * AHEAD + u) * CHUNKS + c) * WORDS;
 #ifdef FRESH
-            if (key >= newest_key) meet_newest(u, c, share);
+            if (key >= newest_key) meet_newest(buf, u, c, share);
 #endif
             unpacked(ks[at], ks[at + WORDS - 1u], a, b);
             [[unroll]] for (uint r = 0u; r < ROWS; r++)
@@ -192,7 +197,7 @@ void gather_rows(const uint lane, const uint share)
     }
 }
 
-void add_values(const uint thread, const uint share)
+void add_values(const uint buf, const uint thread, const uint share)
 {
     if (SPREAD) spread_weights(thread, share);
     [[unroll]] for (uint r = 0u; r < ROWS && !SPREAD; r++) {
@@ -212,7 +217,7 @@ void add_values(const uint thread, const uint share)
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
         [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
             vec4 a, b;
-            uint at = (u * VALUE_CHUNKS + c) * WORDS;
+            uint at = ((buf * AHEAD + u) * VALUE_CHUNKS + c) * WORDS;
             unpacked(vs[at], vs[at + WORDS - 1u], a, b);
             [[unroll]] for (uint r = 0u; r < ROWS; r++) {
                 os[(r * VALUE_CHUNKS + c) * 2u] += score[u * ROWS + r] * a;
@@ -239,71 +244,61 @@ void join_lanes()
 
 uint parts() { return batches * query_heads * query_count * splits; }
 
-// A part's largest score and its sum; after weigh_parts, the weight of its result in place of the score.
-vec2 figures(const uint i) { return i % 2u == 0u ? results[i / 2u].xy : results[i / 2u].zw; }
-
-// By row, a subgroup each: what the parts' results are multiplied by.
-void weigh_parts(const uint batch, const uint head, const uint first_row, const uint count, const uint lane)
+// What the results of a row's parts, whose figures begin at `at`, are multiplied by: exp2(their largest scores - x) * y.
+vec2 weigh_parts(const uint at, const uint row_head, const uint lane)
 {
-    for (uint r = gl_SubgroupID; r < count; r += gl_NumSubgroups) {
-        float sink = has(SINKS) ? sink_of(place_of(batch, head, first_row + r).head) : LOWEST, best = sink, sum = 0.0;
-        for (uint s = lane; s < splits; s += gl_SubgroupSize) best = max(best, figures(r * splits + s).x);
-        best = subgroupMax(best);
-        for (uint s = lane; s < splits; s += gl_SubgroupSize) sum += figures(r * splits + s).y * exp2(figures(r * splits + s).x - best);
-        sum = subgroupAdd(sum) + (has(SINKS) ? exp2(sink - best) : 0.0);
-        for (uint s = lane; s < splits; s += gl_SubgroupSize) {
-            uint i = r * splits + s;
-            results[i / 2u][i % 2u * 2u] = exp2(figures(i).x - best) * (sum == 0.0 ? 0.0 : 1.0 / sum);
-        }
+    float best = has(SINKS) ? sink_of(row_head) : LOWEST, sum = has(SINKS) ? 1.0 : 0.0;
+    for (uint from = 0u; from < splits; from += gl_SubgroupSize) {
+        uint s = from + lane;
+        float high = s < splits ? part[at + 2u * s] : LOWEST, own = s < splits ? part[at + 2u * s + 1u] : 0.0;
+        float more = max(best, subgroupMax(high));
+        sum = sum * exp2(best - more) + subgroupAdd(own * exp2(high - more));
+        best = more;
     }
+    return vec2(best, sum == 0.0 ? 0.0 : 1.0 / sum);
 }
 
-// Adds up the parts of `count` rows: a thread has four features of some parts, BATCH of which it loads at once.
+// Adds up the parts of `count` rows. A subgroup has as many fours of a row's features as it has lanes, and every shares-th of
+// the row's parts; it asks for BATCH of them at once, for the first before it knows what they weigh.
 void join_parts(const uint batch, const uint head, const uint first_row, const uint count, const uint thread, const uint lane)
 {
     const uint BATCH = 8u;
-    uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = value_width / 4u;
-    uint columns = count * fours, shares = 1u;
-    while (2u * shares * ROWS * fours <= gl_WorkGroupSize.x) shares *= 2u;              // not by count: the order of additions
-    uint width = gl_WorkGroupSize.x / shares;
-    for (uint i = thread; i < count * splits; i += gl_WorkGroupSize.x) {
-        uint at = parts() * value_width + 2u * (first + i);
-        vec2 figure = vec2(part[at], part[at + 1u]);
-        results[i / 2u][i % 2u * 2u] = figure.x;
-        results[i / 2u][i % 2u * 2u + 1u] = figure.y;
-    }
-    barrier();
-    weigh_parts(batch, head, first_row, count, lane);
-    barrier();
-    for (uint c = thread % width; c < (columns + width - 1u) / width * width; c += width) {
-        uint r = min(c / fours, count - 1u), at = r * splits, from = (first + at) * fours + c % fours;
+    uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = v_width() / 4u;
+    uint chunks = (fours + gl_SubgroupSize - 1u) / gl_SubgroupSize, units = ROWS * chunks;   // not by count: the order of additions
+    uint shares = max(gl_NumSubgroups / units, 1u), share = shares > 1u ? gl_SubgroupID / units : 0u;
+    for (uint unit = gl_SubgroupID - share * units; unit < units; unit += gl_NumSubgroups) {
+        uint r = unit / chunks, column = (unit - r * chunks) * gl_SubgroupSize + lane;
+        row_place place = place_of(batch, head, first_row + min(r, count - 1u));
+        uint at = first + min(r, count - 1u) * splits, from = at * fours + min(column, fours - 1u);
         vec4 x = vec4(0.0);
-        if (c < columns)
-            for (uint s = thread / width; s < splits; s += BATCH * shares) {
-                vec4 p[BATCH];
-                [[unroll]] for (uint b = 0u; b < BATCH; b++) {
-                    p[b] = vec4(0.0);
-                    if (s + b * shares < splits) p[b] = part_four[from + (s + b * shares) * fours];
-                }
-                [[unroll]] for (uint b = 0u; b < BATCH; b++)
-                    if (s + b * shares < splits) x += figures(at + s + b * shares).x * p[b];
+        vec2 weight;
+        at = parts() * v_width() + 2u * at;
+        for (uint s = share; s < splits; s += BATCH * shares) {
+            vec4 p[BATCH];
+            float h[BATCH];
+            [[unroll]] for (uint b = 0u; b < BATCH; b++) {
+                uint i = min(s + b * shares, splits - 1u);
+                p[b] = part_four[from + i * fours];
+                h[b] = part[at + 2u * i];
             }
-        if (shares > 1u) {                               // then one round does
-            results[JOIN + thread] = x;
+            if (s == share) weight = weigh_parts(at, place.head, lane);
+            [[unroll]] for (uint b = 0u; b < BATCH; b++)
+                x += (s + b * shares < splits ? exp2(h[b] - weight.x) * weight.y : 0.0) * p[b];
+        }
+        if (shares > 1u) {                               // then one round does, for all subgroups; some may be too many
+            results[thread] = x;
             barrier();
-            for (uint s = thread + width; s < gl_WorkGroupSize.x && thread < width; s += width) x += results[JOIN + s];
+            for (uint s = 1u; s < shares && share == 0u; s++) x += results[thread + s * units * gl_SubgroupSize];
         }
-        if (c < columns && thread < width) {
-            uint o = place_of(batch, head, first_row + r).o + 4u * (c % fours);
-            for (uint i = 0u; i < 4u; i++) store_result(o + i, x[i]);
-        }
+        if (share == 0u && r < count && column < fours)
+            for (uint i = 0u; i < 4u; i++) store_result(place.o + 4u * column + i, x[i]);
     }
 }
 
 // The subgroups' results of rows `from` .. from + count - 1 as one: a thread has two features.
 void join_subgroups(const uint batch, const uint head, const uint first_row, const uint from, const uint count, const uint split, const uint thread)
 {
-    uint twos = value_width / 2u;
+    uint twos = v_width() / 2u;
     for (uint c = thread; c < count * twos; c += gl_WorkGroupSize.x) {
         uint i = c / twos, column = c - i * twos, row = first_row + from + i;
         row_place p = place_of(batch, head, row);
@@ -320,9 +315,9 @@ void join_subgroups(const uint batch, const uint head, const uint first_row, con
             x += (column % 2u == 0u ? four.xy : four.zw) * weight;
         }
         if (PARTS == 1u) {
-            uint index = ((batch * query_heads + head) * query_count + row) * splits + split, at = parts() * value_width + 2u * index;
-            part[index * value_width + 2u * column] = x.x;
-            part[index * value_width + 2u * column + 1u] = x.y;
+            uint index = ((batch * query_heads + head) * query_count + row) * splits + split, at = parts() * v_width() + 2u * index;
+            part[index * v_width() + 2u * column] = x.x;
+            part[index * v_width() + 2u * column + 1u] = x.y;
             if (column == 0u) {
                 part[at] = best;
                 part[at + 1u] = sum;
@@ -360,8 +355,10 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
     uint end = min((split + 1u) * split_keys, key_end(first_row, min(first_row + ROWS, rows) - 1u));
 #endif
     if (first < end) {
-        load_keys(mine, step, end, k_row, share);
-        load_values(mine, step, end, v_row, share);
+        [[unroll]] for (uint buf = 0u; buf < BUFFERS; buf++) {
+            load_keys(buf, mine + buf * AHEAD * step, step, end, k_row, share);
+            load_values(buf, mine + buf * AHEAD * step, step, end, v_row, share);
+        }
     }
 #ifdef FRESH
     read_weights(min(gl_SubgroupID, ROWS), lane);
@@ -381,12 +378,17 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
 #ifdef FRESH
     barrier();                                           // what was prepared makes room for results
 #endif
-    for (; first < end; first += AHEAD * step) {
-        score_keys(mine, step, end, share);
-        mine += AHEAD * step;
-        load_keys(mine, step, end, k_row, share);
-        add_values(thread, share);
-        load_values(mine, step, end, v_row, share);
+    while (first < end) {
+        [[unroll]] for (uint buf = 0u; buf < BUFFERS; buf++) {
+            if (buf > 0u && first >= end) break;
+            uint next = mine + BUFFERS * AHEAD * step;
+            score_keys(buf, mine, step, end, share);
+            load_keys(buf, next, step, end, k_row, share);
+            add_values(buf, thread, share);
+            load_values(buf, next, step, end, v_row, share);
+            mine += AHEAD * step;
+            first += AHEAD * step;
+        }
     }
     if (SPREAD) gather_rows(lane, share);
     join_lanes();

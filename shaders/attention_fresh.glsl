@@ -22,19 +22,20 @@ layout(push_constant) uniform attention_rope_push {
 };
 const uint batches = 1u, query_count = 1u;
 uint newest_key;                                        // its number, in the part that it belongs to
-#define key_width value_width                           // there is one
+#define k_width v_width                                 // there is one
 bool has(const uint flag) { return (flags & flag & ~SINKS) != 0u; }
 #include "rope.glsl"
 #define LINKS 12
 #include "links.glsl"
 uint block_heads() { return group_size; }
 float sink_of(const uint head) { return LOWEST; }
+uint v_width() { return FULL ? WIDTH : value_width; }
 #define K_STEP k_stride[1]
 #define V_STEP v_stride[1]
 
 row_place place_of(const uint batch, const uint head, const uint n)
 {
-    return row_place(0u, o_at + (head + n) * value_width, 0u, head + n, n >= group_size ? 0u : keys_counted + 1u);
+    return row_place(0u, o_at + (head + n) * v_width(), 0u, head + n, n >= group_size ? 0u : keys_counted + 1u);
 }
 float masked(const float score, const row_place p, const uint key) { return key >= p.keys || score < LOWEST ? LOWEST : score; }
 
@@ -42,11 +43,11 @@ float masked(const float score, const row_place p, const uint key) { return key 
 // and what they are turned with, the same two of the second half; and the weights of the norm, and the angles.
 vec2 low[TWOS], high_half[TWOS], low_weight[TWOS], high_weight[TWOS];
 vec4 angles[TWOS];                                      // cosine and sine of the one, of the other
-uint two_of(const uint n, const uint lane) { return 2u * min(n * gl_SubgroupSize + lane, value_width / 4u - 1u); }
+uint two_of(const uint n, const uint lane) { return 2u * min(n * gl_SubgroupSize + lane, v_width() / 4u - 1u); }
 #define TWO(name, i) (DTYPE == F32 ? uintBitsToFloat(uvec2(name##32[i], name##32[(i) + 1u])) : two_numbers(name##32[(i) / 2u]))
 void read_weights(const uint r, const uint lane)
 {
-    const uint half_row = value_width / 2u;
+    const uint half_row = v_width() / 2u;
     [[unroll]] for (uint n = 0u; NORM == 2u && n < TWOS; n++) {
         uint i = two_of(n, lane);
         if (r == ROWS) {
@@ -60,7 +61,7 @@ void read_weights(const uint r, const uint lane)
 }
 void read_row(const uint kv, const uint head, const uint r, const uint lane)
 {
-    const uint half_row = value_width / 2u;
+    const uint half_row = v_width() / 2u;
     [[unroll]] for (uint n = 0u; n < TWOS; n++) {
         uint i = two_of(n, lane) + (r == ROWS ? new_k_at + kv * new_k_stride : q_at + (head + r) * q_stride);
         if (r == ROWS) {
@@ -86,7 +87,7 @@ uvec4 newest_v[VALUE_CHUNKS * WORDS];
 void read_newest_v(const uint from, const uint share)
 {
     [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
-        uint f = 8u * (c * LANES + share), at = (f < value_width ? from + f : from) / (8u / WORDS);
+        uint f = 8u * (c * LANES + share), at = (f < v_width() ? from + f : from) / (8u / WORDS);
         [[unroll]] for (uint w = 0u; w < WORDS; w++) newest_v[c * WORDS + w] = new_v128[at + w];
     }
 }
@@ -95,7 +96,7 @@ void keep_newest_v(const uint to, const uint share)
     [[unroll]] for (uint c = 0u; c < VALUE_CHUNKS; c++) {
         uint f = 8u * (c * LANES + share);
         [[unroll]] for (uint w = 0u; w < WORDS; w++)
-            if (f < value_width) v128[(to + f) / (8u / WORDS) + w] = newest_v[c * WORDS + w];
+            if (f < v_width()) v128[(to + f) / (8u / WORDS) + w] = newest_v[c * WORDS + w];
     }
 }
 
@@ -121,11 +122,11 @@ void prepare_two(const vec2 x, const uint r, const uint i)
 }
 void prepare_row(const uint r, const uint to, const bool keep, const uint lane)
 {
-    const uint half_row = value_width / 2u;
+    const uint half_row = v_width() / 2u;
     float factor = 1.0, sum = 0.0;
     [[unroll]] for (uint n = 0u; NORM != 0u && n < TWOS; n++)
-        if (n * gl_SubgroupSize + lane < value_width / 4u) sum += dot(low[n], low[n]) + dot(high_half[n], high_half[n]);
-    if (NORM != 0u) factor = inversesqrt(subgroupAdd(sum) / float(value_width) + eps);
+        if (n * gl_SubgroupSize + lane < v_width() / 4u) sum += dot(low[n], low[n]) + dot(high_half[n], high_half[n]);
+    if (NORM != 0u) factor = inversesqrt(subgroupAdd(sum) / float(v_width()) + eps);
     [[unroll]] for (uint n = 0u; n < TWOS; n++) {
         uint i = 2u * (n * gl_SubgroupSize + lane);
         vec2 a = low[n] * factor, b = high_half[n] * factor, c = angles[n].xz, s = angles[n].yw;
