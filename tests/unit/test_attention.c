@@ -11,7 +11,7 @@ struct shape { int batch, heads, kv_heads, queries, keys, width, value_width; en
 /* shift: elements before the first one of each operand. */
 struct job { struct shape shape; mlxvk_dtype dtype; float scale; int shift; };
 
-enum { MOST_KEYS = 320 };
+enum { MOST_KEYS = 20501 };
 
 static const struct shape shapes[] = {
     { 1, 4, 1,  1, 70, 64,  64, NO_MASK,    true  },
@@ -306,10 +306,15 @@ static void test_prompt_nan(void **state)
     finish(&t);
 }
 
-/* More parts than a thread loads at once, more rows than are joined at once. */
+/* More parts than a thread loads at once, more rows than are joined at once. Parts of 1024 keys, of which a thread has twice
+ * as many on their way, with ends in either half; one query and several, rows narrower than their lanes read. */
 static void test_many_parts(void **state)
 {
-    static const struct shape shapes_of_parts[] = { { 1, 4, 1, 1, 128, 128, 128, NO_MASK, true }, { 2, 5, 1, 1, 127, 128, 128, BOOL_MASK, false } };
+    static const struct shape shapes_of_parts[] = {
+        { 1, 4, 1, 1, 128, 128, 128, NO_MASK, true }, { 2, 5, 1, 1, 127, 128, 128, BOOL_MASK, false },
+        { 1, 4, 1, 1, 20501, 32, 32, NO_MASK, true }, { 1, 2, 2, 1, 20480, 16, 16, CAUSAL, false },
+        { 1, 2, 1, 2, 20499, 40, 24, ADDED_MASK, true },
+    };
     mlxvk_device device = open_device("MLX_VK_SDPA_SPLIT_K=20 MLX_VK_SDPA_DECODE_ROWS=8");
     mlxvk_stream s = open_stream(device);
     struct rng r = { 11 };

@@ -281,7 +281,7 @@ static void test_steps(void **state)
 
 /* ---- against float64 on the host: caches hold NaN where nothing has been written yet ---- */
 
-enum { WIDEST = 256, HEADS_MOST = 16, ROOM_MOST = 220 };
+enum { WIDEST = 256, HEADS_MOST = 16, ROOM_MOST = 2112 };
 struct model { float keys[2 * ROOM_MOST * WIDEST], values[2 * ROOM_MOST * WIDEST], weight[2][WIDEST], freqs[WIDEST / 2]; };
 
 static double rounded(double x, mlxvk_dtype dtype)
@@ -445,6 +445,10 @@ static void test_growing(void **state)
           .gates = "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_SDPA_DECODE_ROWS=2 MLX_VK_SDPA_SPLITK_TARGET_CHUNK=16" },
         { FUSES("growing, in two parts of 64"), SHAPE(2, 2, 40, 60, FLOAT16), .room = 134,
           .gates = "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_SDPA_DECODE_ROWS=2 MLX_VK_SDPA_SPLITK_MAX_PARTS=2" },
+        { FUSES("growing into two parts of 1024, which have twice the keys on their way"), SHAPE(2, 1, 32, 2044, FLOAT16),
+          .room = 2052, .gates = "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_SDPA_DECODE_ROWS=2 MLX_VK_SDPA_SPLIT_K=2" },
+        { FUSES("the same, of rows narrower than their lanes read"), SHAPE(2, 1, 24, 2044, BFLOAT16), .room = 2052,
+          .gates = "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_SDPA_SPLIT_K=2" },
     };
     (void)state;
     for (size_t i = 0; i < COUNT(growing); i++) compare_with_host(&growing[i], growing[i].room - growing[i].first);
