@@ -21,9 +21,34 @@ static const struct shape shapes[] = { { 14336, 4096 }, { 4096, 14336 }, { 4096,
 /* With submissions as long as a round. */
 static void open_for_rounds(const char *gates)
 {
-    char all[256];
-    snprintf(all, sizeof all, "MLX_VK_MAX_OPS_PER_BUFFER=100000000 MLX_VK_MAX_MB_PER_BUFFER=100000000 %s", gates);
+    char all[320];
+    snprintf(all, sizeof all, "MLX_VK_MAX_OPS_PER_BUFFER=100000000 MLX_VK_MAX_MB_PER_BUFFER=100000000 "
+             "MLX_VK_MAX_MS_PER_BUFFER=0 %s", gates);
     open_device(all);
+}
+
+/* Begins a round: how much has been submitted before it. */
+static uint64_t begin_round(void)
+{
+    mlxvk_stats stats;
+    check(mlxvk_synchronize(stream), "synchronize");
+    check(mlxvk_get_stats(&stats, device), "get_stats");
+    return stats.submissions;
+}
+
+/* Submits what has been recorded since; its seconds. What went before its clock began would look free. */
+static double submit_round(uint64_t submissions)
+{
+    mlxvk_stats stats;
+    double start = now();
+    check(mlxvk_get_stats(&stats, device), "get_stats");
+    if (stats.submissions != submissions) {
+        fprintf(stderr, "a part of the round was submitted before the clock began\n");
+        exit(1);
+    }
+    check(mlxvk_finalize(stream), "finalize");
+    check(mlxvk_synchronize(stream), "synchronize");
+    return now() - start;
 }
 
 static mlxvk_array uniform(int rows, int columns, mlxvk_dtype dtype)
@@ -50,8 +75,7 @@ static struct weight random_weight(int n, int k, int bits, int group)
 static double round_of(const struct weight *q, int copies, mlxvk_array x, int bits, int group, int repeat)
 {
     mlxvk_optional_int g = { group, true }, b = { bits, true };
-    double start;
-    check(mlxvk_synchronize(stream), "synchronize");
+    uint64_t submissions = begin_round();
     for (int r = 0; r < repeat; r++)
         for (int i = 0; i < copies; i++) {
             mlxvk_array y = mlxvk_array_new();
@@ -61,10 +85,7 @@ static double round_of(const struct weight *q, int copies, mlxvk_array x, int bi
             check(mlxvk_encoder_barrier(e), "barrier");
             mlxvk_array_free(y);
         }
-    start = now();
-    check(mlxvk_finalize(stream), "finalize");
-    check(mlxvk_synchronize(stream), "synchronize");
-    return now() - start;
+    return submit_round(submissions);
 }
 
 struct result { double us, bytes; };
@@ -157,27 +178,29 @@ static void few_rows(void)
 {
     static const struct { int number, first, last; } kernels[] = { { 0, 1, 64 }, { 5, 1, 8 }, { 6, 2, 64 }, { 3, 16, 64 }, { 4, 32, 64 } };
     static const int rows[] = { 1, 2, 3, 4, 8, 16, 32, 64 };
-    static const struct shape shape[] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 }, { 1024, 3072 } };
+    enum { SHAPES = 6 };
+    static const struct shape shape[SHAPES] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 },
+                                                { 1024, 3072 } };
+    double one[SHAPES] = { 0 };
     printf("\n| N x K, us (multiple of M = 1, as the library chooses) |");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) printf(" M = %d |", rows[i]);
     printf("\n|---|---|---|---|---|---|---|---|---|\n");
-    for (size_t s = 0; s < sizeof shape / sizeof *shape; s++) {
-        double one = 0;
-        for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
-            char gates[64];
-            snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k].number);
-            open_for_rounds(gates);
+    for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
+        char gates[64];
+        snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k].number);
+        open_for_rounds(gates);
+        for (size_t s = 0; s < SHAPES; s++) {
             printf("| %d x %d, %s %d |", shape[s].n, shape[s].k, k ? "kernel" : "chosen", kernels[k].number);
             for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
                 if (rows[i] < kernels[k].first || rows[i] > kernels[k].last) { printf(" |"); continue; }
                 struct result r = measure(rows[i], shape[s].n, shape[s].k, 4, 64);
-                if (!i && !k) one = r.us;
-                printf(" %.1f (%.2f) |", r.us, r.us / one);
+                if (!i && !k) one[s] = r.us;
+                printf(" %.1f (%.2f) |", r.us, r.us / one[s]);
                 fflush(stdout);
             }
             printf("\n");
-            close_device();
         }
+        close_device();
     }
 }
 
@@ -217,13 +240,9 @@ static void one_product(const struct product *p, const struct weight *q, mlxvk_a
 
 static double products_round(const struct product *p, const struct weight *q, int copies, int count, mlxvk_array x, int bits)
 {
-    double start;
-    check(mlxvk_synchronize(stream), "synchronize");
+    uint64_t submissions = begin_round();
     for (int i = 0; i < count; i++) one_product(p, q + i % copies * p->sets, x, bits);
-    start = now();
-    check(mlxvk_finalize(stream), "finalize");
-    check(mlxvk_synchronize(stream), "synchronize");
-    return now() - start;
+    return submit_round(submissions);
 }
 
 static void model(const char *size, int m, int bits)
