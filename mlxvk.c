@@ -8777,7 +8777,8 @@ enum { SCAN_ONCE = 1 << 7, SCAN_LOOKS = 4096, SCAN_LOOKS_FEW = 32, SCAN_TILES_FE
 
 static const struct once_row { uint32_t below, threads, hold, fan; } once_rows[] = {
     { 1 << 14, 128, 1, 4 },
-    { UINT32_MAX, 512, 8, 32 },
+    { 1 << 22, 512, 8, 32 },
+    { UINT32_MAX, 512, 16, 32 },
 };
 
 static const struct once_row *once_row(size_t n)

@@ -7,7 +7,8 @@
 #include "support.h"
 
 enum { TILE = 512, GROUP = 4 * TILE, BLOCK = 4 * GROUP, LONG = 1 << 14 };              /* of rows below LONG */
-enum { LONG_TILE = 1 << 14, LONG_GROUP = 32 * LONG_TILE, LONG_BLOCK = 32 * LONG_GROUP };
+enum { LONG_TILE = 1 << 14, LONG_GROUP = 32 * LONG_TILE, LONGEST = 1 << 22 };           /* of rows below LONGEST */
+enum { LONGEST_TILE = 1 << 15, LONGEST_GROUP = 32 * LONGEST_TILE, LONGEST_BLOCK = 32 * LONGEST_GROUP };
 enum { ONCE, SILENT, WAYS };
 static const char *const gates[WAYS] = { "MLX_VK_ENABLE_LINKS=2 MLX_VK_POISON=1",
                                          "MLX_VK_ENABLE_LINKS=3 MLX_VK_POISON=1" };
@@ -157,10 +158,12 @@ static void test_long(void **state)
     (void)state;
     compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONG_GROUP - 2, .inclusive = true });
     compare(&(struct scan_case){ MLXVK_FLOAT32, 0, 2, LONG_GROUP + LONG_TILE + 3, .reverse = true, .normal = true });
+    compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONGEST - 1, .reverse = true, .inclusive = true });
+    compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONGEST + 7, .inclusive = true });
     OK_DEVICE(mlxvk_device_info_get_string(&type, device, "type"), device);
     if (!strcmp(type, "cpu")) return;
-    compare(&(struct scan_case){ MLXVK_FLOAT32, 0, 1, LONG_BLOCK + LONG_GROUP + LONG_TILE + 1, .inclusive = true, .normal = true });
-    compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONG_BLOCK + 5, .reverse = true });
+    compare(&(struct scan_case){ MLXVK_FLOAT32, 0, 1, LONGEST_BLOCK + LONGEST_GROUP + LONGEST_TILE + 1, .inclusive = true, .normal = true });
+    compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONGEST_BLOCK + 5, .reverse = true });
 }
 
 /* Several rows, rows that begin anywhere, and elements that are not side by side. */
