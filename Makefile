@@ -195,15 +195,16 @@ run:
 test:
 	@tests/tools/setup build test
 	@tests/tools/build-shaders --check >/dev/null || echo "warning: gen/ is not what shaders/ says"
-	@$(build) tests
+	@$(build) $(if $(UNITS),$(filter-out $(units),$(test_programs)) $(units_run),tests)
 	@$(MAKE) --no-print-directory run-tests
 
 # What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests, GOLDEN of the golden
-# runner; HALF=0 or 1: each second unit program.
+# runner; UNITS=k/n: the k-th of n parts of the unit programs, and those named in ALSO.
 golden_data := $(wildcard tests/golden/data)
 PROGRAMS_SEED ?= 1
 PROGRAMS_SECONDS ?= 20
-units_run = $(if $(HALF),$(shell printf '%s\n' $(units) | awk 'NR % 2 == $(HALF)'),$(units))
+units_run = $(shell tests/tools/part 1/1 $(sort $(shell tests/tools/part $(or $(UNITS),1/1) $(units)) \
+    $(addprefix $(BUILD)/unit/,$(ALSO))))
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data) $(GOLDEN)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") \
@@ -412,7 +413,7 @@ build/pic/mlxvk.o: mlxvk.c build/pic/flags
 # Compiled anew when the flags change, linked anew when a file goes.
 mlx_said = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
 $(mlx)/flags build/pic/flags: FORCE
-	$(call mlx_said,$(CC) $(CXX) $(MLX_CXXFLAGS) $(mlx_flags))
+	$(call mlx_said,$(CC) $(CXX) $(if $(filter $(mlx)/%,$@),$(MLX_CXXFLAGS)) $(mlx_flags))
 $(mlx)/sources: FORCE
 	$(call mlx_said,$(MLX_SOURCES))
 
