@@ -209,7 +209,8 @@ run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data) $(GOLDEN)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") \
 	    "random-programs: $(BUILD)/fuzz/fuzz_programs --seconds $(PROGRAMS_SECONDS) --seed $(PROGRAMS_SEED)" \
-	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units_run) $(examples)
+	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" \
+	    $(or $(units_run),$(if $(units),$(error there is no part $(UNITS) of the unit programs))) $(examples)
 
 # A program in a window; engine-check has one without a screen, and looks at what it shows.
 engine_program := $(BUILD)/examples/engine
