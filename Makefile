@@ -414,7 +414,7 @@ build/pic/mlxvk.o: mlxvk.c build/pic/flags
 # Compiled anew when the flags change, linked anew when a file goes.
 mlx_said = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
 $(mlx)/flags build/pic/flags: FORCE
-	$(call mlx_said,$(CC) $(CXX) $(if $(filter $(mlx)/%,$@),$(MLX_CXXFLAGS)) $(mlx_flags))
+	$(call mlx_said,$(CC) $(CXX) $(MLX_CXXFLAGS) $(mlx_flags))
 $(mlx)/sources: FORCE
 	$(call mlx_said,$(MLX_SOURCES))
 
