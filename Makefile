@@ -367,13 +367,14 @@ metal_library := $(filter-out tests/mlx/metal/test_% tests/mlx/metal/fuzz_%,$(wi
 MLX_SOURCES ?= $(wildcard tests/mlx/*.cpp) $(metal_library)
 MLX_CXXFLAGS ?= -O2 -g
 MLX_MODEL ?= $(mlx)/qwen3-0.6b-random
-mlx_parts := $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter-out %/hooks.cpp,$(MLX_SOURCES)))
-mlx_objects := $(mlx_parts) $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter %/hooks.cpp,$(MLX_SOURCES))) build/pic/mlxvk.o
+mlx_parts := $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter-out %/hooks.cpp tests/mlx/metal/%,$(MLX_SOURCES)))
+mlx_objects := build/pic/mlxvk.o $(mlx_parts) $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter %/hooks.cpp,$(MLX_SOURCES))) \
+               $(patsubst %.cpp,build/pic/%.o,$(filter tests/mlx/metal/%,$(MLX_SOURCES)))
 
-# Ready to use, quickly when nothing changed.
+# Ready to use, quickly when nothing changed. What does not wait for MLX is compiled while pip installs it.
 mlx-ready:
 	@tests/tools/setup build mlx
-	@$(build) $(mlx)/installed
+	@$(build) $(mlx)/installed $(filter build/pic/%,$(mlx_objects))
 	@$(build) $(mlx_library)
 
 mlx: mlx-ready
@@ -405,6 +406,12 @@ $(mlx)/obj/hooks.inc: $(mlx_parts) $(mlx)/sources
 	      for (name in called) if (!(name in ours)) print (name ~ /^_ZTV/ ? "CLASS(" : "CALL(") name ")" }' | sort >$@
 $(mlx)/obj/tests/mlx/hooks.o: $(mlx)/obj/hooks.inc
 $(mlx)/obj/tests/mlx/hooks.o: mlx_flags += -I$(mlx)/obj
+
+# What knows nothing of MLX is the same beside all its versions.
+build/pic/%.o: %.cpp build/pic/flags
+	@mkdir -p $(@D)
+	@echo "  CXX     $<"
+	@$(CXX) -std=c++20 $(MLX_CXXFLAGS) $(mlx_flags) $(WERROR) -MMD -MP -c $< -o $@
 
 build/pic/mlxvk.o: mlxvk.c build/pic/flags
 	@mkdir -p $(@D)
