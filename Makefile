@@ -114,6 +114,7 @@ test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 .PHONY: test-metal fuzz-metal
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
+# The library first, here and below: its one file takes longest, and the rest fits beside it.
 all: $(lib) $(all_programs)
 tests: $(lib) $(test_programs)
 
@@ -195,7 +196,7 @@ run:
 test:
 	@tests/tools/setup build test
 	@tests/tools/build-shaders --check >/dev/null || echo "warning: gen/ is not what shaders/ says"
-	@$(build) $(if $(UNITS),$(filter-out $(units),$(test_programs)) $(units_run),tests)
+	@$(build) $(if $(UNITS),$(lib) $(filter-out $(units),$(test_programs)) $(units_run),tests)
 	@$(MAKE) --no-print-directory run-tests
 
 # What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests, GOLDEN of the golden
@@ -250,7 +251,7 @@ test-windows: setup-windows
 	@$(build) CC=$(windows_cc) CFLAGS="-O1 -g" windows-programs
 	@tests/tools/wine --session $(MAKE) --no-print-directory CC=$(windows_cc) CFLAGS="-O1 -g" run-windows
 
-windows-programs: $(qwen3) $(golden) $(windows_units)
+windows-programs: $(lib) $(qwen3) $(golden) $(windows_units)
 run-windows:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l build/windows/logs \
 	    "qwen3: tests/tools/wine $(qwen3).exe --model $(MODEL) --check $(MODEL)/reference.json" \
@@ -327,7 +328,7 @@ fuzz-inputs:
 max_len_operations := 256
 max_len_spirv := 16384
 
-input-programs: $(inputs)
+input-programs: $(lib) $(inputs)
 $(inputs): LDFLAGS += -fsanitize=fuzzer
 $(inputs): $(BUILD)/inputs/%: $(call objects,tests/fuzz/inputs/%.c tests/fuzz/inputs/support.c) $(qwen3_lib) $(lib) $(keep_loaded)
 	$(link)
