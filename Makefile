@@ -440,7 +440,7 @@ validate: mlx-ready
 # Each file in a process of its own, so that a crash costs one file.
 test-mlx: mlx-ready
 	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(TEST_TIMEOUT) -l $(mlx)/logs \
-	    $(foreach t,$(or $(TESTS),$(sort $(wildcard tests/mlx/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
+	    $(foreach t,$(or $(TESTS),$(shell tests/tools/part 1/1 $(sort $(wildcard tests/mlx/test_*.py)))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
 
 # MLX's own tests, from a copy of its repository: DIR=mlx/python/tests.
 test-mlx-own: mlx-ready
