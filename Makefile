@@ -114,6 +114,7 @@ test_programs := $(units) $(golden) $(examples) $(fuzzers) $(qwen3)
 .PHONY: test-metal fuzz-metal
 .SECONDARY:
 all_programs := $(test_programs) $(benches)
+# The library first, here and below: its one file takes longest, and the rest fits beside it.
 all: $(lib) $(all_programs)
 tests: $(lib) $(test_programs)
 
@@ -195,20 +196,22 @@ run:
 test:
 	@tests/tools/setup build test
 	@tests/tools/build-shaders --check >/dev/null || echo "warning: gen/ is not what shaders/ says"
-	@$(build) tests
+	@$(build) $(if $(UNITS),$(lib) $(filter-out $(units),$(test_programs)) $(units_run),tests)
 	@$(MAKE) --no-print-directory run-tests
 
 # What make test runs, without preparing and building; RUNNER adds options of tests/tools/run-tests, GOLDEN of the golden
-# runner; HALF=0 or 1: each second unit program.
+# runner; UNITS=k/n: the k-th of n parts of the unit programs, and those named in ALSO.
 golden_data := $(wildcard tests/golden/data)
 PROGRAMS_SEED ?= 1
 PROGRAMS_SECONDS ?= 20
-units_run = $(if $(HALF),$(shell printf '%s\n' $(units) | awk 'NR % 2 == $(HALF)'),$(units))
+units_run = $(shell tests/tools/part 1/1 $(sort $(shell tests/tools/part $(or $(UNITS),1/1) $(units)) \
+    $(addprefix $(BUILD)/unit/,$(ALSO))))
 run-tests:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l $(BUILD)/logs $(RUNNER) \
 	    $(if $(and $(golden),$(golden_data)),"$(golden) $(golden_data) $(GOLDEN)" "random-calls: MLX_VK_POISON=2 $(golden) --fuzz 10") \
 	    "random-programs: $(BUILD)/fuzz/fuzz_programs --seconds $(PROGRAMS_SECONDS) --seed $(PROGRAMS_SEED)" \
-	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" $(units_run) $(examples)
+	    "damaged-files: $(BUILD)/fuzz/fuzz_qwen3 1000" \
+	    $(or $(units_run),$(if $(units),$(error there is no part $(UNITS) of the unit programs))) $(examples)
 
 # A program in a window; engine-check has one without a screen, and looks at what it shows.
 engine_program := $(BUILD)/examples/engine
@@ -248,7 +251,7 @@ test-windows: setup-windows
 	@$(build) CC=$(windows_cc) CFLAGS="-O1 -g" windows-programs
 	@tests/tools/wine --session $(MAKE) --no-print-directory CC=$(windows_cc) CFLAGS="-O1 -g" run-windows
 
-windows-programs: $(qwen3) $(golden) $(windows_units)
+windows-programs: $(lib) $(qwen3) $(golden) $(windows_units)
 run-windows:
 	@tests/tools/run-tests -t $(TEST_TIMEOUT) -l build/windows/logs \
 	    "qwen3: tests/tools/wine $(qwen3).exe --model $(MODEL) --check $(MODEL)/reference.json" \
@@ -325,7 +328,7 @@ fuzz-inputs:
 max_len_operations := 256
 max_len_spirv := 16384
 
-input-programs: $(inputs)
+input-programs: $(lib) $(inputs)
 $(inputs): LDFLAGS += -fsanitize=fuzzer
 $(inputs): $(BUILD)/inputs/%: $(call objects,tests/fuzz/inputs/%.c tests/fuzz/inputs/support.c) $(qwen3_lib) $(lib) $(keep_loaded)
 	$(link)
@@ -365,13 +368,14 @@ metal_library := $(filter-out tests/mlx/metal/test_% tests/mlx/metal/fuzz_%,$(wi
 MLX_SOURCES ?= $(wildcard tests/mlx/*.cpp) $(metal_library)
 MLX_CXXFLAGS ?= -O2 -g
 MLX_MODEL ?= $(mlx)/qwen3-0.6b-random
-mlx_parts := $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter-out %/hooks.cpp,$(MLX_SOURCES)))
-mlx_objects := $(mlx_parts) $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter %/hooks.cpp,$(MLX_SOURCES))) build/pic/mlxvk.o
+mlx_parts := $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter-out %/hooks.cpp tests/mlx/metal/%,$(MLX_SOURCES)))
+mlx_objects := build/pic/mlxvk.o $(mlx_parts) $(patsubst %.cpp,$(mlx)/obj/%.o,$(filter %/hooks.cpp,$(MLX_SOURCES))) \
+               $(patsubst %.cpp,build/pic/%.o,$(filter tests/mlx/metal/%,$(MLX_SOURCES)))
 
-# Ready to use, quickly when nothing changed.
+# Ready to use, quickly when nothing changed. What does not wait for MLX is compiled while pip installs it.
 mlx-ready:
 	@tests/tools/setup build mlx
-	@$(build) $(mlx)/installed
+	@$(build) $(mlx)/installed $(filter build/pic/%,$(mlx_objects))
 	@$(build) $(mlx_library)
 
 mlx: mlx-ready
@@ -404,6 +408,12 @@ $(mlx)/obj/hooks.inc: $(mlx_parts) $(mlx)/sources
 $(mlx)/obj/tests/mlx/hooks.o: $(mlx)/obj/hooks.inc
 $(mlx)/obj/tests/mlx/hooks.o: mlx_flags += -I$(mlx)/obj
 
+# What knows nothing of MLX is the same beside all its versions.
+build/pic/%.o: %.cpp build/pic/flags
+	@mkdir -p $(@D)
+	@echo "  CXX     $<"
+	@$(CXX) -std=c++20 $(MLX_CXXFLAGS) $(mlx_flags) $(WERROR) -MMD -MP -c $< -o $@
+
 build/pic/mlxvk.o: mlxvk.c build/pic/flags
 	@mkdir -p $(@D)
 	@echo "  CC      $<"
@@ -430,7 +440,7 @@ validate: mlx-ready
 # Each file in a process of its own, so that a crash costs one file.
 test-mlx: mlx-ready
 	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(TEST_TIMEOUT) -l $(mlx)/logs \
-	    $(foreach t,$(or $(TESTS),$(sort $(wildcard tests/mlx/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
+	    $(foreach t,$(or $(TESTS),$(shell tests/tools/part 1/1 $(sort $(wildcard tests/mlx/test_*.py)))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
 
 # MLX's own tests, from a copy of its repository: DIR=mlx/python/tests.
 test-mlx-own: mlx-ready

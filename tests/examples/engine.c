@@ -566,6 +566,7 @@ static struct writer {
     uint64_t tokens;                                 /* that were asked for; the event's value when that one is there */
     bool submitted;
     int slices, slices_most;                         /* of the token under way; of any so far */
+    size_t drawn;                                    /* of the text, in the last frame: it may have grown since */
 } w;
 
 static void open_writer(const char *dir, const char *prompt)
@@ -679,6 +680,7 @@ static void draw_screen(VkCommandBuffer c, VkImage window, bool with)
     blit(c, with ? &g.upscaled : &g.scene, g.screen.image, UP * W, UP * W, UP * H,
          with ? VK_FILTER_NEAREST : VK_FILTER_LINEAR);
     draw_text(c, with ? w.text.data : "");
+    if (with) w.drawn = w.text.length;
     image_barrier(c, window, VK_IMAGE_LAYOUT_UNDEFINED, VK_IMAGE_LAYOUT_TRANSFER_DST_OPTIMAL);
     blit(c, &g.screen, window, 0, (int)g.extent.width, (int)g.extent.height, VK_FILTER_NEAREST);
     image_barrier(c, window, VK_IMAGE_LAYOUT_TRANSFER_DST_OPTIMAL, VK_IMAGE_LAYOUT_PRESENT_SRC_KHR);
@@ -884,9 +886,9 @@ int main(int argc, char **argv)
         read_picture(&g.upscaled, &grown[0][0][0]);
         read_picture(&g.screen, &shown[0][0][0]);
         char line[TEXT_MOST + 1];
-        snprintf(line, sizeof line, "%s", w.text.data);
+        snprintf(line, sizeof line, "%.*s", (int)w.drawn, w.text.data);
         if (check) ok = check_upscaled() & check_screen(line);
-        if (check && strlen(line) <= strlen(prompt) + 8) { printf("the model wrote too little\n"); ok = false; }
+        if (check && w.drawn <= strlen(prompt) + 8) { printf("the model wrote too little\n"); ok = false; }
         if (picture) save_picture(picture);
     }
     TRY(vkQueueWaitIdle(g.queue));

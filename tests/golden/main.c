@@ -15,6 +15,7 @@ static const char usage[] =
     "  --filter TEXT          cases whose name contains TEXT\n"
     "  --ops a,b              cases of these operations\n"
     "  --sample K/N           the K-th of N parts of the cases (K from 1), always the same ones\n"
+    "  --but K/N              all cases but those\n"
     "  --no-contiguous-pass   do not run cases a second time with their viewed operands made contiguous\n"
     "  --scattered-pass       run cases once more with all operands transposed, with steps and holes, some reversed\n"
     "  --by-rows              products and attention once more for single rows, with the bits that these have among others\n"
@@ -32,7 +33,7 @@ struct options {
     const char *path, *filter, *ops, *files[MOST_FILES];
     size_t file_count;
     unsigned long part, parts;
-    bool verbose, info;
+    bool but, verbose, info;
     struct run_options run;
     bool fuzz;
     struct fuzz_options random;
@@ -57,7 +58,10 @@ static bool parse_value(struct options *o, const char *option, const char *value
     if (!value) return false;
     if (!strcmp(option, "--filter")) o->filter = value;
     else if (!strcmp(option, "--ops")) o->ops = value;
-    else if (!strcmp(option, "--sample")) return parse_sample(o, value);
+    else if (!strcmp(option, "--sample") || !strcmp(option, "--but")) {
+        o->but = !strcmp(option, "--but");
+        return parse_sample(o, value);
+    }
     else if (!strcmp(option, "--scarce")) o->random.refused = atoi(value);
     else if (!strcmp(option, "--seed")) o->random.seed = strtoull(value, NULL, 10);
     else if (!strcmp(option, "--fuzz")) { o->fuzz = true; o->random.seconds = atof(value); }
@@ -105,7 +109,7 @@ static bool wanted(const struct options *o, const char *name, const char *op)
 {
     if (o->filter && !strstr(name, o->filter)) return false;
     if (o->ops && !listed(o->ops, op)) return false;
-    return hash(name) % o->parts == o->part - 1;
+    return (hash(name) % o->parts == o->part - 1) != o->but;
 }
 
 /* ---- running ---- */

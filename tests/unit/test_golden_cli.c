@@ -122,11 +122,29 @@ static void test_named_files(void **state)
     assert_null(strstr(text, "unary.safetensors "));
 }
 
+/* A part and all but that are all. */
+static void test_parts(void **state)
+{
+    static const char *const options[] = { "", "--sample 2/3", "--but 2/3" };
+    static char text[1 << 16];
+    int passed[3], failed;
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        char arguments[64];
+        snprintf(arguments, sizeof arguments, DATA " ternary %s", options[i]);
+        assert_int_equal(run(arguments, text, sizeof text), 0);
+        closing(text, &passed[i], &failed);
+        assert_true(passed[i] > 0 && failed == 0);
+    }
+    assert_int_equal(passed[0], passed[1] + passed[2]);
+    assert_int_equal(run(DATA " ternary --but 0/3", text, sizeof text), 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_unknown_operations), cmocka_unit_test(test_nothing_ran),
-        cmocka_unit_test(test_named_files),
+        cmocka_unit_test(test_named_files), cmocka_unit_test(test_parts),
     };
     return cmocka_run_group_tests_name("golden_cli", tests, find_program, remove_dir);
 }
