@@ -47,8 +47,9 @@
 #define CALL(name)                                                                      \
   extern "C" __attribute__((visibility("hidden"))) void* slot_of_##name;                \
   void* slot_of_##name;                                                                 \
-  asm(".text\n.balign 16\n.globl " #name "\n.hidden " #name "\n.type " #name            \
-      ", %function\n" #name ":\n" JUMP_THROUGH("slot_of_" #name) ".size " #name ", .-" #name "\n");
+  asm(".pushsection .text\n.balign 16\n.globl " #name "\n.hidden " #name "\n.type " #name \
+      ", %function\n" #name ":\n" JUMP_THROUGH("slot_of_" #name) ".size " #name ", .-" #name \
+      "\n.popsection\n");                              /* the compiler does not know of .text: a slot may follow */
 #define CLASS(name) extern "C" __attribute__((visibility("hidden"))) void* name[32]; void* name[32];
 #include "hooks.inc"
 #undef HOOK
