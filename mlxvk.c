@@ -348,7 +348,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(SDPA_NATIVE,   "MLX_VK_ENABLE_SDPA_NATIVE",        1, "attention in fused kernels")                              \
     X(SDPA_DECODE,   "MLX_VK_ENABLE_SDPA_DECODE",        1, "attention of few queries in a kernel of its own")         \
     X(SDPA_ROWS,     "MLX_VK_SDPA_DECODE_ROWS",          0, "queries that share the keys they read (0: by device)")    \
-    X(SDPA_ONE,      "MLX_VK_SDPA_DECODE_ONE_QUERY",     0, "1: its pipeline for one query on every device")           \
+    X(SDPA_ONE,      "MLX_VK_SDPA_DECODE_ONE_QUERY",     0, "1: its pipelines of less code on every device")           \
     X(SDPA_D128,     "MLX_VK_ENABLE_SDPA_DECODE_D128",   1, "that kernel for heads of 128")                            \
     X(SDPA_K32,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K32",  1, "there for up to 32 keys")                              \
     X(SDPA_K64,      "MLX_VK_ENABLE_SDPA_DECODE_D128_K64",  1, "there for 33 to 64 keys")                              \
@@ -648,7 +648,7 @@ struct tuning {
         /* of a decoding step: keys up to which each query has one workgroup, from which on that has subgroups twice */
         uint32_t alone, wide;
         /* pipelines of their own, of less code, for one query, and for rows that fill what reads them */
-        bool one_query;
+        bool own_pipelines;
     } decode;
     struct quant_tuning {
         /* rows of x up to which it holds; rows of W a team; of a workgroup */
@@ -8788,7 +8788,7 @@ static const struct once_row *once_row(size_t n)
     return r;
 }
 
-/* A tile's elements, less what a row that begins between fours takes more. */
+/* Tiles of a row, wherever in a four it begins and ends. */
 static uint32_t once_tiles(const struct once_row *r, size_t n) { return ceil_div((n + 6) / 4, r->threads * r->hold); }
 
 static bool takes_once(const struct device *d, enum reduction op, const struct array *x, int axis)
@@ -12924,10 +12924,15 @@ static uint32_t decode_buffers(const struct decode_cut *cut)
     return cut->each >= PART_LONG && cut->each != UINT32_MAX ? 2 : 1;
 }
 
+static bool own_pipelines(const struct encoder *e)
+{
+    return decode_tuning(e)->own_pipelines || e->device->gate[GATE_SDPA_ONE];
+}
+
 /* Are rows as wide as the lanes that share a key read? */
 static bool is_full(const struct encoder *e, uint32_t width, uint32_t lanes)
 {
-    return (decode_tuning(e)->one_query || e->device->gate[GATE_SDPA_ONE]) && width % (8 * lanes) == 0;
+    return own_pipelines(e) && width % (8 * lanes) == 0;
 }
 
 /* Do the lanes that share keys have a score each, of all rows and keys that they load at once? (With half as many
@@ -12941,7 +12946,6 @@ static bool spreads(const struct encoder *e, const struct decode_cut *cut, uint3
 static void attention_decode(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
-    const struct decode_row *t = decode_tuning(e);
     struct decode_cut cut = cut_decode(e, a);
     uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3], lanes = decode_lanes(e, a, &cut);
     struct attention_push p;
@@ -12962,7 +12966,7 @@ static void attention_decode(struct encoder *e, const void *job)
         .value_chunks = ceil_div(dv, 8 * lanes), .ahead = decode_ahead(e, &cut, lanes), .parts = parts != NULL,
         .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = decode_buffers(&cut),
         .full = d == dv && is_full(e, d, lanes),
-        .one_query = (t->one_query || e->device->gate[GATE_SDPA_ONE]) && a->q->shape[2] == 1 && !is_invariant(e) &&
+        .one_query = own_pipelines(e) && a->q->shape[2] == 1 && !is_invariant(e) &&
                      !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
     array_release(parts);

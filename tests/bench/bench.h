@@ -29,6 +29,9 @@ static void check(int code, const char *what)
     exit(1);
 }
 
+/* Gates under which all that is recorded before a call that submits is one submission. */
+#define ONE_SUBMISSION "MLX_VK_MAX_OPS_PER_BUFFER=100000000 MLX_VK_MAX_MB_PER_BUFFER=100000000 MLX_VK_MAX_MS_PER_BUFFER=0"
+
 static void open_device(const char *gates)
 {
     mlxvk_error error = { 0 };

@@ -283,7 +283,7 @@ int main(int argc, char **argv)
     const char *wanted = argc > 1 ? argv[1] : "";
     const struct cliff_walker walker = { sample_of, neighbours };
     /* Submissions as long as a round. */
-    open_device("MLX_VK_MAX_OPS_PER_BUFFER=100000000 MLX_VK_MAX_MB_PER_BUFFER=100000000 MLX_VK_MAX_MS_PER_BUFFER=0");
+    open_device(ONE_SUBMISSION);
     cliffs = (struct cliffs){ .gpu = gpu, .stream = stream, .strided = strided, .positions = positions, .zeros = zeros };
     if (cliff_family_count > MOST_FAMILIES) { fprintf(stderr, "too many families\n"); return 1; }
     gauge();
