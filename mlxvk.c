@@ -19015,6 +19015,8 @@ struct chain_step {
 
 struct chain {
     struct chain_step step[CHAIN_STEPS];
+    struct array *whole;                             /* a result of the shape that threads stand for */
+    bool inlines;                                    /* numbers are computed at each element of what reads them */
     struct array *operand[CHAIN_OPERANDS];
     uint8_t walk[CHAIN_OPERANDS], slot[CHAIN_OPERANDS];
     int steps, operands, bound, results, strided;
@@ -19081,14 +19083,24 @@ static bool chain_takes(const struct node *n)
     return true;
 }
 
-/* The number by which steps name an array, which becomes an operand where it is none; -1 where that cannot be. */
+/* Does a view of a step's result show at each element what that step's thread has: all of it in order, whatever its
+ * shape, or its only number, however often? */
+static bool sees_step(const struct array *out, const struct array *a)
+{
+    if (a->dtype != out->dtype || a->offset != out->offset) return false;
+    return out->size == 1 ? walk_of(a) == WALK_ONE : a->row && a->size == out->size;
+}
+
+/* The number by which steps name an array, which becomes an operand where it is none; -1 where that cannot be: what
+ * goes by strides has the chain's shape. */
 static int chain_operand(struct chain *c, struct array *a)
 {
     for (int i = 0; i < c->steps; i++)
-        if (c->step[i].out->storage == a->storage) return same_view(c->step[i].out, a) ? CHAIN_OPERANDS + i : -1;
+        if (c->step[i].out->storage == a->storage) return sees_step(c->step[i].out, a) ? CHAIN_OPERANDS + i : -1;
     for (int i = 0; i < c->operands; i++) if (same_view(c->operand[i], a)) return i;
     if (c->operands == CHAIN_OPERANDS || runs_across(a)) return -1;
     c->walk[c->operands] = (uint8_t)walk_of(a);
+    if (c->walk[c->operands] == WALK_STRIDED && !same_shape(a, c->whole)) return -1;
     c->operand[c->operands] = a;
     return c->operands++;
 }
@@ -19096,18 +19108,20 @@ static int chain_operand(struct chain *c, struct array *a)
 /* Merges the dimensions of those that go by strides, and counts what must be pushed. */
 static bool chain_fits(struct chain *c)
 {
-    struct array *list[1 + CHAIN_OPERANDS] = { c->step[0].out };
+    struct array *list[1 + CHAIN_OPERANDS] = { c->whole };
     c->strided = 0;
     for (int i = 0; i < c->operands; i++) if (c->walk[i] >= WALK_STRIDED) list[++c->strided] = c->operand[i];
     c->dims = c->strided ? merge_dims(list, 1 + c->strided) : (struct dims){ .ndim = 1 };
     return CHAIN_FIRST + c->operands + CHAIN_RESULTS + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
 }
 
-/* Appends a node's operation; false where it does not fit, with the chain as it was but for its count of operands. */
+/* Appends a node's operation; false where it does not fit, with the chain as it was but for its operands' count and its
+ * shape. Behind numbers alone, something larger gives the chain its shape. */
 static bool chain_add(struct chain *c, const struct node *n)
 {
     struct chain_step *step = &c->step[c->steps];
     if (c->steps == CHAIN_STEPS) return false;
+    if (!c->steps || n->out[0]->size > c->whole->size) c->whole = n->out[0];
     *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n),
                                  .from = (uint8_t)n->in[n->inputs - 1]->dtype,
                                  .to = (uint8_t)n->out[0]->dtype, .inputs = n->inputs };
@@ -19128,9 +19142,10 @@ static bool chain_reads(const struct chain *c, const struct node *n)
     return false;
 }
 
-/* Finds the steps whose results others want too. */
-static void chain_results(struct chain *c)
+/* Finds the steps whose results others want too; false where one is a number that every thread has. */
+static bool chain_results(struct chain *c)
 {
+    bool once = true;
     c->results = 0;
     for (int i = 0; i < c->steps; i++) {
         const struct storage *st = c->step[i].out->storage;
@@ -19139,7 +19154,9 @@ static void chain_results(struct chain *c)
             for (int k = 0; k < c->step[j].inputs; k++) inside += c->step[j].in[k] == CHAIN_OPERANDS + i;
         c->step[i].wanted = st->owned || st->readers > inside;
         c->results += c->step[i].wanted;
+        once = once && (!c->step[i].wanted || c->step[i].out->size == c->whole->size);
     }
+    return once;
 }
 
 /* What two chains have in common that the same kernel serves, with how they walk or without. */
@@ -19432,20 +19449,28 @@ static void store_results(struct writer *m, const struct chain *c, uint32_t i, b
 
 static void put_steps(struct writer *m, const struct chain *c)
 {
-    uint32_t zero = push_word(m, 1), other = push_word(m, 2);
-    for (int k = 0; k < c->steps; k++)
+    uint32_t zero = push_word(m, 1), other = push_word(m, 2), same = 0;      /* same: operands and steps, bit by bit */
+    for (int i = 0; i < c->operands; i++)
+        if (c->walk[i] == WALK_ONE || c->walk[i] == WALK_LITERAL) same |= 1u << i;
+    for (int k = 0; k < c->steps; k++) {
+        const struct chain_step *s = &c->step[k];
+        uint32_t *v = m->value[CHAIN_OPERANDS + k];
+        bool once = true;                                    /* the same for all elements */
+        for (int i = 0; i < s->inputs; i++) once = once && (same >> s->in[i] & 1);
+        if (once) same |= 1u << (CHAIN_OPERANDS + k);
         for (int j = 0; j < (c->four ? 4 : 1); j++) {
-            const struct chain_step *s = &c->step[k];
             uint32_t words[6] = { called(m, s->function) }, n = 1;
+            if (once && j) { v[j] = v[0]; continue; }
             for (int i = 0; i < s->inputs; i++) words[n++] = m->value[s->in[i]][j];
             if (s->inputs == 2) words[2] = WORD(m, SPIRV_XOR, words[2], other);
             words[n++] = constant_word(m, s->from);
             words[n++] = constant_word(m, s->to);
-            m->value[CHAIN_OPERANDS + k][j] = put_value(m, SPIRV_CALL, m->uint_type, words, n);
-            if (k + 1 < c->steps)
-                m->value[CHAIN_OPERANDS + k][j] = WORD(m, SPIRV_XOR, m->value[CHAIN_OPERANDS + k][j], zero);
+            v[j] = put_value(m, SPIRV_CALL, m->uint_type, words, n);
+            if (k + 1 < c->steps) v[j] = WORD(m, SPIRV_XOR, v[j], zero);
         }
+    }
 }
+static_assert(CHAIN_OPERANDS + CHAIN_STEPS <= 32, "a bit for each operand and step");
 
 /* Loads by fours or, behind the last four, of one element; the steps; stores. */
 static void put_leftover_body(struct writer *m, const struct chain *c, uint32_t i, uint32_t four)
@@ -19683,7 +19708,7 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
     uint32_t mask = 0;
     c->pushed = CHAIN_FIRST;
     c->bound = 0;
-    c->push[0] = (uint32_t)c->step[0].out->size;
+    c->push[0] = (uint32_t)c->whole->size;
     c->push[1] = c->push[2] = 0;
     for (int i = 0; i < c->operands; i++) {
         struct array *a = c->operand[i];
@@ -19737,7 +19762,7 @@ static bool too_large(struct encoder *e, const struct chain *c)
 
 static void chain_dispatch(struct encoder *e, struct chain *c)
 {
-    uint32_t key[CHAIN_KEY], words, n = (uint32_t)c->step[0].out->size;
+    uint32_t key[CHAIN_KEY], words, n = (uint32_t)c->whole->size;
     struct chain_entry *entry;
     choose_walks(c, bind_chain(e, c));
     words = chain_key(c, true, key);
@@ -20348,15 +20373,20 @@ static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *a
 
 /* ---- chains of elementwise operations ---- */
 
+/* May a result be a step's: as many elements as the chain has, or one number beside or in front of more? */
+static bool chain_shape_fits(const struct chain *c, const struct array *out)
+{
+    return out->size == c->whole->size || (c->inlines && (out->size == 1 || (c->whole->size == 1 && out->size)));
+}
+
 /* Adds node j to a chain whose nodes are `members`, ascending, and before it the nodes that it needs. */
 static bool join_chain(struct stream *s, struct chain *c, uint32_t *members, uint32_t j, uint32_t end, int depth)
 {
     const struct node *n = &s->nodes[j];
     uint32_t swiglu[3];
     int at;
-    if (!chain_takes(n) || !same_shape(n->out[0], c->step[0].out) || (s->device->gate[GATE_SWIGLU] &&
-                                                                      find_swiglu(s, j, end, swiglu)))
-        return false;
+    if (!chain_takes(n) || !chain_shape_fits(c, n->out[0]) ||
+        (s->device->gate[GATE_SWIGLU] && find_swiglu(s, j, end, swiglu))) return false;
     for (int i = 0; i < n->inputs; i++) {
         uint32_t w = writer_of(s, members[0] + 1, j, n->in[i]);
         bool member = w == UINT32_MAX;
@@ -20380,25 +20410,37 @@ static void donate_chain(struct encoder *e, const struct chain *c)
     for (int i = 0; i < c->steps; i++) if (c->step[i].wanted) donate(e, c->step[i].out, in, count);
 }
 
-/* Operations with results of one shape that read each other's results: one kernel, made for them. */
+/* Finds the chain that begins with the node `at`; false where it cannot be. */
+static bool find_chain_at(struct stream *s, struct chain *c, uint32_t *m, uint32_t at, uint32_t end, bool inlines)
+{
+    uint32_t kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
+    struct chain before;
+    c->steps = c->operands = 0;
+    c->inlines = inlines;
+    if (!chain_add(c, &s->nodes[at])) return false;
+    for (uint32_t j = at + 1; j < last; j++) {
+        bool member = s->nodes[j].done || !chain_reads(c, &s->nodes[j]);
+        for (int k = 0; k < c->steps; k++) member = member || m[k] == j;
+        if (member) continue;
+        before = *c;
+        memcpy(kept, m, sizeof kept);
+        if (!join_chain(s, c, m, j, end, 2)) { *c = before; memcpy(m, kept, sizeof kept); }
+    }
+    return chain_results(c) && c->steps > 1 && c->results <= CHAIN_RESULTS;
+}
+
+/* Operations with results of as many elements each that read each other's results: one kernel, made for them. On GPUs
+ * with those of numbers that it alone reads; CPUs would rather compute these once. */
 static bool fuse_chain(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t *m = all->node, at = m[0], kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
-    struct chain c, before;
-    if (!has_kernel(e->device, K_BINARY) || !chain_takes(&s->nodes[at])) return false;
+    struct device *d = e->device;
+    uint32_t *m = all->node, at = m[0];
+    bool inlines = !d->tuning->apart || d->gate[GATE_CHAINS] > 1;
+    struct chain c;
+    if (!has_kernel(d, K_BINARY) || !chain_takes(&s->nodes[at])) return false;
     if (reader_of(s, at, end, s->nodes[at].out[0]) == UINT32_MAX) return false;
-    c.steps = c.operands = 0;
-    if (!chain_add(&c, &s->nodes[at])) return false;
-    for (uint32_t j = at + 1; j < last; j++) {
-        bool member = s->nodes[j].done || !chain_reads(&c, &s->nodes[j]);
-        for (int k = 0; k < c.steps; k++) member = member || m[k] == j;
-        if (member) continue;
-        before = c;
-        memcpy(kept, m, sizeof kept);
-        if (!join_chain(s, &c, m, j, end, 2)) { c = before; memcpy(m, kept, sizeof kept); }
-    }
-    chain_results(&c);
-    if (c.steps < 2 || c.results > CHAIN_RESULTS || too_large(e, &c) || !chain_pays(s, &c)) return false;
+    if (!(inlines && find_chain_at(s, &c, m, at, end, true)) && !find_chain_at(s, &c, m, at, end, false)) return false;
+    if (too_large(e, &c) || !chain_pays(s, &c)) return false;
     donate_chain(e, &c);
     chain_dispatch(e, &c);
     all->count = c.steps;

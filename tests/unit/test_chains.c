@@ -81,15 +81,26 @@ static mlxvk_array any_input(struct bench *b, struct rng *r, const int *shape, i
     return a;
 }
 
+/* One operation on the elements in a row, and back in their shape. */
+static int step_in_a_row(mlxvk_array *a, struct bench *b, struct rng *r, mlxvk_array x)
+{
+    int shape[4], ndim = (int)mlxvk_array_ndim(x), code;
+    for (int i = 0; i < ndim; i++) shape[i] = mlxvk_array_dim(x, i);
+    code = mlxvk_reshape(a, x, (int[]){ (int)mlxvk_array_size(x) }, 1, b->s);
+    if (!code) code = unary[random_int(r, 0, (int)COUNT(unary) - 1)](a, *a, b->s);
+    return code ? code : mlxvk_reshape(a, *a, shape, (size_t)ndim, b->s);
+}
+
 /* One random operation on what there is. */
 static mlxvk_array any_step(struct bench *b, struct rng *r, const mlxvk_array *values, int count)
 {
     mlxvk_array a = mlxvk_array_new(), x = values[random_int(r, count > 3 ? count - 3 : 0, count - 1)];
     mlxvk_array y = values[random_int(r, 0, count - 1)];
-    int kind = random_int(r, 0, 9), code;
+    int kind = random_int(r, 0, 10), code;
     if (kind < 3) code = unary[random_int(r, 0, (int)COUNT(unary) - 1)](&a, x, b->s);
     else if (kind < 8) code = binary[random_int(r, 0, (int)COUNT(binary) - 1)](&a, x, y, b->s);
     else if (kind == 8) code = mlxvk_astype(&a, x, dtypes[random_int(r, 0, (int)COUNT(dtypes) - 1)], b->s);
+    else if (kind == 9) code = step_in_a_row(&a, b, r, x);
     else code = mlxvk_where(&a, values[random_int(r, 0, count - 1)], x, y, b->s);
     if (code) { mlxvk_array_free(a); a = mlxvk_array_new(); OK(mlxvk_add(&a, x, y, b->s), b->s); }   /* negative of bool */
     return a;
@@ -209,6 +220,117 @@ static void test_gelu(void **state)
     assert_memory_equal(inside, want_inside, sizeof want);
 }
 
+/* ---- results of other shapes: the same elements in a row, and numbers for all ---- */
+
+enum other { IN_A_ROW, STEPS_THEN_ROW, ROW_THEN_STEPS, PART_OF_IT, TURNED, AS_BITS, IN_MIDDLE_HELD,
+             NUMBER, TWO_NUMBERS, NUMBER_HELD, NUMBER_READ, NUMBER_BEHIND, NUMBER_OF_PART, OTHERS };
+enum { LONG = 6, WIDE = 12 };
+
+static mlxvk_array binary_of(struct bench *b, binary_function f, mlxvk_array x, mlxvk_array y)
+{
+    mlxvk_array a = mlxvk_array_new();
+    OK(f(&a, x, y, b->s), b->s);
+    return a;
+}
+
+/* The same elements, each with its double: a chain's second half, of another shape. */
+static mlxvk_array seen_otherwise(struct bench *b, enum other other, mlxvk_array x, mlxvk_array row)
+{
+    mlxvk_array a = mlxvk_array_new();
+    OK(mlxvk_array_set(&a, x), b->s);
+    if (other == PART_OF_IT)
+        OK(mlxvk_slice(&a, a, (int[]){ 1, 0 }, 2, (int[]){ LONG, WIDE }, 2, (int[]){ 1, 1 }, 2, b->s), b->s);
+    else if (other == TURNED) OK(mlxvk_transpose(&a, a, b->s), b->s);
+    else if (other == AS_BITS) OK(mlxvk_view(&a, a, MLXVK_INT32, b->s), b->s);
+    else OK(mlxvk_reshape(&a, a, (int[]){ LONG * WIDE }, 1, b->s), b->s);
+    OK((other == ROW_THEN_STEPS ? mlxvk_add : mlxvk_subtract)(&a, a, other == ROW_THEN_STEPS ? row : a, b->s), b->s);
+    return a;
+}
+
+/* What a case computes, and what it holds besides. data: LONG * 2 by WIDE. */
+static mlxvk_array of_other_shape(struct bench *b, enum other other, mlxvk_array data, mlxvk_array row, mlxvk_array *held)
+{
+    mlxvk_array x = mlxvk_array_new(), y, z, n = mlxvk_array_new();
+    int step = other == STEPS_THEN_ROW ? 2 : 1;
+    OK(mlxvk_slice(&x, data, (int[]){ 0, 0 }, 2, (int[]){ LONG * step, WIDE }, 2, (int[]){ step, 1 }, 2, b->s), b->s);
+    if (other < NUMBER) {
+        y = binary_of(b, mlxvk_multiply, x, x);
+        if (other == IN_MIDDLE_HELD) OK(mlxvk_array_set(held, y), b->s);
+        z = seen_otherwise(b, other, y, row);
+    } else {
+        mlxvk_array last = mlxvk_array_new();
+        OK(mlxvk_slice(&n, row, (int[]){ 3 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, b->s), b->s);
+        y = binary_of(b, mlxvk_multiply, n, n);
+        OK(mlxvk_array_set(&last, y), b->s);
+        if (other == TWO_NUMBERS) OK(mlxvk_add(&last, last, n, b->s), b->s);
+        if (other == NUMBER_HELD) OK(mlxvk_array_set(held, y), b->s);
+        if (other == NUMBER_READ) OK(mlxvk_cumsum(held, y, 0, false, true, b->s), b->s);
+        if (other == NUMBER_OF_PART) {
+            mlxvk_array_free(last);
+            last = binary_of(b, mlxvk_multiply, row, row);
+            OK(mlxvk_slice(&last, last, (int[]){ 5 }, 1, (int[]){ 6 }, 1, (int[]){ 1 }, 1, b->s), b->s);
+        }
+        z = binary_of(b, mlxvk_subtract, x, last);
+        if (other == NUMBER_BEHIND) {
+            OK(mlxvk_exp(&y, y, b->s), b->s);
+            OK(mlxvk_multiply(&z, z, y, b->s), b->s);
+        }
+        mlxvk_array_free(last);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(n);
+    return z;
+}
+
+/* The results of a case, and its dispatches. */
+static uint64_t run_other(struct bench *b, enum other other, float *result, float *held)
+{
+    float numbers[2 * LONG * WIDE * 2];
+    mlxvk_array data, row, z, h = mlxvk_array_new();
+    uint64_t dispatches;
+    for (int i = 0; i < 2 * LONG * WIDE * 2; i++) numbers[i] = (float)(i * 29 % 101 - 17) / 7;
+    data = floats(b->device, numbers, (int[]){ 2 * LONG, WIDE }, 2);
+    row = floats(b->device, numbers + 5, (int[]){ 2 * LONG * WIDE }, 1);
+    OK(mlxvk_slice(&row, row, (int[]){ 0 }, 1, (int[]){ 2 * LONG * WIDE }, 1, (int[]){ 2 }, 1, b->s), b->s);
+    OK_DEVICE(mlxvk_array_eval(data), b->device);
+    OK(mlxvk_synchronize(b->s), b->s);
+    mlxvk_reset_stats(b->device);
+    z = of_other_shape(b, other, data, row, &h);
+    OK(mlxvk_synchronize(b->s), b->s);
+    dispatches = stats_of(b->device).dispatches;
+    OK(mlxvk_array_read(z, result, mlxvk_array_nbytes(z), b->s), b->s);
+    if (h.ctx && mlxvk_array_size(h)) OK(mlxvk_array_read(h, held, mlxvk_array_nbytes(h), b->s), b->s);
+    mlxvk_array_free(data);
+    mlxvk_array_free(row);
+    mlxvk_array_free(z);
+    mlxvk_array_free(h);
+    return dispatches;
+}
+
+/* The dispatches that each takes apart, and fused: as many where what chains assume does not hold. */
+static void test_other_shapes(void **state)
+{
+    static const uint8_t dispatches[OTHERS][2] = {
+        [IN_A_ROW] = { 2, 1 }, [STEPS_THEN_ROW] = { 2, 1 }, [ROW_THEN_STEPS] = { 2, 2 }, [PART_OF_IT] = { 2, 2 },
+        [TURNED] = { 2, 2 }, [AS_BITS] = { 2, 2 }, [IN_MIDDLE_HELD] = { 2, 1 }, [NUMBER] = { 2, 1 }, [TWO_NUMBERS] = { 3, 1 },
+        [NUMBER_HELD] = { 2, 2 }, [NUMBER_READ] = { 3, 3 }, [NUMBER_BEHIND] = { 4, 1 }, [NUMBER_OF_PART] = { 2, 2 },
+    };
+    struct bench alone = bench_open(OFF), together = bench_open(ON);
+    (void)state;
+    for (int i = 0; i < OTHERS; i++) {
+        float want[LONG * WIDE] = { 0 }, got[LONG * WIDE] = { 0 }, want_held[LONG * WIDE] = { 0 }, held[LONG * WIDE] = { 0 };
+        uint64_t apart = run_other(&alone, (enum other)i, want, want_held);
+        uint64_t fused = run_other(&together, (enum other)i, got, held);
+        if (apart != dispatches[i][0] || fused != dispatches[i][1])
+            fail_msg("case %d: %llu dispatches apart, %llu fused", i, (unsigned long long)apart, (unsigned long long)fused);
+        assert_memory_equal(got, want, sizeof want);
+        assert_memory_equal(held, want_held, sizeof held);
+    }
+    bench_close(&alone);
+    bench_close(&together);
+}
+
 /* Without a word from the caller a kernel is made for chains that come again and again, not for the first. */
 static void test_often(void **state)
 {
@@ -242,7 +364,8 @@ static void test_valid(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_random), cmocka_unit_test(test_gelu), cmocka_unit_test(test_often),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_random), cmocka_unit_test(test_gelu),
+                                        cmocka_unit_test(test_other_shapes), cmocka_unit_test(test_often),
                                         cmocka_unit_test(test_valid) };
     return run_group("chains", tests, in_folder, remove_folder);
 }
