@@ -377,6 +377,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "reductions in parts: the last workgroup joins them, on GPUs (2: everywhere)")                                   \
     X(ARG_LESS,      "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE", 1,                                                            \
       "rows less a number each + argmax or argmin fused, on GPUs (2: everywhere)")                                     \
+    X(SEARCH,        "MLX_VK_ENABLE_SEARCH_GROUPS",      1,                                                            \
+      "few values in long sequences by workgroups, and + or - a number with it, on GPUs (2: everywhere)")              \
     X(EMBEDDING,     "MLX_VK_ENABLE_TAKE_DEQUANTIZE",    1, "rows taken of a quantized matrix + dequantize fused")     \
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
@@ -16039,25 +16041,44 @@ PUBLIC(mlxvk_masked_scatter, do_masked_scatter(&c, res, IN(a), IN(mask), IN(src)
 
 /* ---- where values belong in a sorted sequence ---- */
 
+enum { SEARCH_FEW = 128, SEARCH_LONG = 1024 };
+
+/* number: added to the places or, `less`, subtracted from them; NULL: none. */
+struct search_job { struct array *sequence, *number; bool right, less; };
+
+/* Does a workgroup look for each value? It comes to the same places in an eighth of the steps, which wait for each
+ * other; so where few values leave a GPU idle. */
+static bool by_groups(const struct encoder *e, struct array *const *a, const struct array *sequence)
+{
+    struct dims g = merge_dims(a, 2);
+    return saves_dispatch(e->device, GATE_SEARCH) && a[0]->size <= SEARCH_FEW && sequence->size >= SEARCH_LONG &&
+           g.ndim <= PUSH_DIMS;
+}
+
 static void search_part(struct encoder *e, struct array *const *a, const void *job)
 {
-    const struct node *n = job;
-    struct array *sequence = n->in[0];
+    const struct search_job *j = job;
+    struct array *sequence = j->sequence;
     union walk_push push = { .search = {
         .n = (uint32_t)a[0]->size, .length = (uint32_t)sequence->size, .step = (uint32_t)sequence->strides[0],
-        .dtype = sequence->dtype, .right = n->p.search.right } };
+        .dtype = sequence->dtype, .right = j->right } };
     struct dims g = merge_dims(a, 2);
     uint32_t mode = set_dims(e, &push.all, SLOT_search_table, &g, 2);
+    bool together = by_groups(e, a, sequence);
     push.search.offset[0] = set_output(e, SLOT_search_dst, a[0]);
     push.search.offset[1] = set_input(e, SLOT_search_src, a[1]);
     push.search.offset[2] = set_input(e, SLOT_search_seq, sequence);
-    USE(e, search, &push.search, .threads = flat_threads(e->device), .mode = mode);
-    dispatch_elements(e, push.all.n);
+    if (j->number) push.search.number_at = set_input(e, SLOT_search_table, j->number);
+    USE(e, search, &push.search, .threads = flat_threads(e->device), .mode = mode, .together = together,
+        .number = !j->number ? 0 : j->less ? 2 : 1);
+    if (together) dispatch_groups(e, push.all.n);
+    else dispatch_elements(e, push.all.n);
 }
 
 static void lower_search(struct encoder *e, const struct node *n)
 {
-    in_parts(e, (struct array *[]){ n->out[0], n->in[1] }, 2, 0, search_part, n);
+    struct search_job job = { .sequence = n->in[0], .right = n->p.search.right };
+    in_parts(e, (struct array *[]){ n->out[0], n->in[1] }, 2, 0, search_part, &job);
 }
 
 /* Of a sequence that cannot be bound whole: the places in both halves add up. */
@@ -20371,6 +20392,33 @@ static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
+/* Places in a sorted sequence, to which a number is added, or from which it is subtracted: where workgroups look for
+ * them, for the number lies where a table of dimensions does else. */
+static bool fuse_search(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node;
+    const struct node *search = &s->nodes[m[0]], *sum;
+    struct array *place = search->out[0], *number, *a[2] = { place, search->in[1] };
+    struct search_job job = { .sequence = search->in[0], .right = search->p.search.right };
+    int at;
+    if (!only_between(place) || axis_to_split(e, a, 2, 0) >= 0 || !by_groups(e, a, job.sequence)) return false;
+    m[1] = reader_of(s, m[0], end, place);
+    if (m[1] == UINT32_MAX) return false;
+    sum = &s->nodes[m[1]];
+    job.less = is_binary(sum, B_subtract);
+    if ((!job.less && !is_binary(sum, B_add)) || !can_join(s, m, 1, m[1])) return false;
+    at = sum->in[0]->storage != place->storage;
+    number = sum->in[!at];
+    if ((job.less && at) || !same_view(sum->in[at], place) || number->storage == place->storage ||
+        number->dtype != place->dtype ||
+        walk_of(number) < WALK_ONE || walk_of(number) > WALK_LITERAL || !fits_binding(e->device, number)) return false;
+    job.number = number;
+    a[0] = sum->out[0];
+    search_part(e, a, &job);
+    all->count = 2;
+    return true;
+}
+
 /* ---- chains of elementwise operations ---- */
 
 /* May a result be a step's: as many elements as the chain has, or one number beside or in front of more? */
@@ -20462,6 +20510,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "product + addition", GATE_QMM_ADD, OP_QUANTIZED_MATMUL, fuse_product_add },
     { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
     { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
+    { "search + addition or subtraction of a number", GATE_SEARCH, OP_SEARCH, fuse_search },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };
 

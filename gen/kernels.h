@@ -411,9 +411,9 @@ static_assert(sizeof(struct scatter_push) == 84, "scatter_push");
 
 struct search_push {
     uint32_t n, ndim, shape[4], offset[4], divisor[3], divisor_shifts, stride[3][4], length, step, dtype;
-    uint32_t right;
+    uint32_t right, number_at;
 };
-static_assert(sizeof(struct search_push) == 120, "search_push");
+static_assert(sizeof(struct search_push) == 124, "search_push");
 
 struct softmax_push {
     uint32_t n, outer, inner, from, to, most_at, sums_at, ndim, shape[4], stride[4];
@@ -892,7 +892,7 @@ typedef struct scatter_runs_constants scatter_runs_constants; typedef struct sca
 enum { SLOT_scatter_runs_dst = 0, SLOT_scatter_runs_src = 1, SLOT_scatter_runs_key = 2,
     SLOT_scatter_runs_place = 3, SLOT_scatter_runs_part = 4, SLOT_scatter_runs_slot = 5 };
 
-struct search_constants { uint32_t threads, mode, scalars, op, to, from; };
+struct search_constants { uint32_t threads, mode, scalars, op, to, from, together, number; };
 typedef struct search_constants search_constants; typedef struct search_push search_push;
 enum { SLOT_search_dst = 0, SLOT_search_src = 1, SLOT_search_seq = 2, SLOT_search_table = 3 };
 
@@ -1055,7 +1055,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \
-    X(search, SEARCH, 4, 0x1, 120, 6, CAP_SMALL) \
+    X(search, SEARCH, 4, 0x1, 124, 8, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
     X(softmax, SOFTMAX, 4, 0x1, 64, 6, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \

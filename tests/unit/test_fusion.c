@@ -636,13 +636,125 @@ static void test_arg_less(void **state)
 #undef LESS
 }
 
+/* ---- places in a sequence, and a number ---- */
+
+enum { SEQUENCE = 5000, VALUES_MOST = 129 };
+enum search_broken { SEARCH_WHOLE, SEARCH_ALONE, NUMBER_LESS_PLACE, NUMBER_EACH, PLACE_TWICE, PLACE_HELD, PLACE_PART,
+                     PLACE_TIMES, MANY_VALUES, SHORT_SEQUENCE };
+static const struct search_case {
+    mlxvk_dtype dtype;
+    int length, step, values;
+    bool right, less, shuffled, turned;
+    enum search_broken broken;
+} search_cases[] = {
+    { MLXVK_FLOAT32, SEQUENCE, 1, 1, false, true, false, false, SEARCH_WHOLE },
+    { MLXVK_FLOAT32, SEQUENCE, 1, 1, true, false, true, false, SEARCH_WHOLE },
+    { MLXVK_FLOAT32, 1024, 1, 128, true, true, true, false, SEARCH_WHOLE },
+    { MLXVK_FLOAT32, 4999, 2, 126, false, false, false, true, SEARCH_WHOLE },
+    { MLXVK_BFLOAT16, 2049, 1, 33, true, true, true, false, SEARCH_WHOLE },
+    { MLXVK_INT64, 2047, 1, 7, true, false, true, false, SEARCH_WHOLE },
+    { MLXVK_UINT8, 1025, 3, 12, false, true, true, true, SEARCH_WHOLE },
+    { MLXVK_FLOAT32, SEQUENCE, 1, 5, false, false, true, false, SEARCH_ALONE },
+    { MLXVK_FLOAT32, SEQUENCE, 1, 3, false, true, false, false, NUMBER_LESS_PLACE },
+    { MLXVK_FLOAT32, SEQUENCE, 1, 3, false, true, false, false, NUMBER_EACH },
+    { MLXVK_FLOAT32, SEQUENCE, 1, 1, false, false, false, false, PLACE_TWICE },
+    { MLXVK_FLOAT32, SEQUENCE, 1, 3, false, true, false, false, PLACE_HELD },
+    { MLXVK_FLOAT32, SEQUENCE, 1, 3, false, true, false, false, PLACE_PART },
+    { MLXVK_FLOAT32, SEQUENCE, 1, 3, false, false, false, false, PLACE_TIMES },
+    { MLXVK_FLOAT32, SEQUENCE, 1, VALUES_MOST, false, true, false, false, MANY_VALUES },
+    { MLXVK_FLOAT32, 1023, 1, 3, false, true, false, false, SHORT_SEQUENCE },
+};
+
+/* The operands of a case: sequence, values, number. Three values are not in order: NaN, and both infinities. */
+static void search_operands(struct bench *t, const struct search_case *c, mlxvk_array a[3])
+{
+    static float numbers[3 * SEQUENCE];
+    static const float odd[3] = { NAN, INFINITY, -INFINITY };
+    int n = c->length * c->step;
+    for (int i = 0; i < n; i++)
+        numbers[i] = (float)(c->shuffled && i % 37 == 5 ? i * 61 % n : i) / (c->dtype == MLXVK_UINT8 ? 16 : 8);
+    a[0] = floats(t->device, numbers, (int[]){ n }, 1);
+    for (int i = 0; i < c->values; i++) {
+        numbers[i] = (float)(i * 7919 % n) / 8 - (float)(i % 3 - 1) / 16;
+        if (i % 5 == 4 && c->dtype == MLXVK_FLOAT32) numbers[i] = odd[i / 5 % 3];
+    }
+    a[1] = c->turned ? floats(t->device, numbers, (int[]){ c->values / 2, 2 }, 2)
+                     : floats(t->device, numbers, (int[]){ c->values }, 1);
+    for (int i = 0; i < c->values; i++) numbers[i] = (float)(i + 3);
+    a[2] = floats(t->device, numbers, (int[]){ c->broken == NUMBER_EACH ? c->values : 1 }, 1);
+    for (int i = 0; i < 3; i++) OK(mlxvk_astype(&a[i], a[i], i < 2 ? c->dtype : MLXVK_UINT32, t->s), t->s);
+    OK(mlxvk_slice(&a[0], a[0], (int[]){ 0 }, 1, (int[]){ n }, 1, &c->step, 1, t->s), t->s);
+    if (c->turned) OK(mlxvk_transpose(&a[1], a[1], t->s), t->s);
+    for (int i = 0; i < 3; i++) OK(mlxvk_array_eval(a[i]), t->s);
+}
+
+/* The results of a case as words, and the dispatches: of the fourth time, when the window is replayed. */
+static size_t places(const struct search_case *c, const char *gates, uint32_t *words, uint64_t *dispatches)
+{
+    struct bench t = bench_open(gates, MLXVK_FLOAT32);
+    mlxvk_array a[3], y = mlxvk_array_new(), place = mlxvk_array_new();
+    size_t n;
+    search_operands(&t, c, a);
+    for (int i = 0; i < 4; i++) {
+        mlxvk_array_free(y);
+        mlxvk_array_free(place);
+        place = mlxvk_array_new();
+        y = mlxvk_array_new();
+        OK(mlxvk_synchronize(t.s), t.s);
+        mlxvk_reset_stats(t.device);
+        OK(mlxvk_searchsorted(&place, a[0], a[1], c->right ? "right" : "left", t.s), t.s);
+        if (c->broken == SEARCH_ALONE) OK(mlxvk_array_set(&y, place), t.s);
+        else {
+            mlxvk_array seen = mlxvk_array_new(), number = c->broken == PLACE_TWICE ? place : a[2];
+            bool turned = c->broken == NUMBER_LESS_PLACE;
+            OK(mlxvk_array_set(&seen, place), t.s);
+            if (c->broken == PLACE_PART)
+                OK(mlxvk_slice(&seen, place, (int[]){ 1 }, 1, &c->values, 1, (int[]){ 1 }, 1, t.s), t.s);
+            OK((c->broken == PLACE_TIMES ? mlxvk_multiply : c->less ? mlxvk_subtract : mlxvk_add)(
+                   &y, turned ? number : seen, turned ? seen : number, t.s), t.s);
+            mlxvk_array_free(seen);
+        }
+        if (c->broken != PLACE_HELD) { mlxvk_array_free(place); place = mlxvk_array_new(); }
+        OK(mlxvk_synchronize(t.s), t.s);
+        *dispatches = stats_of(t.device).dispatches;
+    }
+    n = mlxvk_array_size(y);
+    OK(mlxvk_array_read(y, words, mlxvk_array_nbytes(y), t.s), t.s);
+    if (c->broken == PLACE_HELD) OK(mlxvk_array_read(place, words + n, mlxvk_array_nbytes(place), t.s), t.s);
+    if (c->broken == PLACE_HELD) n *= 2;
+    mlxvk_array_free(y);
+    mlxvk_array_free(place);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(a[i]);
+    bench_close(&t);
+    return n;
+}
+
+/* Workgroups come to the places that threads come to, in sequences out of order, too; with one dispatch less where a
+ * number is added or subtracted and all that this assumes holds. */
+static void test_search(void **state)
+{
+    static uint32_t on[2 * VALUES_MOST], off[2 * VALUES_MOST];
+    (void)state;
+    for (size_t i = 0; i < COUNT(search_cases); i++) {
+        const struct search_case *c = &search_cases[i];
+        uint64_t fused, apart;
+        size_t n = places(c, "MLX_VK_ENABLE_SEARCH_GROUPS=2", on, &fused);
+        assert_int_equal(n, places(c, "MLX_VK_ENABLE_SEARCH_GROUPS=0", off, &apart));
+        if (fused + (c->broken == SEARCH_WHOLE) != apart)
+            fail_msg("case %zu: %llu dispatches, and %llu with the gate off", i, (unsigned long long)fused,
+                     (unsigned long long)apart);
+        for (size_t j = 0; j < n; j++)
+            if (on[j] != off[j]) fail_msg("case %zu: place %zu is %u by groups and %u by threads", i, j, on[j], off[j]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal),
         cmocka_unit_test(test_owned), cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_update_between), cmocka_unit_test(test_layer), cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_arg_less),
+        cmocka_unit_test(test_arg_less), cmocka_unit_test(test_search),
     };
     return run_group("fusion", tests, NULL, NULL);
 }
