@@ -18974,7 +18974,7 @@ enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PU
 
 /* In the order of main in shaders/chain.comp. */
 #define CHAIN_FUNCTIONS(X)                                                                                            \
-    X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves)
+    X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves) X(random_first)
 #define CHAIN_REAL_UNARY(X)                                                                                           \
     X(square) X(floor) X(ceil) X(round) X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) \
     X(log1p) X(sin) X(cos) X(tan) X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) \
@@ -19038,6 +19038,8 @@ struct chain {
     struct chain_step step[CHAIN_STEPS];
     struct array *whole;                             /* a result of the shape that threads stand for */
     bool inlines;                                    /* numbers are computed at each element of what reads them */
+    bool drawn;                                      /* one of the steps is random: */
+    struct array key[2];                             /* the words of its key */
     struct array *operand[CHAIN_OPERANDS];
     uint8_t walk[CHAIN_OPERANDS], slot[CHAIN_OPERANDS];
     int steps, operands, bound, results, strided;
@@ -19075,12 +19077,20 @@ static enum walk walk_of(const struct array *a)
     return one ? is_literal(a) ? WALK_LITERAL : WALK_ONE : a->row ? WALK_FLAT : WALK_STRIDED;
 }
 
+/* Is it one word of random bits, from a key that lies in memory? What the host knows is pushed elsewhere. */
+static bool draws_word(const struct node *n)
+{
+    return n->p.random.kind == RANDOM_BITS && n->out[0]->size == 1 && n->out[0]->dtype == MLXVK_UINT32 &&
+           !is_literal(n->in[0]);
+}
+
 /* The function of a node; -1 where chains do not have it. */
 static int chain_function_of(const struct node *n)
 {
     const struct elementwise_params *p = &n->p.elementwise;
     const struct array *x;
     int function;
+    if (n->op == OP_RANDOM) return draws_word(n) ? CHAIN_random_first : -1;
     if (n->op != OP_ELEMENTWISE) return -1;
     x = n->in[n->inputs - 1];
     if (item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
@@ -19100,7 +19110,8 @@ static bool chain_takes(const struct node *n)
     if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->writers != 1 ||
         out->storage->buffer ||
         out->storage->literal || out->storage->nbytes != array_bytes(out) || out->size > INT32_MAX) return false;
-    for (int i = 0; i < n->inputs; i++) if (n->in[i]->storage->failed || n->in[i]->ndim != out->ndim) return false;
+    for (int i = 0; i < n->inputs; i++)
+        if (n->in[i]->storage->failed || (n->in[i]->ndim != out->ndim && n->op != OP_RANDOM)) return false;
     return true;
 }
 
@@ -19136,6 +19147,22 @@ static bool chain_fits(struct chain *c)
     return CHAIN_FIRST + c->operands + CHAIN_RESULTS + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
 }
 
+/* The words of a random node's key, each a number of its own, which nothing takes over the memory of; false where the
+ * chain has some already, or more elements: twenty rounds at each of them are no saving. */
+static bool chain_key_words(struct chain *c, const struct node *n)
+{
+    if (c->drawn || c->whole->size > 1) return false;
+    c->drawn = true;
+    for (int i = 0; i < 2; i++) {
+        c->key[i] = *n->in[0];
+        c->key[i].offset += 4 * i * n->in[0]->strides[0];
+        c->key[i].size = (size_t)(c->key[i].shape[0] = 1);
+        c->key[i].row = false;
+        c->key[i].refs = 1;
+    }
+    return true;
+}
+
 /* Appends a node's operation; false where it does not fit, with the chain as it was but for its operands' count and its
  * shape. Behind numbers alone, something larger gives the chain its shape. */
 static bool chain_add(struct chain *c, const struct node *n)
@@ -19146,8 +19173,10 @@ static bool chain_add(struct chain *c, const struct node *n)
     *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n),
                                  .from = (uint8_t)n->in[n->inputs - 1]->dtype,
                                  .to = (uint8_t)n->out[0]->dtype, .inputs = n->inputs };
-    for (int i = 0; i < n->inputs; i++) {
-        int k = chain_operand(c, n->in[i]);
+    if (n->op == OP_RANDOM && !chain_key_words(c, n)) return false;
+    if (n->op == OP_RANDOM) step->inputs = 2;
+    for (int i = 0; i < step->inputs; i++) {
+        int k = chain_operand(c, n->op == OP_RANDOM ? &c->key[i] : n->in[i]);
         if (k < 0) return false;
         step->in[i] = (uint8_t)k;
     }
@@ -20424,7 +20453,8 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
 /* May a result be a step's: as many elements as the chain has, or one number beside or in front of more? */
 static bool chain_shape_fits(const struct chain *c, const struct array *out)
 {
-    return out->size == c->whole->size || (c->inlines && (out->size == 1 || (c->whole->size == 1 && out->size)));
+    bool begins = c->whole->size == 1 && out->size && !c->drawn;
+    return out->size == c->whole->size || (c->inlines && (out->size == 1 || begins));
 }
 
 /* Adds node j to a chain whose nodes are `members`, ascending, and before it the nodes that it needs. */
@@ -20465,6 +20495,7 @@ static bool find_chain_at(struct stream *s, struct chain *c, uint32_t *m, uint32
     struct chain before;
     c->steps = c->operands = 0;
     c->inlines = inlines;
+    c->drawn = false;
     if (!chain_add(c, &s->nodes[at])) return false;
     for (uint32_t j = at + 1; j < last; j++) {
         bool member = s->nodes[j].done || !chain_reads(c, &s->nodes[j]);
@@ -20511,6 +20542,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
     { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
     { "search + addition or subtraction of a number", GATE_SEARCH, OP_SEARCH, fuse_search },
+    { "random word + chain", GATE_CHAINS, OP_RANDOM, fuse_chain },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };
 

@@ -5,10 +5,15 @@
 // element's bits, and the dtypes it comes from and goes to; what they compute is what the kernels of one operation compute.
 #include "common.glsl"
 #include "functions.glsl"
+#define ROUNDS_LOOPED
+#include "threefry.glsl"
 
 uint thread_index() { return group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x; }
 uint convert_bits(const uint p, const uint from, const uint to) { return low_bits(convert(p, from, to), to); }
 uint choose(const uint c, const uint p, const uint q, const uint from, const uint to) { return c != 0u ? p : q; }
+
+// The only word of a stream, by the two words of its key
+uint random_first(const uint p, const uint q, const uint from, const uint to) { return random_pair(uvec2(p, q), 0u, 1u).x; }
 
 // Bytes and halves of words
 uint byte_of(const uint word, const uint k) { return word >> (8u * k) & 0xffu; }
@@ -97,6 +102,7 @@ void main()
     u = half_of(u, u);
     u = join_bytes(u, u, u, u);
     u = join_halves(u, u);
+    u = random_first(u, u, u, u);
 #define X(op, result) u = real_##op(u, u, u);
     FUNCTIONS_OF_ONE(X)
     TESTS(X)

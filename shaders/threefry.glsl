@@ -13,6 +13,21 @@ const uint AT = 0, STEP_BETWEEN = 1, PUSHED = 2, FIRST = 3, SECOND = 4;
 #define EVEN_ROUNDS ROUND(13) ROUND(15) ROUND(26) ROUND(6)
 #define ODD_ROUNDS ROUND(17) ROUND(29) ROUND(16) ROUND(24)
 #define INJECT(first, second) x.x += first; x.y = SUM(x.y, second);
+#ifdef ROUNDS_LOOPED                                    // the same in a tenth of the code, for what draws a word or two
+uvec2 threefry(const uvec2 key, uvec2 x)
+{
+    uvec3 k = uvec3(key, key.x ^ key.y ^ 0x1bd11bdau);
+    x += k.xy;
+    for (uint i = 0u; i < 20u; i++) {
+        uint r = ((i & 4u) == 0u ? 0x061a0f0du : 0x18101d11u) >> (i % 4u * 8u) & 31u;
+        ROUND(r)
+        if (i % 4u < 3u) continue;
+        k = k.yzx;
+        INJECT(k.x, k.y + (i / 4u + 1u))
+    }
+    return x;
+}
+#else
 uvec2 threefry(const uvec2 key, uvec2 x)
 {
     uint third = key.x ^ key.y ^ 0x1bd11bdau;
@@ -24,6 +39,7 @@ uvec2 threefry(const uvec2 key, uvec2 x)
     EVEN_ROUNDS INJECT(third, key.x + 5u)
     return x;
 }
+#endif
 
 // Words pair `i` of a stream of `words`: word i and word i + ceil(words / 2); of an odd number the middle one stands alone.
 uvec2 random_pair(const uvec2 key, const uint i, const uint words)

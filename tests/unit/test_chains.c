@@ -331,6 +331,95 @@ static void test_other_shapes(void **state)
     bench_close(&together);
 }
 
+/* ---- chains that begin with a random word ---- */
+
+enum drawn { ONE_WORD, OTHER_ROW, KEY_WITH_STEPS, KEY_OF_ONE, KEY_MADE_HERE, WORD_HELD, TWO_DRAWN, WORD_FOR_ALL, TWO_WORDS,
+             HALF_A_WORD, KEY_KNOWN, DRAWN };
+
+/* The key of a case: of words that lie in memory, but for one that the host knows. */
+static mlxvk_array key_of(struct bench *b, enum drawn drawn)
+{
+    static const uint32_t words[6] = { 0x12345678, 0x9abcdef0, 7, 0xffffffff, 5, 6 };
+    int from = drawn == OTHER_ROW ? 2 : drawn == KEY_WITH_STEPS ? 1 : 0, step = drawn == KEY_WITH_STEPS ? 3 : 1;
+    mlxvk_array k = mlxvk_array_new();
+    int count = drawn == KEY_KNOWN ? 2 : 6;
+    OK_DEVICE(mlxvk_array_new_data_device(&k, words, &count, 1, MLXVK_UINT32, b->device), b->device);
+    if (drawn == KEY_OF_ONE) {
+        OK(mlxvk_slice(&k, k, (int[]){ 3 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, b->s), b->s);
+        OK(mlxvk_broadcast_to(&k, k, (int[]){ 2 }, 1, b->s), b->s);
+    } else OK(mlxvk_slice(&k, k, &from, 1, (int[]){ from + step + 1 }, 1, &step, 1, b->s), b->s);
+    if (drawn == KEY_MADE_HERE) OK(mlxvk_add(&k, k, k, b->s), b->s);
+    return k;
+}
+
+/* u / 2^32, of a random word u. */
+static mlxvk_array unit_of(struct bench *b, enum drawn drawn, mlxvk_array key, mlxvk_array *held)
+{
+    const float range = 4294967296.0f;
+    mlxvk_array a = mlxvk_array_new(), number = floats(b->device, &range, (int[]){ 1 }, 1);
+    OK(mlxvk_random_bits(&a, (int[]){ drawn == TWO_WORDS ? 2 : 1 }, 1, drawn == HALF_A_WORD ? 2 : 4, key, b->s), b->s);
+    if (drawn == WORD_HELD) OK(mlxvk_array_set(held, a), b->s);
+    OK(mlxvk_astype(&a, a, MLXVK_FLOAT32, b->s), b->s);
+    OK(mlxvk_divide(&a, a, number, b->s), b->s);
+    mlxvk_array_free(number);
+    return a;
+}
+
+/* The results of a case, and its dispatches. */
+static uint64_t run_drawn(struct bench *b, enum drawn drawn, float *result, uint32_t *word)
+{
+    float numbers[LONG];
+    mlxvk_array key, z, held = mlxvk_array_new(), x;
+    uint64_t dispatches;
+    for (int i = 0; i < LONG; i++) numbers[i] = (float)i;
+    x = floats(b->device, numbers, (int[]){ LONG }, 1);
+    OK(mlxvk_synchronize(b->s), b->s);
+    mlxvk_reset_stats(b->device);
+    key = key_of(b, drawn);
+    z = unit_of(b, drawn, key, &held);
+    if (drawn == TWO_DRAWN) {
+        mlxvk_array more = unit_of(b, OTHER_ROW, key, NULL);
+        OK(mlxvk_add(&z, z, more, b->s), b->s);
+        mlxvk_array_free(more);
+    }
+    if (drawn == WORD_FOR_ALL) OK(mlxvk_multiply(&z, z, x, b->s), b->s);
+    OK(mlxvk_synchronize(b->s), b->s);
+    dispatches = stats_of(b->device).dispatches;
+    OK(mlxvk_array_read(z, result, mlxvk_array_nbytes(z), b->s), b->s);
+    if (drawn == WORD_HELD) OK(mlxvk_array_read(held, word, sizeof *word, b->s), b->s);
+    mlxvk_array_free(key);
+    mlxvk_array_free(z);
+    mlxvk_array_free(held);
+    mlxvk_array_free(x);
+    return dispatches;
+}
+
+/* One word from a key in memory is a chain's first step, or several; more words, parts of one, and those of a key that the
+ * host knows are not, and nothing larger draws it at each element. */
+static void test_drawn(void **state)
+{
+    static const uint8_t dispatches[DRAWN][2] = {
+        [ONE_WORD] = { 3, 1 }, [OTHER_ROW] = { 3, 1 }, [KEY_WITH_STEPS] = { 3, 1 }, [KEY_OF_ONE] = { 3, 1 },
+        [KEY_MADE_HERE] = { 4, 2 }, [WORD_HELD] = { 3, 1 }, [TWO_DRAWN] = { 7, 2 }, [WORD_FOR_ALL] = { 4, 2 },
+        [TWO_WORDS] = { 3, 2 }, [HALF_A_WORD] = { 3, 2 }, [KEY_KNOWN] = { 3, 2 },
+    };
+    struct bench alone = bench_open(OFF), together = bench_open(ON);
+    (void)state;
+    for (int i = 0; i < DRAWN; i++) {
+        float want[LONG] = { 0 }, got[LONG] = { 0 };
+        uint32_t word = 0, want_word = 0;
+        uint64_t apart = run_drawn(&alone, (enum drawn)i, want, &want_word);
+        uint64_t fused = run_drawn(&together, (enum drawn)i, got, &word);
+        if (apart != dispatches[i][0] || fused != dispatches[i][1])
+            fail_msg("case %d: %llu dispatches apart, %llu fused", i, (unsigned long long)apart, (unsigned long long)fused);
+        assert_memory_equal(got, want, sizeof want);
+        assert_int_equal(word, want_word);
+        assert_true(want[0] > 0 || want[1] > 0);
+    }
+    bench_close(&alone);
+    bench_close(&together);
+}
+
 /* Without a word from the caller a kernel is made for chains that come again and again, not for the first. */
 static void test_often(void **state)
 {
@@ -365,7 +454,8 @@ static void test_valid(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_random), cmocka_unit_test(test_gelu),
-                                        cmocka_unit_test(test_other_shapes), cmocka_unit_test(test_often),
+                                        cmocka_unit_test(test_other_shapes), cmocka_unit_test(test_drawn),
+                                        cmocka_unit_test(test_often),
                                         cmocka_unit_test(test_valid) };
     return run_group("chains", tests, in_folder, remove_folder);
 }
