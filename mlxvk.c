@@ -377,6 +377,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "reductions in parts: the last workgroup joins them, on GPUs (2: everywhere)")                                   \
     X(ARG_LESS,      "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE", 1,                                                            \
       "rows less a number each + argmax or argmin fused, on GPUs (2: everywhere)")                                     \
+    X(SUM_TIMES,     "MLX_VK_ENABLE_SUM_MULTIPLY",       1, "float32 sums + product with a number fused")              \
     X(SEARCH,        "MLX_VK_ENABLE_SEARCH_GROUPS",      1,                                                            \
       "few values in long sequences by workgroups, and + or - a number with it, on GPUs (2: everywhere)")              \
     X(EMBEDDING,     "MLX_VK_ENABLE_TAKE_DEQUANTIZE",    1, "rows taken of a quantized matrix + dequantize fused")     \
@@ -7817,6 +7818,7 @@ struct reduce_job {
     float scale;
     struct array *from, *out, *most;                 /* most: of R_expsum */
     struct array *number, *kept;                     /* arg reductions: what rows are less by; NULL: not kept */
+    struct array *times;                             /* float32 sums: what they are multiplied by; NULL: nothing */
     mlxvk_dtype type;
     int64_t shift;
     uint32_t place;                                  /* the position of the first element, for arg reductions */
@@ -8086,7 +8088,9 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
     p.from = set_input(e, SLOT_reduce_src, from);
     p.to = set_output(e, SLOT_reduce_dst, out);
     if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
-    if (out->storage != j->out->storage) p.scale = 1;
+    bool last = out->storage == j->out->storage;
+    if (!last) p.scale = 1;
+    if (last && j->times) p.most = set_input(e, SLOT_reduce_largest, j->times);
     if (g.joined) set_joined(e, SLOT_reduce_joined);
     if (g.layout < REDUCE_COLUMNS) {
         g.layout = row_layout(&p, p.from, j->type);
@@ -8100,7 +8104,7 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
     }
     USE_AS(e, less ? K_REDUCE_LESS : reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op,
            .from = j->type, .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later,
-           .joined = g.joined, .kept = less && j->kept);
+           .joined = g.joined, .kept = less && j->kept, .times = last && j->times);
     dispatch_groups(e, groups);
 }
 
@@ -8336,6 +8340,21 @@ static void reduce_less(struct encoder *e, enum reduction op, struct array *x, s
     x->refs++;
     while (!e->code && !reduce_step(e, &j)) {}
     array_release(j.from);
+}
+
+/* float32 sums over the axes of a mask, times one number. False where the operand would have to be copied first. */
+static bool reduce_times(struct encoder *e, struct array *from, uint32_t mask, struct array *times, struct array *out)
+{
+    struct reduce_job j = { .op = R_sum, .scale = 1, .from = from, .out = out, .type = from->dtype, .times = times,
+                            .ordered = order_matters(R_sum, from->dtype) };
+    int run[MAXD];
+    number_runs(&j, mask, run);
+    plan_dims(&j, run);
+    if (must_copy(&j) || beyond_binding(e, &j)) return false;
+    from->refs++;
+    while (!e->code && !reduce_step(e, &j)) {}
+    array_release(j.from);
+    return true;
 }
 
 /* A row-major result seen with the operand's dimensions. */
@@ -20421,6 +20440,31 @@ static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
+/* float32 sums, times a number: the one result that the product is made of, rounded as it is there. */
+static bool fuse_sum_times(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node, mask;
+    const struct node *n = &s->nodes[m[0]], *product;
+    struct array *sum = n->out[0], *number, out, from = *n->in[0];
+    int at;
+    if (n->p.reduce.op != R_sum || from.dtype != MLXVK_FLOAT32 || sum->dtype != MLXVK_FLOAT32 || !only_between(sum))
+        return false;
+    m[1] = reader_of(s, m[0], end, sum);
+    if (m[1] == UINT32_MAX) return false;
+    product = &s->nodes[m[1]];
+    mask = n->p.reduce.mask;
+    if (!is_binary(product, B_multiply) || !can_join(s, m, 1, m[1])) return false;
+    at = product->in[0]->storage != sum->storage;
+    number = product->in[!at];
+    if (!same_view(product->in[at], sum) || number->storage == sum->storage || !product->out[0]->row ||
+        walk_of(number) < WALK_ONE || walk_of(number) > WALK_LITERAL || !fits_binding(e->device, number)) return false;
+    out = full_rank(&from, mask, product->out[0]);
+    out.refs = from.refs = 1;
+    if (!reduce_times(e, &from, mask, number, &out)) return false;
+    all->count = 2;
+    return true;
+}
+
 /* Places in a sorted sequence, to which a number is added, or from which it is subtracted: where workgroups look for
  * them, for the number lies where a table of dimensions does else. */
 static bool fuse_search(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
@@ -20542,6 +20586,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
     { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
     { "search + addition or subtraction of a number", GATE_SEARCH, OP_SEARCH, fuse_search },
+    { "sum * number", GATE_SUM_TIMES, OP_REDUCE, fuse_sum_times },
     { "random word + chain", GATE_CHAINS, OP_RANDOM, fuse_chain },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };

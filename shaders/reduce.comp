@@ -21,13 +21,14 @@ layout(constant_id = 5) const uint WIDTH = 256;        // threads of a row; thre
 layout(constant_id = 6) const uint LATER = 0;          // 1: of results of pieces: a lane is 16 of them in order
 layout(constant_id = 7) const uint JOINED = 0;         // 1: of rows of at most 1024 pieces, a workgroup each
 layout(constant_id = 8) const uint KEPT = 0;           // LESS: 1: the difference is written, too
+layout(constant_id = 9) const uint TIMES = 0;          // 1: float32 sums are multiplied by the number at `most`
 
 layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
     uint stride, inner_stride, inner_out;              // between elements of a row, columns, their results
     uint parts, chunk, part_out;                       // pieces of a row, their length, the distance of their results
     uint from, to, place;                              // the first element and result; the first position
-    uint most;                                         // EXPSUM, LESS: the first of the rows' largest elements, numbers
+    uint most;                                         // EXPSUM, LESS: the first of the rows' largest elements, numbers; TIMES: one
     uint kept;                                         // the first difference
     float scale;                                       // of a mean
     uint ndim, shape[4], in_stride[4], out_stride[4];  // of the outer dimensions
@@ -53,6 +54,7 @@ shared ACC board[SIZE + SIZE / 16u];                    // of lanes; from TOPS o
 
 float shift[HELD];                                     // what exponentials of sums are relative to, a column
 #define less_number(v, at, count) (v)
+#define FACTOR scale                                   // of results
 #if defined(LESS)
 BUFFER(3, number)
 BUFFER(4, kept)
@@ -80,6 +82,8 @@ ACC element(const uvec2 raw, const uint at, const uint k) { return value(raw, pl
 void find_shift(const uint k, const uint i) {}
 #else
 BUFFER(3, largest)
+#undef FACTOR
+#define FACTOR (TIMES == 1u ? uintBitsToFloat(largest32[most]) : scale)
 ACC element(const uvec2 raw, const uint at, const uint k)
 {
     if (OP != EXPSUM || LATER != 0u) return value(raw, place + at);
@@ -103,7 +107,7 @@ ACC with_four(ACC a, ACC x[4])
 // Where lane `lane` begins, and how far its fours are apart.
 uint start_of(const uint lane) { return lane / 16u * 256u + lane % 16u * (LATER == 0u ? 4u : 16u); }
 const uint STEP = LATER == 0u ? 64u : 4u;
-void store(const uint i, const ACC a) { store_one(i, OP == MEAN ? scaled(a, scale) : a); }
+void store(const uint i, const ACC a) { store_one(i, OP == MEAN || TIMES == 1u ? scaled(a, FACTOR) : a); }
 
 // ---- results in order ----
 

@@ -748,6 +748,100 @@ static void test_search(void **state)
     }
 }
 
+/* ---- sums, times a number ---- */
+
+enum sum_broken { SUM_WHOLE, SUM_MEAN, SUM_HALVES, SUM_TWICE, SUM_HELD, SUM_PART, SUM_PLUS, SUM_LARGEST,
+                  SUM_NUMBER_EACH, SUM_TURNED, SUM_BROADCAST };
+static const struct sum_case {
+    int rows, n, axis;                               /* axis 2: both */
+    float number;
+    enum sum_broken broken;
+} sum_cases[] = {
+    { 1, 5000, 1, 0.3f, SUM_WHOLE }, { 1, 5000, 2, -1e38f, SUM_WHOLE }, { 1, 100, 1, NAN, SUM_WHOLE },
+    { 3, 5000, 1, 0.7f, SUM_WHOLE }, { 3, 5000, 0, 0.7f, SUM_WHOLE }, { 300, 16, 0, -0.0f, SUM_WHOLE },
+    { 3, 5000, 2, INFINITY, SUM_WHOLE }, { 150, 100, 1, 3, SUM_WHOLE },
+    { 1, 5000, 1, 0.3f, SUM_MEAN }, { 1, 5000, 1, 0.3f, SUM_HALVES }, { 1, 5000, 1, 0.3f, SUM_TWICE },
+    { 1, 5000, 1, 0.3f, SUM_HELD }, { 3, 500, 1, 0.3f, SUM_PART }, { 1, 5000, 1, 0.3f, SUM_PLUS },
+    { 1, 5000, 1, 0.3f, SUM_LARGEST }, { 3, 5000, 1, 0.3f, SUM_NUMBER_EACH }, { 3, 5000, 2, 0.3f, SUM_TURNED },
+    { 1, 5000, 1, 0.3f, SUM_BROADCAST },
+};
+
+static void sum_of(struct bench *t, const struct sum_case *c, mlxvk_array x, mlxvk_array *sum)
+{
+    if (c->axis == 2) OK(mlxvk_sum(sum, x, false, t->s), t->s);
+    else if (c->broken == SUM_MEAN) OK(mlxvk_mean_axis(sum, x, c->axis, false, t->s), t->s);
+    else if (c->broken == SUM_LARGEST) OK(mlxvk_max_axis(sum, x, c->axis, false, t->s), t->s);
+    else OK(mlxvk_sum_axis(sum, x, c->axis, false, t->s), t->s);
+}
+
+/* The results of a case, and the dispatches: of the fourth time, when the window is replayed. */
+static size_t sum_times(const struct sum_case *c, const char *gates, float *values, uint64_t *dispatches)
+{
+    struct bench t = bench_open(gates, MLXVK_FLOAT32);
+    float numbers[3] = { c->number, 5, 7 };
+    mlxvk_array x = normals((int[]){ c->rows, c->n }, 2, MLXVK_FLOAT32, 70, t.s), y = mlxvk_array_new();
+    mlxvk_array number = floats(t.device, numbers, (int[]){ c->broken == SUM_NUMBER_EACH ? 3 : 1 }, 1);
+    mlxvk_array sum = mlxvk_array_new();
+    size_t n;
+    if (c->broken == SUM_HALVES) OK(mlxvk_astype(&x, x, MLXVK_BFLOAT16, t.s), t.s);
+    if (c->broken == SUM_HALVES) OK(mlxvk_astype(&number, number, MLXVK_BFLOAT16, t.s), t.s);
+    if (c->axis == 2) OK(mlxvk_reshape(&number, number, NULL, 0, t.s), t.s);
+    if (c->broken == SUM_TURNED) OK(mlxvk_transpose(&x, x, t.s), t.s);
+    OK(mlxvk_array_eval(x), t.s);
+    OK(mlxvk_array_eval(number), t.s);
+    for (int i = 0; i < 4; i++) {
+        mlxvk_array seen = mlxvk_array_new();
+        mlxvk_array_free(sum);
+        mlxvk_array_free(y);
+        sum = mlxvk_array_new();
+        y = mlxvk_array_new();
+        OK(mlxvk_synchronize(t.s), t.s);
+        mlxvk_reset_stats(t.device);
+        sum_of(&t, c, x, &sum);
+        OK(mlxvk_array_set(&seen, sum), t.s);
+        if (c->broken == SUM_PART)
+            OK(mlxvk_slice(&seen, sum, (int[]){ 1 }, 1, (int[]){ 3 }, 1, (int[]){ 1 }, 1, t.s), t.s);
+        if (c->broken == SUM_BROADCAST) OK(mlxvk_broadcast_to(&seen, sum, (int[]){ 4 }, 1, t.s), t.s);
+        OK((c->broken == SUM_PLUS ? mlxvk_add : mlxvk_multiply)(&y, seen, c->broken == SUM_TWICE ? seen : number, t.s),
+           t.s);
+        mlxvk_array_free(seen);
+        if (c->broken != SUM_HELD) { mlxvk_array_free(sum); sum = mlxvk_array_new(); }
+        OK(mlxvk_synchronize(t.s), t.s);
+        *dispatches = stats_of(t.device).dispatches;
+    }
+    OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, t.s), t.s);
+    n = mlxvk_array_size(y);
+    OK(mlxvk_array_read(y, values, mlxvk_array_nbytes(y), t.s), t.s);
+    if (c->broken == SUM_HELD) OK(mlxvk_array_read(sum, values + n++, sizeof *values, t.s), t.s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(number);
+    mlxvk_array_free(sum);
+    bench_close(&t);
+    return n;
+}
+
+static void test_sum_times(void **state)
+{
+#define TIMES(n, join) "MLX_VK_ENABLE_SUM_MULTIPLY=" #n " MLX_VK_ENABLE_REDUCE_JOIN=" #join
+    static const char *const gates[2][2] = { { TIMES(1, 2), TIMES(0, 2) }, { TIMES(1, 0), TIMES(0, 0) } };
+    static float on[5001], off[5001];
+    (void)state;
+    for (size_t i = 0; i < 2 * COUNT(sum_cases); i++) {
+        const struct sum_case *c = &sum_cases[i / 2];
+        uint64_t fused, apart;
+        size_t n = sum_times(c, gates[i % 2][0], on, &fused);
+        assert_int_equal(n, sum_times(c, gates[i % 2][1], off, &apart));
+        if (fused + (c->broken == SUM_WHOLE) != apart)
+            fail_msg("case %zu: %llu dispatches, and %llu with the fusion off", i / 2, (unsigned long long)fused,
+                     (unsigned long long)apart);
+        for (size_t j = 0; j < n; j++)
+            if (memcmp(&on[j], &off[j], sizeof *on))
+                fail_msg("case %zu: word %zu is %.9g fused and %.9g apart", i / 2, j, on[j], off[j]);
+    }
+#undef TIMES
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -755,6 +849,7 @@ int main(void)
         cmocka_unit_test(test_owned), cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_update_between), cmocka_unit_test(test_layer), cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_arg_less), cmocka_unit_test(test_search),
+        cmocka_unit_test(test_sum_times),
     };
     return run_group("fusion", tests, NULL, NULL);
 }
