@@ -19100,7 +19100,7 @@ static enum walk walk_of(const struct array *a)
 static bool draws_word(const struct node *n)
 {
     return n->p.random.kind == RANDOM_BITS && n->out[0]->size == 1 && n->out[0]->dtype == MLXVK_UINT32 &&
-           !is_literal(n->in[0]);
+           n->in[0]->ndim == 1 && !is_literal(n->in[0]);
 }
 
 /* The function of a node; -1 where chains do not have it. */
