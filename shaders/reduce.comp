@@ -22,6 +22,7 @@ layout(constant_id = 6) const uint LATER = 0;          // 1: of results of piece
 layout(constant_id = 7) const uint JOINED = 0;         // 1: of rows of at most 1024 pieces, a workgroup each
 layout(constant_id = 8) const uint KEPT = 0;           // LESS: 1: the difference is written, too
 layout(constant_id = 9) const uint TIMES = 0;          // 1: float32 sums are multiplied by the number at `most`
+layout(constant_id = 10) const uint LANES_EACH = 4;    // WIDTH 256: lanes of a thread; 1, 2 where there are no more
 
 layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
@@ -48,9 +49,11 @@ const bool ANY_ORDER = false;
 #endif
 // Lanes of a thread: rounds of a long row, or those of a row too short for a thread each. Columns of a thread.
 const uint EACH = LAYOUT == FOUR_COLUMNS ? 4u : LAYOUT == COLUMNS ? 1u :
-                  WIDTH == 256u ? 4u : LATER == 1u ? 1u : WIDTH > 4u ? 1u : 4u;
-const uint BOARD = gl_WorkGroupSize.x * EACH, TOPS = BOARD, LAST = TOPS + gl_WorkGroupSize.x / 2u, SIZE = LAST + 16u;
-shared ACC board[SIZE + SIZE / 16u];                    // of lanes; from TOPS on of blocks, from LAST on of pieces
+                  WIDTH == 256u ? LANES_EACH : LATER == 1u ? 1u : WIDTH > 4u ? 1u : 4u;
+const uint BOARD = gl_WorkGroupSize.x * (JOINED == 1u ? 4u : EACH), TOPS = BOARD, LAST = TOPS + gl_WorkGroupSize.x / 2u;
+const uint SIZE = LAST + 16u;
+shared ACC board[SIZE + SIZE / 16u];                    // of lanes, or of all pieces; from TOPS on of blocks, from LAST
+                                                        // on of pieces
 
 float shift[HELD];                                     // what exponentials of sums are relative to, a column
 #define less_number(v, at, count) (v)
