@@ -1234,7 +1234,8 @@ typedef struct mlxvk_kernel_desc {
     const char *name;                /* for errors and statistics */
     const uint32_t *spirv;           /* a compute module with entry point "main"; copied; UNSUPPORTED where it declares
                                         what the device lacks (storage of bytes and halves that it loads and stores is
-                                        emulated) */
+                                        emulated); accesses beyond what is bound are Vulkan's robust ones where the
+                                        device has VK_EXT_pipeline_robustness, else the driver's affair */
     size_t spirv_size;               /* bytes */
     uint32_t bindings;               /* storage buffers: set 0, bindings 0 .. bindings-1 */
     uint32_t push_size;              /* bytes of push constants, at most 128 */

@@ -64,17 +64,18 @@ void load_queries(const uint batch, const uint head, const uint first_row, const
         total[r] = 0.0;
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             uint f = 8u * (c * LANES + share);
-            vec4 a = vec4(0.0), b = vec4(0.0);
-            if (f < k_width() && first_row + r < query_count * block_heads()) {
+            bool there = f < k_width() && first_row + r < query_count * block_heads();
+            vec4 a, b;
 #ifdef FRESH
-                a = results[(r * WIDTH + f) / 4u];
-                b = results[(r * WIDTH + f) / 4u + 1u];
+            a = results[(r * WIDTH + f) / 4u];
+            b = results[(r * WIDTH + f) / 4u + 1u];
 #else
-                eight_q(place[r].q + f, a, b);
+            eight_q(there ? place[r].q + f : place[0].q, a, b);    // all at once: none waits behind a branch
+            a *= scale;
+            b *= scale;
 #endif
-            }
-            qs[(r * CHUNKS + c) * 2u] = a * scale;
-            qs[(r * CHUNKS + c) * 2u + 1u] = b * scale;
+            qs[(r * CHUNKS + c) * 2u] = there ? a : vec4(0.0);
+            qs[(r * CHUNKS + c) * 2u + 1u] = there ? b : vec4(0.0);
         }
         [[unroll]] for (uint c = 0u; c < 2u * VALUE_CHUNKS; c++) os[r * VALUE_CHUNKS * 2u + c] = vec4(0.0);
     }

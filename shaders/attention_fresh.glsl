@@ -117,8 +117,8 @@ void keep_two(const vec2 x, const uint i, const uint to, const bool keep)
 }
 void prepare_two(const vec2 x, const uint r, const uint i)
 {
-    PREPARED(r, i) = bits_to_float(float_to_bits(x.x, DTYPE), DTYPE);
-    PREPARED(r, i + 1u) = bits_to_float(float_to_bits(x.y, DTYPE), DTYPE);
+    PREPARED(r, i) = bits_to_float(float_to_bits(x.x, DTYPE), DTYPE) * scale;
+    PREPARED(r, i + 1u) = bits_to_float(float_to_bits(x.y, DTYPE), DTYPE) * scale;
 }
 void prepare_row(const uint r, const uint to, const bool keep, const uint lane)
 {
