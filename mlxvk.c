@@ -14829,9 +14829,12 @@ static const struct candidate gather_kernels[] = {
     { "qmm_grouped by cooperative matrices", gather_matrices_fit, quant_matrices_cost, plan_matrices },
 };
 
-/* GATE_INVARIANT's kernel for all numbers of rows, of x and of entries. */
+/* GATE_INVARIANT's kernel for all numbers of rows, of x and of entries. That for few rows on cooperative matrices takes
+ * many as blocks of few: one row costs 1.6 times what it costs without the gate, 512 three times; tiles cost one row
+ * seven times as much. */
 static int invariant_kernel(const struct encoder *e, const struct quant_job *j)
 {
+    if (invariant_units(e) && !j->gather && !few_matrices_fit(e, j)) return QMM_FEW_MATRICES;
     if (invariant_units(e) && !(j->gather ? gather_matrices_fit : quant_matrices_fit)(e, j)) return QMM_COOPMAT;
     return j->format.transpose ? QMM_FEW : QMM_TILES;
 }
