@@ -639,6 +639,7 @@ struct tuning {
     double bandwidth, rate;
     uint32_t row_threads, row_least;                 /* of a workgroup that takes rows: at most, at least */
     bool each;                                       /* elements that vectors do not fit, several a thread */
+    uint32_t softmax_long;                           /* elements from which on a few rows are cut */
     uint32_t rope_items;                             /* threads from which on each takes several heads */
     uint32_t vjp_rows;                               /* rows that a workgroup adds up */
     /* float32 tiles: the first, for half types, how many (0: all from there) */
@@ -677,8 +678,8 @@ struct tuning {
 
 static const struct tuning tunings[] = {
     { .name = "cpu", .type = VK_PHYSICAL_DEVICE_TYPE_CPU, .processors = 2, .bandwidth = 8e3, .rate = 2e4,
-      .row_threads = 64, .row_least = 16, .each = true, .rope_items = 64, .vjp_rows = 16, .tile_first = 2,
-          .tile_half = 2, .tile_count = 1, .pass = 4,
+      .row_threads = 64, .row_least = 16, .each = true, .softmax_long = 1 << 20, .rope_items = 64, .vjp_rows = 16,
+          .tile_first = 2, .tile_half = 2, .tile_count = 1, .pass = 4,
       .winograd_byte = 1,
       /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
       .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, 0, 0, false },
@@ -687,8 +688,8 @@ static const struct tuning tunings[] = {
       .segment = { 4, 4 } },
     { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6,
       .rate = 2e7,
-      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
-          .winograd_byte = 2,
+      .row_threads = 512, .row_least = 128, .softmax_long = 32768, .rope_items = 8192, .vjp_rows = 1024,
+          .tile_half = 1, .deep = true, .winograd_byte = 2,
       .decode = { 132, 64, 8, 32, { 4, 4 }, { 1, 1 }, 1024, 128, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
@@ -696,16 +697,16 @@ static const struct tuning tunings[] = {
           .segment = { 12, 32 } },
     { .name = "discrete", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .processors = 132, .bandwidth = 5e5,
       .rate = 5e6,
-      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
-          .winograd_byte = 8,
+      .row_threads = 512, .row_least = 128, .softmax_long = 32768, .rope_items = 8192, .vjp_rows = 1024,
+          .tile_half = 1, .deep = true, .winograd_byte = 8,
       .decode = { 264, 64, 8, 32, { 4, 4 }, { 2, 1 }, 0, 0, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
       .radix = true, .fft_fixed = true, .scatter_batch = 4, .factor_threads = 256, .fft_lines = 1024, .chain_seen = 3,
           .segment = { 12, 32 } },
     { .name = "shared", .type = -1, .processors = 16, .bandwidth = 5e4, .rate = 5e5,
-      .row_threads = 512, .row_least = 128, .rope_items = 8192, .vjp_rows = 1024, .tile_half = 1, .deep = true,
-          .winograd_byte = 8,
+      .row_threads = 512, .row_least = 128, .softmax_long = 32768, .rope_items = 8192, .vjp_rows = 1024,
+          .tile_half = 1, .deep = true, .winograd_byte = 8,
       .decode = { 64, 128, 8, 32, { 4, 2 }, { 2, 1 }, 0, 0, true },
       .qmv = { { 2, 4, 128, 3072, 4 }, { 4, 4, 128, 3072, 4 }, { 8, 2, 128, 3072, 4 } }, .held = true, .few = 8,
           .unpack = 33,
@@ -8668,14 +8669,14 @@ done:
     array_release(sums);
 }
 
-enum { SOFTMAX_LONG = 32768, SOFTMAX_FEW = 64 };
+enum { SOFTMAX_FEW = 64 };
 
 static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
 {
     struct array *x = a[0], *rows, packed;
     uint32_t mask = *(const uint32_t *)job, last = 1u << (x->ndim - 1);
     size_t length = (size_t)dim_of(x, -1);
-    bool few = length >= SOFTMAX_LONG && x->size / length < SOFTMAX_FEW;
+    bool few = length >= e->device->tuning->softmax_long && x->size / length < SOFTMAX_FEW;
     struct array *room = pack(e, a[1], &packed);
     if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
         rows = rows_of(e, x);
