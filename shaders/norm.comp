@@ -11,10 +11,11 @@
 // and each place adds its own in order; then the upper half of the places is added to the lower half, until 64 are left,
 // which row_sum() adds up. A thread has SLOTS places, LANES apart.
 layout(constant_id = 1) const uint LANES = 32;
-layout(constant_id = 2) const uint HELD = 1;           // eights that a thread holds, a multiple of SLOTS
+layout(constant_id = 2) const uint HELD = 1;           // eights that a thread holds; places of which it has none add 0
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
+layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
 #include "rows.glsl"
 BUFFER(0, y)
 BUFFER(1, x)
@@ -32,6 +33,9 @@ ACCESS(bias)
 EIGHTS(residual)
 EIGHTS(weight)
 EIGHTS(bias)
+#include "loose.glsl"
+LOOSE_STORE(y)
+uvec4 loose_quad(const uint which, const uint i) { return which == 0u ? x128[i] : which == WEIGHT ? weight128[i] : bias128[i]; }
 #endif
 
 layout(push_constant) uniform norm_push {
@@ -119,6 +123,38 @@ void hold(const uint i, const eight v, const bool numbers)               // numb
 // Is there one test for NaN of all results of a thread? Of few, each has its own, which is less code.
 const bool TESTED = DTYPE == BF16 && HELD > 2u;
 
+// Of rows that begin and end anywhere (LOOSE).
+Loose loose_words(const uint i)
+{
+    if (DTYPE == F32) return Loose(words[2u * i], words[2u * i + 1u]);
+    return Loose(words[i], uvec4(0u));
+}
+void load_loose(const uvec4 at, const uint lane)
+{
+    [[unroll]] for (uint i = 0u; i < HELD; i++) {
+        uint first = 8u * (lane + i * LANES);
+        if (LOOSE == 2u)
+            [[unroll]] for (uint k = 0u; k < 8u; k++) {
+                uint raw = load_x(at.y + min(first + k, n - 1u) * x_step, DTYPE);
+                if (DTYPE == F32) words[2u * i + k / 4u][k % 4u] = raw;
+                else words[i][k / 2u] = k % 2u == 0u ? raw : words[i][k / 2u] | raw << 16;
+            }
+        else {
+            Loose w = loose_load(0u, at.y + first, at.y + n - 1u, DTYPE);
+            words[i * WORDS] = w.a;
+            if (DTYPE == F32) words[i * WORDS + 1u] = w.b;
+        }
+    }
+}
+// 0 behind the row's end.
+eight within(eight v, const uint i, const uint lane)
+{
+    if (LOOSE == 0u) return v;
+    uvec4 k = 8u * (lane + i * LANES) + uvec4(0u, 1u, 2u, 3u);
+    v.a = mix(v.a, vec4(0.0), greaterThanEqual(k, uvec4(n)));
+    v.b = mix(v.b, vec4(0.0), greaterThanEqual(k + 4u, uvec4(n)));
+    return v;
+}
 // x + residual, rounded, to the words and to h.
 void add_residual(const uvec4 at, const uint lane, const uint groups)
 {
@@ -131,13 +167,36 @@ void add_residual(const uvec4 at, const uint lane, const uint groups)
         [[unroll]] for (uint k = 0u; k < WORDS; k++) h128[at.w / PER_WORD + g * WORDS + k] = words[i * WORDS + k];
     }
 }
+eight eight_of(const uint which, const uint from, const uint first)
+{
+    if (LOOSE != 0u) return loose_eight(loose_load(which, from + first, from + n - 1u, DTYPE), DTYPE);
+    return which == WEIGHT ? load8_weight(from + first, DTYPE) : load8_bias(from + first, DTYPE);
+}
+// Stores all whole eights, then the last of the row, if it is none: one thread's.
+void store_loose(const uvec4 at, const uint lane, const uint groups)
+{
+    Loose rest;
+    uint count = 0u, first = at.x + n / 8u * 8u;
+    [[unroll]] for (uint i = 0u; i < HELD; i++) {
+        uint g = lane + i * LANES;
+        if (g < n / 8u && g < groups) loose_y(at.x + 8u * g, DTYPE, loose_words(i));
+        if (g == n / 8u && g < groups) {
+            rest = loose_words(i);
+            count = n % 8u;
+        }
+    }
+    [[unroll]] for (uint k = 0u; k < 7u; k++)
+        if (k < count && DTYPE == F32) y32[first + k] = k < 4u ? rest.a[k & 3u] : rest.b[k & 3u];
+        else if (k < count) y16[first + k] = uint16_t(rest.a[k / 2u] >> 16u * (k % 2u));
+}
 
 void by_eights(const uvec4 at, const uint lane, const bool inside)
 {
-    uint groups = inside ? n / 8u : 0u;
+    uint all = LOOSE != 0u ? (n + 7u) / 8u : n / 8u, groups = inside ? all : 0u;
     float mean = 0.0, check = 0.0;
-    uint last = n / 8u - 1u;                           // beyond a row its end is read again, so that no load waits for a branch
-    [[unroll]] for (uint i = 0u; i < HELD; i++)
+    uint last = all - 1u;                              // beyond a row its end is read again, so that no load waits for a branch
+    if (LOOSE != 0u) load_loose(at, lane);
+    else [[unroll]] for (uint i = 0u; i < HELD; i++)
         [[unroll]] for (uint k = 0u; k < WORDS; k++)
             words[i * WORDS + k] = x128[at.y / PER_WORD + min(lane + i * LANES, last) * WORDS + k];
     if (has(ADD)) add_residual(at, lane, groups);
@@ -146,26 +205,27 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
             if (lane + i / WORDS * LANES >= groups) words[i] = uvec4(0u);
     if (has(MEAN)) {
         clear_places();
-        [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += sum_of(held(i));
+        [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += sum_of(within(held(i), i, lane));
         mean = row_total() / float(n);
     }
     clear_places();
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
-        float squares = squares_of(minus(held(i), mean));
+        float squares = squares_of(within(minus(held(i), mean), i, lane));
         place[i % SLOTS] += !has(MEAN) || lane + i * LANES < groups ? squares : 0.0;
     }
     float factor = inversesqrt(row_total() / float(n) + eps);
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
         uint g = min(lane + i * LANES, last);
         eight v = minus(held(i), mean), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
-        if (has(WEIGHT)) w = load8_weight(weight_at + 8u * g, DTYPE);
-        if (has(BIAS)) b = load8_bias(bias_at + 8u * g, DTYPE);
+        if (has(WEIGHT)) w = eight_of(WEIGHT, weight_at, 8u * g);
+        if (has(BIAS)) b = eight_of(BIAS, bias_at, 8u * g);
         v = eight(scaled(v.a, factor, w.a, b.a), scaled(v.b, factor, w.b, b.b));
         check += sum_of(v);
         hold(i, v, TESTED);
     }
     bool numbers = !TESTED || !is_nan(check);          // nothing is stored yet, so that what is not can be made again
-    [[unroll]] for (uint i = 0u; i < HELD; i++)
+    if (LOOSE != 0u) store_loose(at, lane, numbers ? groups : 0u);
+    else [[unroll]] for (uint i = 0u; i < HELD; i++)
         if (numbers && lane + i * LANES < groups)
             [[unroll]] for (uint k = 0u; k < WORDS; k++)
                 y128[at.x / PER_WORD + (lane + i * LANES) * WORDS + k] = words[i * WORDS + k];

@@ -1,0 +1,57 @@
+// Eight elements that lie anywhere, as words, by the aligned 16 bytes that hold them: a CPU driver takes a load's threads one
+// after the other, so four numbers in one load cost it little more than one. Of words and halves alone.
+#ifndef LOOSE_GLSL
+#define LOOSE_GLSL
+#include "eights.glsl"
+struct Loose { uvec4 a, b; };                          // halves: a alone
+
+// Four words from word s of a and b on.
+uvec4 words_from(const uint s, const uvec4 a, const uvec4 b)
+{
+    bvec4 two = bvec4((s & 2u) != 0u), one = bvec4((s & 1u) != 0u);
+    uvec4 c = mix(a, uvec4(a.zw, b.xy), two);
+    return mix(c, uvec4(c.yzw, mix(b.x, b.z, two.x)), one);
+}
+Loose loose_of(const uint i, const uint t, const uvec4 a, const uvec4 b, const uvec4 c)
+{
+    if (t == F32) return Loose(words_from(i & 3u, a, b), words_from(i & 3u, b, c));
+    uint s = i / 2u & 3u;
+    uvec4 w = words_from(s, a, b);
+    uint next = (s & 2u) != 0u ? ((s & 1u) != 0u ? b.w : b.z) : (s & 1u) != 0u ? b.y : b.x;
+    return Loose(mix(w, w >> 16 | uvec4(w.yzw, next) << 16, bvec4((i & 1u) != 0u)), uvec4(0u));
+}
+eight loose_eight(const Loose w, const uint t)
+{
+    if (t == F32) return eight(uintBitsToFloat(w.a), uintBitsToFloat(w.b));
+    return eight(four_halves(w.a.xy, t), four_halves(w.a.zw, t));
+}
+
+// From element i of buffer `which` on, as loose_quad(which, 16 bytes) has it; behind element `last` anything, from no other 16
+// bytes than it lies in.
+uvec4 loose_quad(const uint which, const uint i);
+Loose loose_load(const uint which, const uint i, const uint last, const uint t)
+{
+    uint each = t == F32 ? 4u : 8u, q = i / each, end = last / each;
+    uvec4 a = loose_quad(which, min(q, end)), b = loose_quad(which, min(q + 1u, end));
+    return loose_of(i, t, a, b, t == F32 ? loose_quad(which, min(q + 2u, end)) : b);
+}
+
+// Eight to element i and those behind it.
+#define LOOSE_STORE(name) \
+    void loose_##name(const uint i, const uint t, const Loose w) { \
+        bool odd = (i & 1u) != 0u; \
+        uint p = (i + 1u) / 2u; \
+        if (t == F32) { \
+            name##64[p] = mix(w.a.xy, w.a.yz, bvec2(odd)); \
+            name##64[p + 1u] = mix(w.a.zw, uvec2(w.a.w, w.b.x), bvec2(odd)); \
+            name##64[p + 2u] = mix(w.b.xy, w.b.yz, bvec2(odd)); \
+            if (odd) { name##32[i] = w.a.x; name##32[i + 7u] = w.b.w; } \
+            else name##64[p + 3u] = w.b.zw; \
+        } else { \
+            uvec3 y = mix(w.a.xyz, w.a.xyz >> 16 | w.a.yzw << 16, bvec3(odd)); \
+            [[unroll]] for (uint k = 0u; k < 3u; k++) name##32[p + k] = y[k]; \
+            if (odd) { name##16[i] = uint16_t(w.a.x); name##16[i + 7u] = uint16_t(w.a.w >> 16); } \
+            else name##32[p + 3u] = w.a.w; \
+        } }
+
+#endif
