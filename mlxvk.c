@@ -8620,16 +8620,19 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     }
     uint32_t blocks = pow2_at_least(ceil_div(p.n, REDUCE_BLOCK));
     uint32_t step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
+    bool loose = step == 1 && e->device->tuning->each;   /* eights from anywhere: an element costs a load what four do */
+    if (loose) step = 8;
     uint32_t hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
     uint32_t width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
     if (width > limit) {
         width = pow2_at_least(limit / 2 + 1);
         hold = 4;
         mode = SOFTMAX_LOOPED;
-        step = min_u32(step, 4);
+        step = loose ? 1 : min_u32(step, 4);
     }
     uint32_t threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
-    USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold);
+    USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold,
+        .loose = step == 8 && loose);
     dispatch_groups(e, ceil_div(p.outer, threads / width));
     return true;
 }

@@ -35,8 +35,7 @@ Loose loose_load(const uint which, const uint i, const uint last, const uint t)
     uvec4 a = loose_quad(which, min(q, end)), b = loose_quad(which, min(q + 1u, end));
     return loose_of(i, t, a, b, t == F32 ? loose_quad(which, min(q + 2u, end)) : b);
 }
-
-// Eight to element i and those behind it.
+// Eight to element i and those behind it; the first `count`, at most 7, of them.
 #define LOOSE_STORE(name) \
     void loose_##name(const uint i, const uint t, const Loose w) { \
         bool odd = (i & 1u) != 0u; \
@@ -52,6 +51,10 @@ Loose loose_load(const uint which, const uint i, const uint last, const uint t)
             [[unroll]] for (uint k = 0u; k < 3u; k++) name##32[p + k] = y[k]; \
             if (odd) { name##16[i] = uint16_t(w.a.x); name##16[i + 7u] = uint16_t(w.a.w >> 16); } \
             else name##32[p + 3u] = w.a.w; \
-        } }
+        } } \
+    void loose_few_##name(const uint i, const uint count, const uint t, const Loose w) { \
+        [[unroll]] for (uint k = 0u; k < 7u; k++) \
+            if (k < count && t == F32) name##32[i + k] = k < 4u ? w.a[k & 3u] : w.b[k & 3u]; \
+            else if (k < count) name##16[i + k] = uint16_t(w.a[k / 2u] >> 16u * (k % 2u)); }
 
 #endif

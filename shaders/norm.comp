@@ -185,9 +185,7 @@ void store_loose(const uvec4 at, const uint lane, const uint groups)
             count = n % 8u;
         }
     }
-    [[unroll]] for (uint k = 0u; k < 7u; k++)
-        if (k < count && DTYPE == F32) y32[first + k] = k < 4u ? rest.a[k & 3u] : rest.b[k & 3u];
-        else if (k < count) y16[first + k] = uint16_t(rest.a[k / 2u] >> 16u * (k % 2u));
+    loose_few_y(first, count, DTYPE, rest);
 }
 
 void by_eights(const uvec4 at, const uint lane, const bool inside)

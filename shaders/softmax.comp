@@ -14,6 +14,7 @@ layout(constant_id = 2) const uint T = 10;
 layout(constant_id = 3) const uint STEP = 1;           // elements of one load: 1, 4, or (HELD, two bytes each) 8
 layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
+layout(constant_id = 6) const uint LOOSE = 0;          // HELD, STEP 8: 1: rows begin and end anywhere
 
 layout(push_constant) uniform softmax_push {
     uint n, outer, inner, from, to, most_at, sums_at;        // the first element of operand, result, maxima and sums
@@ -27,6 +28,9 @@ ACCESS(dst)
 ACCESS(src)
 EIGHTS(dst)
 EIGHTS(src)
+#include "loose.glsl"
+LOOSE_STORE(dst)
+uvec4 loose_quad(const uint which, const uint i) { return src128[i]; }
 
 const float LOWEST = -3.402823466e+38;
 // What exponentials are multiplied by: NaN in a row of nothing but -infinity, or with NaN or infinity in it, whatever a device
@@ -145,6 +149,18 @@ void load_all(const uint base, const uint me, out vec4 x[HOLD])
         [[unroll]] for (uint k = 0u; k < HOLD; k++) x[k] = load(base, spot_of(k, me));
         return;
     }
+    if (LOOSE != 0u) {
+        uvec4 four = uvec4(0u, 1u, 2u, 3u);
+        [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
+            uint i = spot_of(k, me);
+            x[k] = x[k + 1u] = vec4(-INFINITY);
+            if (i >= n) continue;
+            eight r = loose_eight(loose_load(0u, base + i, base + n - 1u, T), T);
+            x[k] = mix(r.a, x[k], greaterThanEqual(i + four, uvec4(n)));
+            x[k + 1u] = mix(r.b, x[k + 1u], greaterThanEqual(i + 4u + four, uvec4(n)));
+        }
+        return;
+    }
     if (STEP == 8u)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
             eight r = load8_src(base + min(spot_of(k, me), n - 8u), T);
@@ -156,6 +172,25 @@ void load_all(const uint base, const uint me, out vec4 x[HOLD])
     if (n == 4u * HOLD * WIDTH) return;
     [[unroll]] for (uint k = 0u; k < HOLD; k++)
         if (spot_of(k, me) >= n) x[k] = vec4(-INFINITY);
+}
+
+// Stores whole eights, then those at the row's end that are none: one thread's.
+void store_loose(const uint at, const uint me, const vec4 x[HOLD], const float s, const bool nowhere)
+{
+    Loose rest;
+    uint count = 0u, first = n / 8u * 8u;
+    [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
+        uint i = spot_of(k, me);
+        vec4 a = x[k] * s, b = x[k + 1u] * s;
+        Loose w = Loose(floatBitsToUint(a), floatBitsToUint(b));
+        if (T != F32) w.a = nowhere ? eight_numbers(a, b, T) : uvec4(0x7fff7fffu);
+        if (i < first) loose_dst(at + i, T, w);
+        if (i == first) {
+            rest = w;
+            count = n - first;
+        }
+    }
+    loose_few_dst(at + first, count, T, rest);
 }
 
 void held(const uint row, const uint me, const uint slot)
@@ -181,7 +216,8 @@ void held(const uint row, const uint me, const uint slot)
     s = share_of(s);
     if (!there) return;
     bool nowhere = !is_nan(s);                         // NaN is in all of the row, or nowhere: no result needs a test
-    if (STEP == 8u)
+    if (LOOSE != 0u) store_loose(at, me, x, s, nowhere);
+    else if (STEP == 8u)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
             uint i = spot_of(k, me);
             uvec4 y = nowhere ? eight_numbers(x[k] * s, x[k + 1u] * s, T) : uvec4(0x7fff7fffu);
