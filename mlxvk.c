@@ -8620,7 +8620,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     }
     uint32_t blocks = pow2_at_least(ceil_div(p.n, REDUCE_BLOCK));
     uint32_t step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
-    bool loose = step == 1 && e->device->tuning->each;   /* eights from anywhere: an element costs a load what four do */
+    bool loose = step == 1 && e->device->tuning->each; /* eights from anywhere: one load of four costs little more */
     if (loose) step = 8;
     uint32_t hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
     uint32_t width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
@@ -9093,7 +9093,8 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
         eights = eights && aligned_rows(bias, p.bias_at, unit);
     }
     /* Of the rest, too, where an element costs a load as much as four do; weights and biases lie side by side then. */
-    loose = !eights && e->device->tuning->each && !a[2] && (!weight || p.weight_step == 1) && (!bias || p.bias_step == 1);
+    loose = !eights && e->device->tuning->each && !a[2];
+    loose = loose && (!weight || p.weight_step == 1) && (!bias || p.bias_step == 1);
     lanes = row_lanes(e, places, &threads);
     while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
         lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
