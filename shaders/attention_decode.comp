@@ -269,7 +269,7 @@ void join_parts(const uint batch, const uint head, const uint first_row, const u
     uint shares = max(gl_NumSubgroups / units, 1u), share = shares > 1u ? gl_SubgroupID / units : 0u;
     for (uint unit = gl_SubgroupID - share * units; unit < units; unit += gl_NumSubgroups) {
         uint r = unit / chunks, column = (unit - r * chunks) * gl_SubgroupSize + lane;
-        row_place place = place_of(batch, head, first_row + min(r, count - 1u));
+        row_place spot = place_of(batch, head, first_row + min(r, count - 1u));
         uint at = first + min(r, count - 1u) * splits, from = at * fours + min(column, fours - 1u);
         vec4 x = vec4(0.0);
         vec2 weight;
@@ -282,7 +282,7 @@ void join_parts(const uint batch, const uint head, const uint first_row, const u
                 p[b] = part_four[from + i * fours];
                 h[b] = part[at + 2u * i];
             }
-            if (s == share) weight = weigh_parts(at, place.head, lane);
+            if (s == share) weight = weigh_parts(at, spot.head, lane);
             [[unroll]] for (uint b = 0u; b < BATCH; b++)
                 x += (s + b * shares < splits ? exp2(h[b] - weight.x) * weight.y : 0.0) * p[b];
         }
@@ -292,7 +292,7 @@ void join_parts(const uint batch, const uint head, const uint first_row, const u
             for (uint s = 1u; s < shares && share == 0u; s++) x += results[thread + s * units * gl_SubgroupSize];
         }
         if (share == 0u && r < count && column < fours)
-            for (uint i = 0u; i < 4u; i++) store_result(place.o + 4u * column + i, x[i]);
+            for (uint i = 0u; i < 4u; i++) store_result(spot.o + 4u * column + i, x[i]);
     }
 }
 
