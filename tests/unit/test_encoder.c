@@ -181,6 +181,33 @@ static void test_grids(void **state)
     mlxvk_kernel_free(kernel);
 }
 
+/* What a caller's kernel writes beyond what is bound goes nowhere, however far: see mlxvk_kernel_desc. */
+static void test_beyond_what_is_bound(void **state)
+{
+    (void)state;
+    static const uint32_t beyond[] = { 64, 1 << 16, 1 << 24, 1 << 29 };
+    mlxvk_kernel kernel = fill_kernel(device);
+    mlxvk_array beside = empty_ints(4096, stream), res = empty_ints(64, stream);
+    int32_t want[4096];
+    fill_grid(kernel, beside, (const uint32_t[]){ 4096, 1, 1 }, true);
+    for (size_t i = 0; i < COUNT(beyond); i++) {
+        struct fill_push push = { 7, 64, 1, 0 };
+        mlxvk_encoder e = encoder_of(stream);
+        OK(mlxvk_set_kernel(e, kernel), stream);
+        OK(mlxvk_set_output_array(e, res, 0, &push.shift), stream);
+        push.shift += beyond[i] + 1024;                        /* a binding may be as much longer than its array */
+        OK(mlxvk_set_bytes(e, &push, sizeof push, 0), stream);
+        OK(mlxvk_dispatch_threads(e, 64, 1, 1), stream);
+    }
+    for (int i = 0; i < 4096; i++) want[i] = 100 + i;
+    expect_ints(beside, want, 4096, stream);
+    fill_grid(kernel, res, (const uint32_t[]){ 64, 1, 1 }, true);
+    expect_ints(res, want, 64, stream);
+    mlxvk_array_free(beside);
+    mlxvk_array_free(res);
+    mlxvk_kernel_free(kernel);
+}
+
 static void test_set_buffer(void **state)
 {
     (void)state;
@@ -674,7 +701,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_custom_kernel), cmocka_unit_test(test_uploads_while_setting_up),
         cmocka_unit_test(test_kernel_among_operations),
-        cmocka_unit_test(test_shifts), cmocka_unit_test(test_grids), cmocka_unit_test(test_set_buffer),
+        cmocka_unit_test(test_shifts), cmocka_unit_test(test_grids), cmocka_unit_test(test_beyond_what_is_bound),
+        cmocka_unit_test(test_set_buffer),
         cmocka_unit_test(test_barriers_exact), cmocka_unit_test(test_barriers_unaligned),
         cmocka_unit_test(test_oracle_notices), cmocka_unit_test(test_chain_across_submissions),
         cmocka_unit_test(test_kinds_of_hazard), cmocka_unit_test(test_explicit_barrier),
