@@ -6171,13 +6171,20 @@ static void copy_split(struct encoder *e, struct array *to, struct array *from)
     elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ to, from }, 2);
 }
 
-/* For lowering: a row-contiguous version of an operand, copied on the spot where it is not. */
-static struct array *rows_of(struct encoder *e, struct array *a)
+static struct array *copied(struct encoder *e, struct array *a)
 {
-    struct array *copy = e->code || a->row ? NULL : lowering_array(e, a->dtype, a->ndim, a->shape);
+    struct array *copy = e->code ? NULL : lowering_array(e, a->dtype, a->ndim, a->shape);
     if (copy) copy_split(e, copy, a);
     else a->refs++;
     return copy ? copy : a;
+}
+
+/* For lowering: a row-contiguous version of an operand, copied on the spot where it is not. */
+static struct array *rows_of(struct encoder *e, struct array *a)
+{
+    if (!a->row) return copied(e, a);
+    a->refs++;
+    return a;
 }
 
 /* An array of the lowering's own; to be released after its last dispatch. */
@@ -15132,10 +15139,14 @@ static bool one_row_stride(const struct array *x, uint32_t *stride)
 static void quant_open(struct encoder *e, const struct node *n, struct quant_job *j)
 {
     struct array *x = n->in[0], *y = n->out[0];
-    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
+    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1], unit = 16 / (uint32_t)item_size(x);
+    bool strided = one_row_stride(x, &stride);
     *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)dim_of(x, -1), .batch = 1, .to = y->dtype,
                              .sets = 1 };
-    if (one_row_stride(x, &stride)) x->refs++;
+    if (strided && is_invariant(e) && (place_of_array(e, x) | stride) % unit) {
+        x = copied(e, x);                            /* a row of its own may lie where it does not among others */
+        stride = j->k;
+    } else if (strided) x->refs++;
     else { x = rows_of(e, x); stride = j->k; }
     j->x = x;
     j->x_row = stride;

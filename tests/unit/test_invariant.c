@@ -277,12 +277,14 @@ static void quantize(struct trial *t, mlxvk_array weights)
 static void quantized_trial(const char *mode, int group, int bits, mlxvk_dtype type, bool transpose, int kind, bool strict)
 {
     struct trial t = { .apply = quantized, .mode = mode, .group = { group, true }, .bits = { bits, true },
-                       .transpose = transpose, .kind = kind == 1, .in_axis = kind == 2, .out_axis = kind == 2 };
+                       .transpose = transpose, .kind = kind == 1, .in_axis = kind > 1, .out_axis = kind > 1 };
     mlxvk_dtype w_type = strcmp(mode, "affine") ? MLXVK_FLOAT32 : type;
     int k = 1152, n = transpose ? 70 : 128, down = transpose ? n : k, across = transpose ? k : n;
     t.x = kind == 0 ? RANDOM(type, 11, ALL_ROWS, k) : kind == 1 ? RANDOM(type, 11, ALL_ROWS, 1, k)
-        : RANDOM(type, 11, 3, ALL_ROWS, k);
-    quantize(&t, kind == 0 ? RANDOM(w_type, 12, down, across)
+        : kind == 2 ? RANDOM(type, 11, 3, ALL_ROWS, k) : RANDOM(type, 11, 2, ALL_ROWS + 1, k + 1);
+    if (kind == 3)                                             /* rows that lie at odd places, with a gap between two batches */
+        for (int axis = 1; axis < 3; axis++) take_slice(&t.x, axis, 1, axis == 1 ? ALL_ROWS + 1 : k + 1, 1);
+    quantize(&t, kind % 3 == 0 ? RANDOM(w_type, 12, down, across)
                : RANDOM(w_type, 12, kind == 1 ? WEIGHTS : 3, down, across));
     if (kind == 1) t.operand[4] = choices(ALL_ROWS);
     snprintf(t.text, sizeof t.text, "%s %d bits, groups of %d, %s, %stransposed, kind %d", mode, bits, group, mlxvk_dtype_name(type),
@@ -306,6 +308,7 @@ static void quantized_products(bool strict)
             quantized_trial("mxfp8", 32, 8, types[i], kind != 2, kind, strict);
             quantized_trial("nvfp4", 16, 4, types[i], true, kind, strict);
         }
+    for (size_t i = 0; i < COUNT(types); i++) quantized_trial("affine", 64, 4, types[i], true, 3, strict);
 }
 
 /* ---- attention ---- */
