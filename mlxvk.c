@@ -1068,7 +1068,6 @@ static void gate_features(struct features *f, const int gate[GATE_COUNT])
     if (!gate[GATE_INT64]) f->base.features.shaderInt64 = VK_FALSE;
     if (!gate[GATE_FLOAT16]) f->v12.shaderFloat16 = VK_FALSE;
     if (!gate[GATE_INT_DOT]) f->dot.shaderIntegerDotProduct = VK_FALSE;
-    if (!gate[GATE_UNCHECKED]) f->robustness.pipelineRobustness = VK_FALSE;
     if (gate[GATE_COOPMAT]) return;
     f->coopmat.cooperativeMatrix = f->bfloat16.shaderBFloat16CooperativeMatrix = VK_FALSE;
     memset(&f->coopmat2.cooperativeMatrixWorkgroupScope, 0,
@@ -3052,7 +3051,7 @@ static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROP
 
 static VkPipelineRobustnessBufferBehaviorEXT robustness_of(const struct device *d, enum kernel_id k)
 {
-    for (size_t i = 0; i < COUNT(unchecked_kernels); i++)
+    for (size_t i = 0; i < COUNT(unchecked_kernels) && d->gate[GATE_UNCHECKED]; i++)
         if (unchecked_kernels[i] == k) return VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_DISABLED_EXT;
     return d->caps.quirks & QUIRK_CHECKS_BOUNDS ? VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_ROBUST_BUFFER_ACCESS_EXT
                                                 : VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_DEVICE_DEFAULT_EXT;
@@ -6171,6 +6170,7 @@ static void copy_split(struct encoder *e, struct array *to, struct array *from)
     elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ to, from }, 2);
 }
 
+/* A row-contiguous copy for lowering, with a reference for the caller. */
 static struct array *copied(struct encoder *e, struct array *a)
 {
     struct array *copy = e->code ? NULL : lowering_array(e, a->dtype, a->ndim, a->shape);
@@ -6179,7 +6179,7 @@ static struct array *copied(struct encoder *e, struct array *a)
     return copy ? copy : a;
 }
 
-/* For lowering: a row-contiguous version of an operand, copied on the spot where it is not. */
+/* The operand where it is row-contiguous, else a copy. */
 static struct array *rows_of(struct encoder *e, struct array *a)
 {
     if (!a->row) return copied(e, a);
@@ -9100,8 +9100,8 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
         eights = eights && aligned_rows(bias, p.bias_at, unit);
     }
     /* Of the rest, too, where an element costs a load as much as four do; weights and biases lie side by side then. */
-    loose = !eights && e->device->tuning->each && !a[2];
-    loose = loose && (!weight || p.weight_step == 1) && (!bias || p.bias_step == 1);
+    loose = !eights && e->device->tuning->each && !a[2] && (!weight || p.weight_step == 1) &&
+            (!bias || p.bias_step == 1);
     lanes = row_lanes(e, places, &threads);
     while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
         lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
@@ -9109,7 +9109,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     held = (uint32_t)round_up(held, loose ? 1 : places / lanes);
     USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
            .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = p.flags & (NORM_MEAN | NORM_ADD),
-           .slots = places / lanes, .loose = held > NORM_HELD || eights ? 0 : p.x_step == 1 ? 1 : 2);
+           .slots = places / lanes, .loose = !loose || held > NORM_HELD ? 0 : p.x_step == 1 ? 1 : 2);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 
@@ -14845,8 +14845,8 @@ static const struct candidate gather_kernels[] = {
 };
 
 /* GATE_INVARIANT's kernel for all numbers of rows, of x and of entries. That for few rows on cooperative matrices takes
- * many as blocks of few: one row costs 1.6 times what it costs without the gate, 512 three times; tiles cost one row
- * seven times as much. */
+ * many as blocks of few: by its times alone one row costs 1.6 times what it costs without the gate, 512 three times;
+ * tiles cost a step of one row seven times as much. */
 static int invariant_kernel(const struct encoder *e, const struct quant_job *j)
 {
     if (invariant_units(e) && !j->gather && !few_matrices_fit(e, j)) return QMM_FEW_MATRICES;
@@ -14970,7 +14970,7 @@ static void set_arrays(struct quant_job *j, struct gather *g, struct array *a)
 }
 
 /* Runs a job of one set, in parts where the device cannot bind an operand whole, or the grid would be too large. */
-static void quant_run(struct encoder *e, const struct quant_job *job, struct array *a)
+static void quant_cut(struct encoder *e, const struct quant_job *job, struct array *a)
 {
     int64_t first, every = job->gather ? job->gather->every : 0;
     double work = (double)a[JOB_Y].size * a[JOB_X].shape[2];
@@ -15000,10 +15000,25 @@ static void quant_run(struct encoder *e, const struct quant_job *job, struct arr
             cut[JOB_Y].offset += half * 4 * (int64_t)cut[JOB_Y].size;
             part.to = MLXVK_FLOAT32;
         }
-        quant_run(e, &part, cut);
+        quant_cut(e, &part, cut);
     }
     if (sums) product_sum(e, &whole, sums, 2);
     array_release(sums);
+}
+
+/* Runs a job. GATE_INVARIANT: x is copied where its rows are not at even places, for a row of its own may lie where it
+ * does not among others, and kernels are chosen by that. */
+static void quant_run(struct encoder *e, const struct quant_job *job, struct array *a)
+{
+    struct array x = a[JOB_X], *even = NULL;
+    int64_t unit = 16 / (int64_t)item_size(&x);
+    if (is_invariant(e) && (place_of_array(e, &x) | x.strides[0] | x.strides[1]) % unit) {
+        even = copied(e, &x);
+        a[JOB_X] = *even;
+    }
+    quant_cut(e, job, a);
+    a[JOB_X] = x;
+    array_release(even);
 }
 
 /* ---- several matrices, many rows of x: matmul_sets.comp ---- */
@@ -15139,14 +15154,10 @@ static bool one_row_stride(const struct array *x, uint32_t *stride)
 static void quant_open(struct encoder *e, const struct node *n, struct quant_job *j)
 {
     struct array *x = n->in[0], *y = n->out[0];
-    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1], unit = 16 / (uint32_t)item_size(x);
-    bool strided = one_row_stride(x, &stride);
+    uint32_t stride, rows = (uint32_t)y->shape[y->ndim - 1];
     *j = (struct quant_job){ .format = n->p.quant, .k = (uint32_t)dim_of(x, -1), .batch = 1, .to = y->dtype,
                              .sets = 1 };
-    if (strided && is_invariant(e) && (place_of_array(e, x) | stride) % unit) {
-        x = copied(e, x);                            /* a row of its own may lie where it does not among others */
-        stride = j->k;
-    } else if (strided) x->refs++;
+    if (one_row_stride(x, &stride)) x->refs++;
     else { x = rows_of(e, x); stride = j->k; }
     j->x = x;
     j->x_row = stride;
@@ -19172,6 +19183,7 @@ static enum walk walk_of(const struct array *a)
     for (int i = 0; i < a->ndim; i++) one = one && (a->shape[i] == 1 || !a->strides[i]);
     return one ? is_literal(a) ? WALK_LITERAL : WALK_ONE : a->row ? WALK_FLAT : WALK_STRIDED;
 }
+static bool walks_once(enum walk walk) { return walk == WALK_ONE || walk == WALK_LITERAL; }
 
 /* Is it one word of random bits, from a key that lies in memory? What the host knows is pushed elsewhere. */
 static bool draws_word(const struct node *n)
@@ -19564,7 +19576,7 @@ static void load_others(struct writer *m, const struct chain *c, uint32_t i)
         int dtype = c->operand[k]->dtype;
         if (c->walk[k] == WALK_FLAT) continue;
         word = push_word(m, push_of_operand(k));
-        if (c->walk[k] == WALK_LITERAL || c->walk[k] == WALK_ONE) {
+        if (walks_once(c->walk[k])) {
             v[0] = v[1] = v[2] = v[3] = c->walk[k] == WALK_LITERAL ? word : load_one(m, c->slot[k], dtype, word);
             continue;
         }
@@ -19597,7 +19609,7 @@ static void put_steps(struct writer *m, const struct chain *c)
 {
     uint32_t zero = push_word(m, 1), other = push_word(m, 2), same = 0;      /* same: operands and steps, bit by bit */
     for (int i = 0; i < c->operands; i++)
-        if (c->walk[i] == WALK_ONE || c->walk[i] == WALK_LITERAL) same |= 1u << i;
+        if (walks_once(c->walk[i])) same |= 1u << i;
     for (int k = 0; k < c->steps; k++) {
         const struct chain_step *s = &c->step[k];
         uint32_t *v = m->value[CHAIN_OPERANDS + k];
@@ -20517,13 +20529,21 @@ static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
+/* The number that a node of two operands takes with `result`; NULL: there is no such, or it cannot be bound. */
+static struct array *number_beside(const struct encoder *e, const struct node *n, const struct array *result)
+{
+    int at = n->in[0]->storage != result->storage;
+    struct array *number = n->in[!at];
+    return same_view(n->in[at], result) && number->storage != result->storage && walks_once(walk_of(number)) &&
+           fits_binding(e->device, number) ? number : NULL;
+}
+
 /* float32 sums, times a number: the one result that the product is made of, rounded as it is there. */
 static bool fuse_sum_times(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
     uint32_t *m = all->node, mask;
     const struct node *n = &s->nodes[m[0]], *product;
     struct array *sum = n->out[0], *number, out, from = *n->in[0];
-    int at;
     if (n->p.reduce.op != R_sum || from.dtype != MLXVK_FLOAT32 || sum->dtype != MLXVK_FLOAT32 || !only_between(sum))
         return false;
     m[1] = reader_of(s, m[0], end, sum);
@@ -20531,10 +20551,8 @@ static bool fuse_sum_times(struct encoder *e, struct stream *s, struct members *
     product = &s->nodes[m[1]];
     mask = n->p.reduce.mask;
     if (!is_binary(product, B_multiply) || !can_join(s, m, 1, m[1])) return false;
-    at = product->in[0]->storage != sum->storage;
-    number = product->in[!at];
-    if (!same_view(product->in[at], sum) || number->storage == sum->storage || !product->out[0]->row ||
-        walk_of(number) < WALK_ONE || walk_of(number) > WALK_LITERAL || !fits_binding(e->device, number)) return false;
+    number = number_beside(e, product, sum);
+    if (!number || !product->out[0]->row) return false;
     out = full_rank(&from, mask, product->out[0]);
     out.refs = from.refs = 1;
     if (!reduce_times(e, &from, mask, number, &out)) return false;
@@ -20548,21 +20566,16 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
 {
     uint32_t *m = all->node;
     const struct node *search = &s->nodes[m[0]], *sum;
-    struct array *place = search->out[0], *number, *a[2] = { place, search->in[1] };
+    struct array *place = search->out[0], *a[2] = { place, search->in[1] };
     struct search_job job = { .sequence = search->in[0], .right = search->p.search.right };
-    int at;
     if (!only_between(place) || axis_to_split(e, a, 2, 0) >= 0 || !by_groups(e, a, job.sequence)) return false;
     m[1] = reader_of(s, m[0], end, place);
     if (m[1] == UINT32_MAX) return false;
     sum = &s->nodes[m[1]];
     job.less = is_binary(sum, B_subtract);
     if ((!job.less && !is_binary(sum, B_add)) || !can_join(s, m, 1, m[1])) return false;
-    at = sum->in[0]->storage != place->storage;
-    number = sum->in[!at];
-    if ((job.less && at) || !same_view(sum->in[at], place) || number->storage == place->storage ||
-        number->dtype != place->dtype ||
-        walk_of(number) < WALK_ONE || walk_of(number) > WALK_LITERAL || !fits_binding(e->device, number)) return false;
-    job.number = number;
+    job.number = number_beside(e, sum, place);
+    if (!job.number || job.number->dtype != place->dtype || (job.less && job.number == sum->in[0])) return false;
     a[0] = sum->out[0];
     search_part(e, a, &job);
     all->count = 2;

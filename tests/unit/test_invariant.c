@@ -274,21 +274,32 @@ static void quantize(struct trial *t, mlxvk_array weights)
 }
 
 /* kind 0: one weight, 1: by index arrays, 2: a batch of weights. */
-static void quantized_trial(const char *mode, int group, int bits, mlxvk_dtype type, bool transpose, int kind, bool strict)
+/* x of a trial; odd: between other elements, so that its rows are at odd places. */
+static mlxvk_array rows_for(mlxvk_dtype type, int kind, bool odd, int k)
+{
+    int rows = kind == 1 ? 1 : ALL_ROWS, more = odd;
+    mlxvk_array x;
+    if (!kind && !odd) return RANDOM(type, 11, ALL_ROWS, k);
+    x = RANDOM(type, 11, kind == 1 ? ALL_ROWS : kind ? 3 : 2, rows + more, k + more);
+    take_slice(&x, 1, more, rows + more, 1);
+    take_slice(&x, 2, more, k + more, 1);
+    return x;
+}
+
+static void quantized_trial(const char *mode, int group, int bits, mlxvk_dtype type, bool transpose, int kind, bool odd,
+                            bool strict)
 {
     struct trial t = { .apply = quantized, .mode = mode, .group = { group, true }, .bits = { bits, true },
-                       .transpose = transpose, .kind = kind == 1, .in_axis = kind > 1, .out_axis = kind > 1 };
+                       .transpose = transpose, .kind = kind == 1, .in_axis = kind == 2 || (odd && !kind) };
     mlxvk_dtype w_type = strcmp(mode, "affine") ? MLXVK_FLOAT32 : type;
     int k = 1152, n = transpose ? 70 : 128, down = transpose ? n : k, across = transpose ? k : n;
-    t.x = kind == 0 ? RANDOM(type, 11, ALL_ROWS, k) : kind == 1 ? RANDOM(type, 11, ALL_ROWS, 1, k)
-        : kind == 2 ? RANDOM(type, 11, 3, ALL_ROWS, k) : RANDOM(type, 11, 2, ALL_ROWS + 1, k + 1);
-    if (kind == 3)                                             /* rows that lie at odd places, with a gap between two batches */
-        for (int axis = 1; axis < 3; axis++) take_slice(&t.x, axis, 1, axis == 1 ? ALL_ROWS + 1 : k + 1, 1);
-    quantize(&t, kind % 3 == 0 ? RANDOM(w_type, 12, down, across)
+    t.out_axis = t.in_axis;
+    t.x = rows_for(type, kind, odd, k);
+    quantize(&t, kind == 0 ? RANDOM(w_type, 12, down, across)
                : RANDOM(w_type, 12, kind == 1 ? WEIGHTS : 3, down, across));
     if (kind == 1) t.operand[4] = choices(ALL_ROWS);
-    snprintf(t.text, sizeof t.text, "%s %d bits, groups of %d, %s, %stransposed, kind %d", mode, bits, group, mlxvk_dtype_name(type),
-             transpose ? "" : "not ", kind);
+    snprintf(t.text, sizeof t.text, "%s %d bits, groups of %d, %s, %stransposed, kind %d%s", mode, bits, group, mlxvk_dtype_name(type),
+             transpose ? "" : "not ", kind, odd ? ", odd" : "");
     run_trial(&t, strict);
 }
 
@@ -298,17 +309,18 @@ static void quantized_products(bool strict)
     int turn = 0;
     for (size_t i = 0; i < COUNT(widths); i++)
         for (int group = 32 << i % 2; group <= 128; group *= 4, turn++)
-            quantized_trial("affine", group, widths[i], types[turn % 3], true, 0, strict);
+            quantized_trial("affine", group, widths[i], types[turn % 3], true, 0, false, strict);
     for (size_t i = 0; i < COUNT(types); i++)
         for (int kind = 0; kind < 3; kind++) {
-            quantized_trial("affine", 64, kind ? 4 : 8, types[i], true, kind, strict);
-            quantized_trial("affine", 32, kind ? 8 : 4, types[i], false, kind, strict);
+            quantized_trial("affine", 64, kind ? 4 : 8, types[i], true, kind, false, strict);
+            quantized_trial("affine", 32, kind ? 8 : 4, types[i], false, kind, false, strict);
             if ((size_t)kind != i) continue;
-            quantized_trial("mxfp4", 32, 4, types[i], kind != 1, kind, strict);
-            quantized_trial("mxfp8", 32, 8, types[i], kind != 2, kind, strict);
-            quantized_trial("nvfp4", 16, 4, types[i], true, kind, strict);
+            quantized_trial("mxfp4", 32, 4, types[i], kind != 1, kind, false, strict);
+            quantized_trial("mxfp8", 32, 8, types[i], kind != 2, kind, false, strict);
+            quantized_trial("nvfp4", 16, 4, types[i], true, kind, false, strict);
         }
-    for (size_t i = 0; i < COUNT(types); i++) quantized_trial("affine", 64, 4, types[i], true, 3, strict);
+    for (size_t i = 0; i < COUNT(types); i++)
+        for (int kind = 0; kind < 3; kind++) quantized_trial("affine", 64, 4, types[i], true, kind, true, strict);
 }
 
 /* ---- attention ---- */
