@@ -432,8 +432,8 @@ static const struct gate_row { const char *name; int value; const char *what; } 
 
 /* Fusions of other bits than the operations they stand for, which apply or not as rows are few or many, or as a command
  * buffer ends: off where GATE_INVARIANT is on. */
-static const uint8_t fusions_that_vary[] = { GATE_SWIGLU, GATE_NORM_ROPE, GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP,
-                                             GATE_QMM_ADD, GATE_QMM_NORM };
+static const uint8_t fusions_that_vary[] = { GATE_NORM_ROPE, GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP,
+                                             GATE_QMM_NORM };
 
 /* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
 static const char *gate_text(const char *text, const char *name)
@@ -535,6 +535,8 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
       "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")              \
     X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23, "test_quantized: test_few_by_matrices",                                 \
       "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
+    X(SAME_SUMS, NVIDIA_PROPRIETARY, 0x23, "test_invariant: test_quantized",                                          \
+      "matrices of workgroups were seen to add as those of subgroups do, on an H100: a row's bits may be of either")  \
     X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23, "test_replay: test_links",                                                  \
       "workgroups were seen to start in the order of their dispatches, on an H200: recorded steps are linked")        \
     X(MULTIPLY_TO_ADD, NVIDIA_PROPRIETARY, 0, "test_random: additions",                                               \
@@ -9552,6 +9554,7 @@ struct product {
     uint32_t low[2], count[2];                       /* of a's and b's matrices that are bound; other entries wait */
     struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
     int64_t first, k_first;                          /* entry, and element of K, from which on this is */
+    int64_t chain;                                   /* elements of K whose sums are added up, in order; 0: all */
 };
 
 /* Joins a batch dimension to the one outside it where every operand allows it. */
@@ -10158,6 +10161,19 @@ static void product_coopmat(struct encoder *e, const void *job)
     launch_tiles(e, p, &l, r);
 }
 
+/* The tile of a product in chains, whose workgroups hold two sums of each element; NULL: none lies inside. */
+enum { CHAIN_TILE = 128 * 128 };
+static const struct tile_row *chain_tile(const struct encoder *e, const struct product *p)
+{
+    const struct tile_row *best = NULL;
+    for (size_t i = 0; i < COUNT(coopmat2_rows); i++) {
+        const struct tile_row *r = &coopmat2_rows[i];
+        if (r->bm * r->bn > CHAIN_TILE || tiles_inside(p, r) != 7 || !tile_fits(e, r)) continue;
+        if (!best || tile_cost(e, p, r, 1) < tile_cost(e, p, best, 1)) best = r;
+    }
+    return best;
+}
+
 /* A K in so many has a pipeline that knows its steps, 1 to 3 % faster for 512 rows (an H100): as weights' are, and few
  * of what grows with a sequence. */
 enum { COUNTED_K = 512 };
@@ -10165,8 +10181,9 @@ static void product_coopmat2(struct encoder *e, const void *job)
 {
     const struct product *p = job;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
-    uint32_t parts, inside;
-    const struct tile_row *r = choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
+    uint32_t parts = 1, inside;
+    const struct tile_row *r = p->chain ? chain_tile(e, p)
+                                        : choose_tile(e, p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
     struct launch l;
     bool counted;
     prepare(e, &l, p, parts, r->bk);
@@ -10175,7 +10192,8 @@ static void product_coopmat2(struct encoder *e, const void *job)
     USE_PRODUCT(e, &l, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16,
                 bf16 ? K_GATHER_COOPMAT2_BF16 : K_GATHER_COOPMAT2_F16, matmul_coopmat2_f16, .threads = r->threads,
                 .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk,
-                .along = reading_order(p), .inside = inside, .count = counted ? (uint32_t)(p->k / r->bk) : 0);
+                .along = reading_order(p), .inside = inside, .count = counted ? (uint32_t)(p->k / r->bk) : 0,
+                .chain = (uint32_t)(p->chain / r->bk));
     launch_tiles(e, p, &l, r);
 }
 
@@ -14038,8 +14056,9 @@ int mlxvk_quantize(mlxvk_vector_array *res, mlxvk_array w, mlxvk_optional_int gr
 }
 
 /* Unpacks into a row-major array, rounding to a dtype first; w, scales and biases are row-contiguous. */
-static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
-                            struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first)
+static void unpack_in_classes(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
+                              struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first,
+                              uint32_t class)
 {
     struct dequantize_push p = { .count = ceil_div(out->size, 8), .group_shift = group_shift(f) };
     uint32_t threads = min_u32(256, e->device->caps.max_threads);
@@ -14049,8 +14068,14 @@ static void unpack_dispatch(struct encoder *e, const struct quant_params *f, str
     p.y_at = set_output(e, SLOT_dequantize_y, out);
     if (scale) p.g_at = set_input(e, SLOT_dequantize_g, scale);
     USE(e, dequantize, &p, .threads = threads, .bits = f->bits, .tx = (uint32_t)first, .ts = scales_kind(f, scales),
-        .ty = (uint32_t)out->dtype, .vector = p.y_at % 8 == 0, .scaled = scale != NULL);
+        .ty = (uint32_t)out->dtype, .vector = p.y_at % 8 == 0, .scaled = scale != NULL, .class = class);
     dispatch_groups(e, ceil_div(p.count, threads * DEQUANTIZE_EACH));
+}
+
+static void unpack_dispatch(struct encoder *e, const struct quant_params *f, struct array *w, struct array *scales,
+                            struct array *biases, struct array *scale, struct array *out, mlxvk_dtype first)
+{
+    unpack_in_classes(e, f, w, scales, biases, scale, out, first, 0);
 }
 
 /* The same of the rows of a matrix that indices, `step` elements apart, say, as take has them: behind each other in
@@ -14506,7 +14531,8 @@ static double held_cost(const struct encoder *e, const void *job)
 enum {
     MATRIX_SUBGROUPS = 16, MATRIX_CODES = 256,       /* of a workgroup, at most; of a row, that a subgroup has */
     MATRIX_MOST = 64,                                /* rows of x for which it is chosen, from HELD_ALONE */
-    MATRIX_SHORT = 1024, MATRIX_LONG = 16384         /* K likewise */
+    MATRIX_SHORT = 1024, MATRIX_LONG = 16384,        /* K likewise */
+    CHAIN_ROWS = 128, CHAIN_FROM = 48                /* rows of W at least, and of x from which chains pay */
 };
 
 static enum kernel_id few_matrices_kernel(const struct quant_job *j)
@@ -14517,7 +14543,22 @@ static enum kernel_id few_matrices_kernel(const struct quant_job *j)
 /* How qmv_matrix.comp cuts a job: the side of a matrix, whether it knows a lane's elements, subgroups of a workgroup
  * (0: its shared memory is too small), groups that one holds at a time, groups of a row; rounds in all, workgroups, and
  * those of their rounds whose sums are kept, while they pass K in several goes. */
-struct matrix_cut { uint32_t size, known, warps, chunk, groups, all, grid, kept; };
+struct matrix_cut { uint32_t size, known, warps, chunk, groups, all, grid, kept; bool rounded; };
+
+/* GATE_INVARIANT: do many rows meet this weight unpacked, in chains of MATRIX_CODES of K, by matrices of workgroups?
+ * Then few rows meet it rounded to their type, a chunk of as many at a time: the same sums where the driver adds so. It
+ * is a matter of the weight alone. */
+static bool has_chains(const struct device *d, const struct quant_job *j)
+{
+    bool bf16 = j->to == MLXVK_BFLOAT16;
+    uint32_t seen = QUIRK_SAME_SUMS | QUIRK_KNOWN_PLACES, rows = j->set[0].rows;
+    size_t count = (size_t)j->k * rows;
+    if (d->gate[GATE_INVARIANT] != 1 || (d->caps.quirks & seen) != seen || d->caps.subgroup != 32) return false;
+    if (d->caps.coopmat_size[bf16] != 16 || !has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16))
+        return false;
+    return j->k % MATRIX_CODES == 0 && rows % 8 == 0 && rows >= CHAIN_ROWS && count <= UNPACK_MOST &&
+           count * 2 <= d->caps.max_range;
+}
 
 static uint32_t matrix_memory(const struct matrix_cut *c, uint32_t group)
 {
@@ -14536,7 +14577,9 @@ static struct matrix_cut cut_by_warps(const struct device *d, const struct quant
     c.all = ceil_div(j->set[0].rows, c.size);
     c.chunk = min_u32(MATRIX_CODES / group, ceil_div(c.groups, warps));
     rounds = ceil_div(c.all, at_once);
-    if (c.groups > warps * c.chunk && c.chunk > 2 && rounds <= 2) c.chunk = 2;
+    c.rounded = has_chains(d, j);
+    if (c.rounded) c.chunk = MATRIX_CODES / group;
+    else if (c.groups > warps * c.chunk && c.chunk > 2 && rounds <= 2) c.chunk = 2;
     if (c.groups > warps * c.chunk) c.kept = rounds;
     while (c.kept > 1 && matrix_memory(&c, group) > d->caps.shared_memory) c.kept--;
     if (matrix_memory(&c, group) > d->caps.shared_memory) c.warps = 0;
@@ -14550,10 +14593,11 @@ static struct matrix_cut cut_for_matrices(const struct device *d, const struct q
 {
     uint32_t most = d->gate[GATE_QMV_THREADS] > 0 ? (uint32_t)d->gate[GATE_QMV_THREADS] / d->caps.subgroup
                                                   : MATRIX_SUBGROUPS;
-    uint32_t groups = j->k / (uint32_t)j->format.group, warps = 1;
+    uint32_t groups = j->k / (uint32_t)j->format.group, warps = 1, chunks = j->k / MATRIX_CODES;
     struct matrix_cut c;
     most = min_u32(min_u32(most, MATRIX_SUBGROUPS), d->caps.max_threads / d->caps.subgroup);
-    while (2 * warps <= most && 2 * warps < groups) warps *= 2;
+    if (has_chains(d, j)) warps = ceil_div(chunks, ceil_div(chunks, most));
+    else while (2 * warps <= most && 2 * warps < groups) warps *= 2;
     do c = cut_by_warps(d, j, warps); while (!c.warps && (warps /= 2));
     return c;
 }
@@ -14579,15 +14623,68 @@ static const char *few_matrices_fit(const struct encoder *e, const void *job)
     return quant_alignment(e, j) == (QUANT_EVEN_X | QUANT_EVEN_W) ? NULL : "not aligned";
 }
 
+static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
+{
+    bool transpose = j->format.transpose;
+    uint32_t n = j->set[0].rows;
+    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n,
+        .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1,
+        .out_row = j->set[0].y_row, .out_col = 1, .alpha = 1 };
+}
+
+/* Multiplications of all sets. */
+static double quant_work(const struct quant_job *j)
+{
+    double rows = 0;
+    for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
+    return rows * j->k * j->m * j->batch;
+}
+
+/* x with each group's k in the order in which qmv_matrix.comp's lanes have them: of four classes, halves of words. */
+static struct array *in_classes(struct encoder *e, const struct quant_job *j)
+{
+    int group = j->format.group, class = group / 4, half = 16 / j->format.bits;
+    struct array v = *j->x, *x;
+    v.ndim = 6;
+    memcpy(v.shape, ((int[]){ (int)j->m, (int)j->k / group, class / half / 2, half, 4, 2 }), 6 * sizeof *v.shape);
+    memcpy(v.strides, ((int64_t[]){ j->x_row, group, 2 * half, 1, class, half }), 6 * sizeof *v.strides);
+    v.row = row_contiguous(&v);
+    x = copied(e, &v);
+    return x == &v ? NULL : x;
+}
+
+/* Many rows with the bits that few have: the weight is unpacked, and K passed in chains. */
+static void plan_chains(struct encoder *e, const struct quant_job *j)
+{
+    const struct quant_set *t = &j->set[0];
+    struct array *x = in_classes(e, j), *w = x ? scratch(e, (size_t)j->k * t->rows, j->to) : NULL;
+    if (w) {
+        struct product p = product_of_job(j, x, w);
+        p.a_row = j->k;
+        p.chain = MATRIX_CODES;
+        set_work(e, 0);                              /* it is the product's */
+        unpack_in_classes(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to, (uint32_t)j->format.group / 4);
+        set_work(e, quant_work(j));
+        product_coopmat2(e, &p);
+    }
+    array_release(x);
+    array_release(w);
+}
+
 static void plan_few_matrices(struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
     struct matrix_cut c = cut_for_matrices(e->device, j);
     uint32_t lanes = e->device->caps.subgroup;
-    struct quant_push p = quant_bind(e, j);
+    struct quant_push p;
+    if (c.rounded && j->m >= CHAIN_FROM && !((size_t)j->set[0].y->offset % 16 | j->set[0].y_row % 8)) {
+        plan_chains(e, j);
+        return;
+    }
+    p = quant_bind(e, j);
     use_quant(e, few_matrices_kernel(j), j, &p, NULL, &(struct qmv_matrix_constants){ .threads = c.warps * lanes,
             FORMAT(j), .size = c.size, .known = c.known, .lanes = lanes, .group = (uint32_t)j->format.group,
-            .chunk = c.chunk, .groups = c.groups, .epilogue = j->epilogue, .kept = c.kept },
+            .chunk = c.chunk, .groups = c.groups, .epilogue = j->epilogue, .kept = c.kept, .rounded = c.rounded },
             sizeof(struct qmv_matrix_constants));
     dispatch(e, c.grid, ceil_div(j->m, c.size), j->batch);
 }
@@ -14626,14 +14723,6 @@ static int forced_kernel(const struct device *d)
     return wanted < 1 || wanted >= (int)COUNT(kernels) ? 0 : kernels[wanted];
 }
 
-/* Multiplications of all sets. */
-static double quant_work(const struct quant_job *j)
-{
-    double rows = 0;
-    for (int i = 0; i < j->sets; i++) rows += j->set[i].rows;
-    return rows * j->k * j->m * j->batch;
-}
-
 /* By the best of a table. False: x has a norm, which one kernel alone does, and that is not the best. */
 static bool quant_by(struct encoder *e, const struct quant_job *j, const struct candidate *table, size_t count,
                      int forced)
@@ -14650,8 +14739,9 @@ static bool quant_by(struct encoder *e, const struct quant_job *j, const struct 
 /* Products with a few rows of x: any epilogue, several sets where there is one batch. */
 static bool qmv_dispatch(struct encoder *e, const struct quant_job *j)
 {
-    int forced = is_invariant(e) ? QMM_FEW : forced_kernel(e->device), row = j->gather ? 2 : j->sets > 1;
+    int forced = forced_kernel(e->device), row = j->gather ? 2 : j->sets > 1;
     size_t count = row ? QMM_FEW : QMM_FEW_MATRICES;
+    if (is_invariant(e)) forced = !row && invariant_units(e) && !few_matrices_fit(e, j) ? QMM_FEW_MATRICES : QMM_FEW;
     if (forced > (int)count) forced = QMM_FEW;
     return quant_by(e, j, few_kernels[row], count, forced);
 }
@@ -14685,15 +14775,6 @@ static void plan_tiles(struct encoder *e, const void *job)
               .rounded = j->to == MLXVK_BFLOAT16 && (j->m >= ROUNDED_FROM || is_invariant(e)) },
               sizeof(struct qmm_constants));
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), j->gather ? z : j->batch);
-}
-
-static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
-{
-    bool transpose = j->format.transpose;
-    uint32_t n = j->set[0].rows;
-    return (struct product){ .array = { [MAT_A] = a, [MAT_B] = b, [MAT_OUT] = j->set[0].y }, .m = j->m, .n = n,
-        .k = j->k, .a_row = j->x_row, .a_k = 1, .b_k = transpose ? 1 : n, .b_col = transpose ? j->k : 1,
-        .out_row = j->set[0].y_row, .out_col = 1, .alpha = 1 };
 }
 
 static enum kernel_id matrices_kernel(const struct quant_job *j)
@@ -20018,7 +20099,7 @@ static bool find_swiglu(struct stream *s, uint32_t at, uint32_t end, uint32_t m[
         same_shape(up, gate) && same_shape(product->out[0], gate);
 }
 
-/* The three roundings become one, in one dispatch. */
+/* In one dispatch, each rounded. */
 static bool fuse_swiglu(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
     uint32_t *m = all->node, at = m[0];
@@ -20481,6 +20562,14 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, struct membe
     return true;
 }
 
+/* GATE_INVARIANT: has the product the bits that it has alone? By the same kernel, of x where it lies. */
+static bool adds_as_alone(const struct encoder *e, const struct quant_job *j)
+{
+    int kernel = invariant_kernel(e, j);
+    uint32_t unit = 16 / (uint32_t)item_size(j->x);
+    return (kernel == QMM_FEW || kernel == QMM_FEW_MATRICES) && (place_of_array(e, j->x) | j->x_row) % unit == 0;
+}
+
 /* A product of few rows, then the addition of something of its shape. */
 static bool fuse_product_add(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
@@ -20488,6 +20577,7 @@ static bool fuse_product_add(struct encoder *e, struct stream *s, struct members
     const struct node *product = &s->nodes[at], *add;
     struct array *y = product->out[0], *residual;
     struct quant_job j;
+    bool taken;
     if (!groups_well(e, product) || !only_between(y)) return false;
     m[1] = reader_of(s, at, end, y);
     if (m[1] == UINT32_MAX || !can_join(s, m, 1, m[1])) return false;
@@ -20501,10 +20591,11 @@ static bool fuse_product_add(struct encoder *e, struct stream *s, struct members
     j.epilogue = QMV_ADD;
     j.residual = residual;
     j.set[0].y = add->out[0];
-    qmv_dispatch(e, &j);
+    taken = !is_invariant(e) || adds_as_alone(e, &j);
+    if (taken) qmv_dispatch(e, &j);
     quant_close(&j);
     all->count = 2;
-    return true;
+    return taken;
 }
 
 /* x - number of each row, then argmax or argmin of the rows: as rounded, so that ties are those of the difference,

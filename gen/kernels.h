@@ -566,7 +566,7 @@ typedef struct cross_entropy_constants cross_entropy_constants; typedef struct c
 enum { SLOT_cross_entropy_y = 0, SLOT_cross_entropy_x = 1, SLOT_cross_entropy_classes = 2,
     SLOT_cross_entropy_loss = 3, SLOT_cross_entropy_g = 4 };
 
-struct dequantize_constants { uint32_t threads, bits, tx, ts, ty, vector, scaled; };
+struct dequantize_constants { uint32_t threads, bits, tx, ts, ty, vector, scaled, class; };
 typedef struct dequantize_constants dequantize_constants; typedef struct dequantize_push dequantize_push;
 enum { SLOT_dequantize_w = 0, SLOT_dequantize_s = 1, SLOT_dequantize_b = 2, SLOT_dequantize_y = 3,
     SLOT_dequantize_g = 4 };
@@ -608,7 +608,7 @@ enum { SLOT_gated_delta_vjp_parts = 0, SLOT_gated_delta_vjp_dv = 1, SLOT_gated_d
     SLOT_gated_delta_vjp_q = 3, SLOT_gated_delta_vjp_k = 4, SLOT_gated_delta_vjp_v = 5,
     SLOT_gated_delta_vjp_gate = 6, SLOT_gated_delta_vjp_saved = 7 };
 
-struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along, inside, count; };
+struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along, inside, count, chain; };
 typedef struct matmul_coopmat2_constants gather_coopmat2_bf16_constants; typedef struct matmul_gather_push gather_coopmat2_bf16_push;
 enum { SLOT_gather_coopmat2_bf16_d = 0, SLOT_gather_coopmat2_bf16_a = 1, SLOT_gather_coopmat2_bf16_b = 2,
     SLOT_gather_coopmat2_bf16_lhs = 4, SLOT_gather_coopmat2_bf16_rhs = 5, SLOT_gather_coopmat2_bf16_ranges = 6 };
@@ -817,7 +817,7 @@ enum { SLOT_qmv_held_sets_x = 0, SLOT_qmv_held_sets_wa = 1, SLOT_qmv_held_sets_s
     SLOT_qmv_held_sets_link = 15 };
 
 struct qmv_matrix_constants { uint32_t threads, bits, tx, ts, ty, size, known, lanes, group, chunk, groups,
-    epilogue, kept; };
+    epilogue, kept, rounded; };
 typedef struct qmv_matrix_constants qmv_matrix_bf16_constants; typedef struct quant_push qmv_matrix_bf16_push;
 enum { SLOT_qmv_matrix_bf16_x = 0, SLOT_qmv_matrix_bf16_wa = 1, SLOT_qmv_matrix_bf16_sa = 2,
     SLOT_qmv_matrix_bf16_ba = 3, SLOT_qmv_matrix_bf16_ya = 4, SLOT_qmv_matrix_bf16_res = 5 };
@@ -980,7 +980,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(copy_half, COPY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(copy_wide, COPY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
     X(cross_entropy, CROSS_ENTROPY, 5, 0x1, 28, 5, CAP_STORAGE16) \
-    X(dequantize, DEQUANTIZE, 5, 0x8, 28, 7, CAP_SMALL) \
+    X(dequantize, DEQUANTIZE, 5, 0x8, 28, 8, CAP_SMALL) \
     X(dequantize_rows, DEQUANTIZE_ROWS, 5, 0x8, 40, 7, CAP_SMALL) \
     X(factor, FACTOR, 3, 0x7, 60, 2, CAP_NONE) \
     X(fft, FFT, 4, 0x1, 128, 8, CAP_SMALL) \
@@ -990,8 +990,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
     X(gated_delta, GATED_DELTA, 8, 0x3, 96, 7, CAP_STORAGE16) \
     X(gated_delta_vjp, GATED_DELTA_VJP, 8, 0x87, 80, 7, CAP_STORAGE16) \
-    X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 9, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 9, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 10, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 10, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(gather_coopmat_f16, GATHER_COOPMAT_F16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(gather_matvec, GATHER_MATVEC, 7, 0x1, 128, 6, CAP_SMALL) \
@@ -1003,8 +1003,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(hadamard_step, HADAMARD_STEP, 2, 0x1, 20, 5, CAP_SMALL) \
     X(jacobi, JACOBI, 4, 0x7, 36, 3, CAP_NONE) \
     X(matmul_complex, MATMUL_COMPLEX, 4, 0x1, 128, 3, CAP_SMALL) \
-    X(matmul_coopmat2_bf16, MATMUL_COOPMAT2_BF16, 3, 0x1, 128, 9, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 9, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_coopmat2_bf16, MATMUL_COOPMAT2_BF16, 3, 0x1, 128, 10, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 10, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 11, CAP_SMALL) \
@@ -1037,8 +1037,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(qmv_held, QMV_HELD, 8, 0x90, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_gather, QMV_HELD_GATHER, 8, 0x10, 108, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_sets, QMV_HELD_SETS, 16, 0x9c00, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
-    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 6, 0x10, 128, 13, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmv_matrix_f16, QMV_MATRIX_F16, 6, 0x10, 128, 13, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 6, 0x10, 128, 14, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_f16, QMV_MATRIX_F16, 6, 0x10, 128, 14, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmv_plain, QMV_PLAIN, 6, 0x10, 128, 11, CAP_SMALL) \
     X(qmv_sets, QMV_SETS, 14, 0x1c00, 128, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(quantize, QUANTIZE, 4, 0xe, 24, 5, CAP_SMALL) \

@@ -158,6 +158,7 @@ void write(const uint to, const uint at_a, const uint at_b)
 }
 
 #else
+float rounded(const float x) { return bits_to_float(float_to_bits(x, TO), TO); }
 float value(const float x, const float y)
 {
     const uint type = TO;
@@ -165,7 +166,7 @@ float value(const float x, const float y)
 #define X(op, result) if (OP == op) r = result;
     FUNCTIONS_OF_TWO(X)
 #undef X
-    if (OP == SILU_PRODUCT) r = x * (type == F32 ? sigmoid(x) : sigmoid_half(x)) * y;   // three operations, rounded once
+    if (OP == SILU_PRODUCT) r = rounded(x * rounded(type == F32 ? sigmoid(x) : sigmoid_half(x))) * y;  // as three operations
     return r;
 }
 bool has_value() { return is_float(FROM) && OP != MAXIMUM && OP != MINIMUM && !is_test(); }

@@ -32,10 +32,25 @@ uint source_of(const uint i)
 SOURCE(4, g)
 layout(push_constant) uniform dequantize_push { uint count, group_shift, w_at, s_at, b_at, y_at, g_at; };     // count: of eights
 layout(constant_id = 6) const bool SCALED = false;
+layout(constant_id = 7) const uint CLASS = 0;          // in the order of qmv_matrix.comp, whose lanes have so many codes of a group
 uint source_of(const uint i) { return i; }
 #define TENSOR_SCALE (uintBitsToFloat(g32[g_at]) * (1.0 / 2688.0))
 #endif
 EIGHT_CODES(eight_codes, w32)
+
+#ifndef ROWS
+// Eight i in that order: of each of four classes two codes, of the lower and the upper half of a word.
+uvec2 four_pairs(const uint i)
+{
+    uint eight = i % (CLASS / 2u), at = w_at + i / (CLASS / 2u) * (CLASS * BITS / 8u) + eight * BITS / 16u;
+    uvec2 codes = uvec2(0u);
+    for (uint bit = 0u; bit < 8u * BITS; bit += 2u * BITS, at += CLASS * BITS / 32u) {
+        uint w = w32[at] >> eight * BITS % 16u;
+        codes[bit / 32u] |= (w & MASK | (w >> 16 & MASK) << BITS) << bit % 32u;
+    }
+    return codes;
+}
+#endif
 
 //! enum DEQUANTIZE_: eights of a thread
 const uint EACH = 2;
@@ -71,7 +86,11 @@ void main()
     float all = SCALED ? TENSOR_SCALE : 1.0;
     [[unroll]] for (uint e = 0u; e < EACH; e++) {
         uint i = source_of(min(first + e * gl_WorkGroupSize.x, count - 1u)), block = i >> 2, group = i >> 1 >> group_shift;
-        codes[e] = eight_codes(w_at + block * BITS, i & 3u);
+#ifndef ROWS
+        if (CLASS != 0u) codes[e] = four_pairs(i);
+        else
+#endif
+            codes[e] = eight_codes(w_at + block * BITS, i & 3u);
         scale[e] = RAW(s, s_at + group, TS);
         bias[e] = FP ? 0u : RAW(b, b_at + group, TS);
     }

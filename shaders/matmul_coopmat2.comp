@@ -23,6 +23,7 @@ layout(constant_id = 5) const uint BK = 64;
 layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along its columns, not its rows; bit 1: b along its columns
 layout(constant_id = 7) const uint INSIDE = 0;        // bits: ROWS: BM <= M, which is in eights where a is read along its columns
 layout(constant_id = 8) const uint COUNT = 0;         // of steps, where the host has a pipeline for so many; 0: any
+layout(constant_id = 9) const uint CHAIN = 0;         // steps whose sums begin at 0 and are added up in order: all tiles inside, whole chains; 0: all steps
 const bool ROWS = (INSIDE & 1u) != 0u, COLUMNS = (INSIDE & 2u) != 0u, STEPS = (INSIDE & 4u) != 0u;    // BN <= N; K in whole BK
 layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
 layout(std430, set = 0, binding = 0) writeonly buffer d_floats { float parts[]; };
@@ -77,7 +78,19 @@ void main()
     DIMENSIONS(inner_a, inner_b)
     SUMS sum = SUMS(0.0);
     uint k = p.low & ~15u, steps = COUNT != 0u ? COUNT : (p.high - k) / BK;        // K is cut at multiples of BK
-    if (ROWS && COLUMNS) for (uint i = 0u; i < steps; i++, k += BK) STEP(inner_a, inner_b)
+#ifdef GATHER
+#define END_CHAIN
+#else
+    SUMS total = SUMS(0.0);
+#define END_CHAIN if (CHAIN != 0u && i % CHAIN == CHAIN - 1u) { total = total + sum; sum = SUMS(0.0); }
+#endif
+    if (ROWS && COLUMNS) for (uint i = 0u; i < steps; i++, k += BK) {
+        STEP(inner_a, inner_b)
+        END_CHAIN
+    }
+#ifndef GATHER
+    if (CHAIN != 0u) sum = total;
+#endif
     if (INSIDE != 7u) {
         EDGE edge_a = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
         EDGE edge_b = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);

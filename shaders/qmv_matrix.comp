@@ -33,6 +33,7 @@ layout(constant_id = 9) const uint CHUNK = 4;
 layout(constant_id = 10) const uint GROUPS = 64;       // K / GROUP
 layout(constant_id = 11) const uint EPILOGUE = 0;      // of QMV_
 layout(constant_id = 12) const uint KEPT = 1;          // rounds of a workgroup whose sums are kept between goes
+layout(constant_id = 13) const bool ROUNDED = false;   // KNOWN; codes meet x as values in x's type, a chunk's in one sum
 #include "qmv.glsl"
 
 const uint STEPS = GROUP / SIZE, WARPS = gl_WorkGroupSize.x / LANES, AREA = SIZE * SIZE;
@@ -47,9 +48,9 @@ shared float part[2 * WARPS * AREA], kept[KEPT * AREA];
 
 // 8 bits of a bfloat16 are two digits: its mantissa holds 7.
 #ifdef BF
-const bool DIGITS = BITS == 8u;
+const bool DIGITS = BITS == 8u && !ROUNDED;
 const uint MAGIC = 0x43004300u, MAGIC_HIGH = 0x45004500u;                           // 128 + code; 2048 + 16 * code
-const float OFFSET = DIGITS ? 2176.0 : 128.0;
+const float OFFSET = ROUNDED ? 0.0 : DIGITS ? 2176.0 : 128.0;
 #else
 const bool DIGITS = false;
 const uint MAGIC = 0x64006400u, MAGIC_HIGH = 0u;                                    // 1024 + code
@@ -217,13 +218,21 @@ void put_factors(const uint lane)
     subgroupBarrier();
 }
 
-// The matrix of step j of group g in `code`; high: of upper digits.
-MATRIX_A known_matrix(const uint g, const uint j, const bool high)
+// The matrix of step j of group g in `code`; high: of upper digits. ROUNDED: of values, as dequantize.comp rounds them, of two
+// rows with these factors.
+MATRIX_A known_matrix(const uint g, const uint j, const bool high, const vec4 factors)
 {
     MATRIX_A a;
     [[unroll]] for (uint i = 0u; i < 4u; i++) {
         uint t = 2u * j + i % 2u, w = (g * 2u + i / 2u) * WORDS + t / HALF;
-        uint two = code[w] >> t % HALF * BITS + (high ? 4u : 0u) & PAIR | (high ? MAGIC_HIGH : MAGIC);
+        uint two = code[w] >> t % HALF * BITS + (high ? 4u : 0u) & PAIR;
+        if (ROUNDED) {
+            vec2 f = i < 2u ? factors.xy : factors.zw, c = uintBitsToFloat(uvec2(two & 0xffffu, two >> 16) | 0x4b000000u) - 8388608.0;
+            a[2u * i] = T(fma(c.x, f.x, f.y));
+            a[2u * i + 1u] = T(fma(c.y, f.x, f.y));
+            continue;
+        }
+        two |= high ? MAGIC_HIGH : MAGIC;
 #ifdef BF
         a[2u * i] = ELEMENT(two);
         a[2u * i + 1u] = ELEMENT(two >> 16);
@@ -244,7 +253,7 @@ MATRIX_A any_matrix(const uint row, const uint g, const uint j, const bool high)
         uint place = uint(place_of_element[i]), k = min(g, GROUPS - 1u) * GROUP + element_of(j, place % SIZE), n = row + place / SIZE;
         uint c = wa32[w_matrix * w_batch + w_at[0] + n * (4u * WORDS * GROUPS) + k * BITS / 32u] >> k * BITS % 32u & MASK;
         if (DIGITS) c = high ? c & 0xf0u : c & 0xfu;
-        a[i] = T(float(c) + (high ? 2048.0 : DIGITS || OFFSET != 0.0 ? 128.0 : 0.0));
+        a[i] = T(float(c) + (high ? 2048.0 : OFFSET != 0.0 ? 128.0 : 0.0));
     }
     return a;
 }
@@ -257,13 +266,22 @@ void meet(const uint row, const uint first, const uint next, const uint next_fir
     load_factors(next, next_first, lane);
     [[unroll]] for (uint g = 0u; g < CHUNK; g++) {
         SUMS sum = SUMS(0.0);
+        vec4 f = vec4(0.0);
+        if (ROUNDED) {
+            uint at = (gl_SubgroupID * SIZE + lane / 4u) * CHUNK + g;
+            f = vec4(factor[at], factor[at + 8u * CHUNK]);
+            sum = y;
+        }
         [[unroll]] for (uint j = 0u; j < STEPS; j++)
             [[unroll]] for (uint high = 0u; high < (DIGITS ? 2u : 1u); high++) {
-                
-                if (KNOWN) sum = coopMatMulAdd(known_matrix(g, j, high != 0u), held[g * STEPS + j], sum);
+                if (KNOWN) sum = coopMatMulAdd(known_matrix(g, j, high != 0u, f), held[g * STEPS + j], sum);
                 else sum = coopMatMulAdd(any_matrix(row, first + g, j, high != 0u), held[g * STEPS + j], sum);
             }
         if (KNOWN) load_codes(next, next_first, g, lane);
+        if (ROUNDED) {
+            y = sum;
+            continue;
+        }
         [[unroll]] for (uint i = 0u; i < EACH; i++) {
             uint r = KNOWN ? lane / 4u + i / 4u * 8u : uint(row_of[i]);
             vec2 f = factor[gl_SubgroupID * CHUNK * SIZE + r * CHUNK + g];

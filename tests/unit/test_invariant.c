@@ -286,13 +286,15 @@ static mlxvk_array rows_for(mlxvk_dtype type, int kind, bool odd, int k)
     return x;
 }
 
+static int weight_k = 1152, weight_n = 70;
+
 static void quantized_trial(const char *mode, int group, int bits, mlxvk_dtype type, bool transpose, int kind, bool odd,
                             bool strict)
 {
     struct trial t = { .apply = quantized, .mode = mode, .group = { group, true }, .bits = { bits, true },
                        .transpose = transpose, .kind = kind == 1, .in_axis = kind == 2 || (odd && !kind) };
     mlxvk_dtype w_type = strcmp(mode, "affine") ? MLXVK_FLOAT32 : type;
-    int k = 1152, n = transpose ? 70 : 128, down = transpose ? n : k, across = transpose ? k : n;
+    int k = weight_k, n = transpose ? weight_n : 128, down = transpose ? n : k, across = transpose ? k : n;
     t.out_axis = t.in_axis;
     t.x = rows_for(type, kind, odd, k);
     quantize(&t, kind == 0 ? RANDOM(w_type, 12, down, across)
@@ -321,6 +323,21 @@ static void quantized_products(bool strict)
         }
     for (size_t i = 0; i < COUNT(types); i++)
         for (int kind = 0; kind < 3; kind++) quantized_trial("affine", 64, 4, types[i], true, kind, true, strict);
+}
+
+/* Weights that a device may unpack for many rows: K of whole chains, one, a few, and more than a workgroup has at once. */
+static void chained_products(bool strict)
+{
+    static const struct { int k, n, group, bits; } shapes[] = {
+        { 256, 136, 64, 4 }, { 1280, 136, 64, 4 }, { 1024, 128, 32, 4 }, { 768, 264, 128, 4 }, { 1280, 136, 64, 8 },
+        { 512, 128, 128, 2 }, { 768, 136, 64, 2 }, { 4608, 136, 64, 4 }, { 512, 136, 32, 8 } };
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        for (size_t k = 0; k < COUNT(types); k++) {
+            weight_k = shapes[i].k, weight_n = shapes[i].n;
+            if (types[k] != MLXVK_FLOAT32)
+                quantized_trial("affine", shapes[i].group, shapes[i].bits, types[k], true, 0, false, strict);
+        }
+    weight_k = 1152, weight_n = 70;
 }
 
 /* ---- attention ---- */
@@ -496,13 +513,14 @@ static void test_dense(void **state) { (void)state; on_each(dense_products); }
 static void test_batched(void **state) { (void)state; on_each(batched_products); }
 static void test_gathered(void **state) { (void)state; on_each(gathered_products); }
 static void test_quantized(void **state) { (void)state; on_each(quantized_products); }
+static void test_chained(void **state) { (void)state; on_each(chained_products); }
 static void test_attention(void **state) { (void)state; on_each(attention); }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),      cmocka_unit_test(test_dense),     cmocka_unit_test(test_batched),
-        cmocka_unit_test(test_gathered),  cmocka_unit_test(test_quantized), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_gathered),  cmocka_unit_test(test_quantized), cmocka_unit_test(test_chained), cmocka_unit_test(test_attention),
         cmocka_unit_test(test_model),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
