@@ -17,7 +17,7 @@ shared float parts[ROWS * 8u];
 
 // Features [from, from + SLICE) of KEYS rows of keys or values into shared memory; zero where there are none.
 #define STAGE(name) \
-    void stage_##name(uint base, uint stride, uint from, uint width, uint first) { \
+    void stage_##name(const uint base, const uint stride, const uint from, const uint width, const uint first) { \
         if (ALIGNED == 1u) { \
             for (uint i = gl_LocalInvocationID.x; i < KEYS * SLICE / 8u; i += THREADS) { \
                 uint row = i / (SLICE / 8u), at = i % (SLICE / 8u) * 8u, to = row * PITCH + at; \

@@ -36,8 +36,8 @@ vec2 two_numbers(const uint w)
 #define NUMBERS(slot, name) BUFFER(slot, name) READ_NUMBERS(name)
 #define NUMBERS_OF(qualifier, slot, name) BUFFER_OF(qualifier, slot, name) READ_NUMBERS(name)
 #define READ_NUMBERS(name) \
-    float number_##name(uint i) { return DTYPE == F32 ? uintBitsToFloat(name##32[i]) : number(uint(name##16[i])); } \
-    void eight_##name(uint i, out vec4 a, out vec4 b) { \
+    float number_##name(const uint i) { return DTYPE == F32 ? uintBitsToFloat(name##32[i]) : number(uint(name##16[i])); } \
+    void eight_##name(const uint i, out vec4 a, out vec4 b) { \
         if (DTYPE == F32) { a = uintBitsToFloat(name##128[i / 4u]); b = uintBitsToFloat(name##128[i / 4u + 1u]); } \
         else { \
             uvec4 w = name##128[i / 8u]; \

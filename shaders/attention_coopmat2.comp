@@ -48,19 +48,19 @@ uvec4 next_k[K_STEPS], next_v[V_STEPS];
 uint k_first, v_first, k_step, v_step, last_key;       // this thread's part of key 0, from a key to the next
 
 // Rows behind the last key repeat it: their weights are 0.
-void fetch_keys(uint first)
+void fetch_keys(const uint first)
 {
     uint key = first + gl_LocalInvocationID.x / K_LANES;
     [[unroll]] for (uint i = 0u; i < K_STEPS; i++) next_k[i] = k128[k_first + min(key + i * K_ROWS, last_key) * k_step];
 }
 
-void fetch_values(uint first)
+void fetch_values(const uint first)
 {
     uint key = first + gl_LocalInvocationID.x / V_LANES;
     [[unroll]] for (uint i = 0u; i < V_STEPS; i++) next_v[i] = v128[v_first + min(key + i * V_ROWS, last_key) * v_step];
 }
 
-void stage_keys(uint to)
+void stage_keys(const uint to)
 {
     uint row = gl_LocalInvocationID.x / K_LANES, f = gl_LocalInvocationID.x % K_LANES;
     [[unroll]] for (uint i = 0u; i < K_STEPS; i++)
@@ -68,7 +68,7 @@ void stage_keys(uint to)
             tiles[to + (row + i * K_ROWS) * K_PITCH + f] = 8u * f < key_width ? next_k[i] : uvec4(0u);
 }
 
-void stage_values(uint to)
+void stage_values(const uint to)
 {
     uint row = gl_LocalInvocationID.x / V_LANES, f = gl_LocalInvocationID.x % V_LANES;
     [[unroll]] for (uint i = 0u; i < V_STEPS; i++)
@@ -77,10 +77,10 @@ void stage_values(uint to)
 }
 
 // Which of the heads that share keys a row is of: not computed where a block has rows of one only.
-uint head_of(uint n) { return has(FOLDED) ? n / query_count : 0u; }
+uint head_of(const uint n) { return has(FOLDED) ? n / query_count : 0u; }
 
 // Features behind the last are zeros, of keys too; rows behind the last repeat it.
-void stage_queries(uint at, uint head, uint first_row, uint rows)
+void stage_queries(const uint at, const uint head, const uint first_row, const uint rows)
 {
     uint row = gl_LocalInvocationID.x / K_LANES, f = gl_LocalInvocationID.x % K_LANES;
     uvec4 x[Q_STEPS];
@@ -114,7 +114,7 @@ float seen(const in uint row, const in uint column, const in float x, const in u
 #include "two_bits.glsl"
 
 // What converts a weight to bfloat16 truncates it (see nearest.glsl): to nearest, ties up. NaN may become 0: the sum has it.
-float rounded(float weight)
+float rounded(const float weight)
 {
 #ifdef BF
     return uintBitsToFloat(floatBitsToUint(weight) + 0x8000u);
@@ -126,7 +126,7 @@ float rounded(float weight)
 MATRIX_A qs[WIDTH / SIZE];
 MATRIX_SUM scores[KEYS / SIZE], os[WIDE], total, high;
 
-void multiply_keys(uint at)
+void multiply_keys(const uint at)
 {
     [[unroll]] for (uint j = 0u; j < KEYS / SIZE; j++) scores[j] = MATRIX_SUM(0.0);
     [[unroll]] for (uint i = 0u; i < WIDTH / SIZE; i++)
@@ -138,7 +138,7 @@ void multiply_keys(uint at)
 }
 
 // Keeps the weights below 2^8. What scores are to be multiplied by: `unit`.
-void follow_scores(float unit)
+void follow_scores(const float unit)
 {
     MATRIX_SUM best = scores[0], factor;
     bool grows = false;
@@ -187,7 +187,7 @@ void join_parts()
 }
 
 // Through shared memory, where rows and columns are known.
-void store_rows(uint batch, uint head, uint first_row, uint rows)
+void store_rows(const uint batch, const uint head, const uint first_row, const uint rows)
 {
     uint mine = gl_SubgroupID * SIZE * PITCH, row = gl_SubgroupInvocationID / 2u, part = gl_SubgroupInvocationID % 2u * 2u;
     uint at = mine + row * PITCH + part, n = first_row + row;

@@ -97,23 +97,23 @@ uint convert(const uint raw, const uint from, const uint to)
 
 // Scalar and four-wide access; the four-wide index counts groups of four elements.
 #define ACCESS(name) \
-    uint load_##name(uint i, uint t) { return is_small(t) ? uint(name##8[i]) : is_half(t) ? uint(name##16[i]) : name##32[i]; } \
-    void store_##name(uint i, uint t, uint raw) { \
+    uint load_##name(const uint i, const uint t) { return is_small(t) ? uint(name##8[i]) : is_half(t) ? uint(name##16[i]) : name##32[i]; } \
+    void store_##name(const uint i, const uint t, const uint raw) { \
         if (is_small(t)) name##8[i] = uint8_t(raw); else if (is_half(t)) name##16[i] = uint16_t(raw); else name##32[i] = raw; } \
-    uvec4 load4_##name(uint i, uint t) { \
+    uvec4 load4_##name(const uint i, const uint t) { \
         if (is_small(t)) { uint w = name##32[i]; return uvec4(w & 255u, (w >> 8) & 255u, (w >> 16) & 255u, w >> 24); } \
         if (is_half(t)) { uvec2 w = name##64[i]; return uvec4(w.x & 0xffffu, w.x >> 16, w.y & 0xffffu, w.y >> 16); } \
         return name##128[i]; } \
-    void store4_##name(uint i, uint t, uvec4 v) { \
+    void store4_##name(const uint i, const uint t, const uvec4 v) { \
         if (is_small(t)) name##32[i] = (v.x & 255u) | ((v.y & 255u) << 8) | ((v.z & 255u) << 16) | (v.w << 24); \
         else if (is_half(t)) name##64[i] = uvec2((v.x & 0xffffu) | (v.y << 16), (v.z & 0xffffu) | (v.w << 16)); \
         else name##128[i] = v; } \
-    float loadf_##name(uint i, uint t) { return bits_to_float(load_##name(i, t), t); } \
-    void storef_##name(uint i, uint t, float x) { store_##name(i, t, float_to_bits(x, t)); } \
-    vec4 loadf4_##name(uint i, uint t) { \
+    float loadf_##name(const uint i, const uint t) { return bits_to_float(load_##name(i, t), t); } \
+    void storef_##name(const uint i, const uint t, const float x) { store_##name(i, t, float_to_bits(x, t)); } \
+    vec4 loadf4_##name(const uint i, const uint t) { \
         uvec4 r = load4_##name(i, t); \
         return vec4(bits_to_float(r.x, t), bits_to_float(r.y, t), bits_to_float(r.z, t), bits_to_float(r.w, t)); } \
-    void storef4_##name(uint i, uint t, vec4 x) { \
+    void storef4_##name(const uint i, const uint t, const vec4 x) { \
         if (t == BF16) name##64[i] = bf16_of_four(x); \
         else store4_##name(i, t, uvec4(float_to_bits(x.x, t), float_to_bits(x.y, t), float_to_bits(x.z, t), float_to_bits(x.w, t))); }
 

@@ -54,7 +54,7 @@ uvec4 eight_halves(const vec4 a, const vec4 b, const uint t)                    
         if (t == F32) return eight(uintBitsToFloat(name##128[i / 4u]), uintBitsToFloat(name##128[i / 4u + 1u])); \
         uvec4 w = name##128[i / 8u]; \
         return eight(four_halves(w.xy, t), four_halves(w.zw, t)); } \
-    void store8_##name(uint i, uint t, eight x) { \
+    void store8_##name(const uint i, const uint t, const eight x) { \
         if (t == F32) { name##128[i / 4u] = floatBitsToUint(x.a); name##128[i / 4u + 1u] = floatBitsToUint(x.b); } \
         else name##128[i / 8u] = eight_halves(x.a, x.b, t); }
 

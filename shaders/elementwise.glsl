@@ -143,7 +143,7 @@ bool by_elements(const uint operand) { return EACH && (SCALARS >> (WHOLE + opera
 // Are they smaller than words, of which they are read, one more than they fill?
 bool is_shifted(const uint operand, const uint type) { return EACH && in_word(type) > 1u && (SCALARS >> (SHIFTED + operand) & 1u) != 0u; }
 #define VECTORS(name, operand, type) \
-    uvec4 fetch_##name(bool whole, uint i, uint at) { \
+    uvec4 fetch_##name(const bool whole, const uint i, uint at) { \
         if (!whole || (SCALARS >> operand & 1u) != 0u) return repeated(load_##name(at, type), type); \
         uvec4 w = uvec4(0u); \
         if (is_shifted(operand, type)) { \
@@ -163,7 +163,7 @@ bool is_shifted(const uint operand, const uint type) { return EACH && in_word(ty
         if (EIGHTS && in_word(type) == 4u) return uvec4(name##64[at], 0u, 0u); \
         return in_word(type) > 1u ? name##128[at] : load4_##name(at, type); }
 #define PUT(name, type) \
-    void put_##name(bool whole, uint i, uint at, uvec4 v) { \
+    void put_##name(const bool whole, const uint i, uint at, const uvec4 v) { \
         if (!whole) { store_##name(at, type, v.x); return; } \
         if (by_elements(0u)) { \
             for (uint k = 0u; k < LANES; k++) store_##name(at + beside(k, 0u), type, element(v, k, type)); \

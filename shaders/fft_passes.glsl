@@ -59,7 +59,7 @@ const vec2 TURN13[13] = { vec2(1, 0), vec2(0.88545602565320989, 0.46472317204376
     vec2(0.56806474673115581, -0.82298386589365640), vec2(0.88545602565320989, -0.46472317204376854) };
 
 #define ODD(R) \
-    void butterfly##R(uint o, uint step) \
+    void butterfly##R(const uint o, const uint step) \
     { \
         vec2 sum[R / 2], dif[R / 2], start = v[o]; \
         [[unroll]] for (uint k = 0; k < R / 2; k++) { \

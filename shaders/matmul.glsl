@@ -140,8 +140,8 @@ vec2 halves(const uint w)
 
 // One element; four elements whose first has an index that four divides.
 #define OPERAND(name) \
-    float get_##name(uint i) { return TYPE == F32 ? uintBitsToFloat(name##32[i]) : halves(uint(name##16[i])).x; } \
-    vec4 get4_##name(uint i) { \
+    float get_##name(const uint i) { return TYPE == F32 ? uintBitsToFloat(name##32[i]) : halves(uint(name##16[i])).x; } \
+    vec4 get4_##name(const uint i) { \
         if (TYPE == F32) return uintBitsToFloat(name##128[i / 4u]); \
         uvec2 w = name##64[i / 4u]; \
         return vec4(halves(w.x), halves(w.y)); }

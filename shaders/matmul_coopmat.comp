@@ -87,7 +87,7 @@ void fetch(const Place p, const uint row, const uint column, const uint k)
 #else
 // Eight elements that follow each other in memory, of which `valid` lie in the matrix; zeros for the others.
 #define FETCH(name, bit) \
-    uvec4 fetch_##name(uint at, uint valid) { \
+    uvec4 fetch_##name(const uint at, const uint valid) { \
         if ((ALIGNED & bit) != 0u && valid == 8u) return name##128[at / 8u]; \
         uvec4 w = uvec4(0u); \
         for (uint i = 0u; i < valid; i++) w[i / 2u] |= uint(name##16[at + i]) << (i % 2u * 16u); \

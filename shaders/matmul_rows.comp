@@ -12,7 +12,7 @@ ACCESS(d)
 OPERAND(a)
 OPERAND(b)
 
-float[8] unpack(uvec4 w)
+float[8] unpack(const uvec4 w)
 {
     vec2 x = halves(w.x), y = halves(w.y), z = halves(w.z), u = halves(w.w);
     if (TYPE == F32) return float[8](uintBitsToFloat(w.x), uintBitsToFloat(w.y), uintBitsToFloat(w.z), uintBitsToFloat(w.w),

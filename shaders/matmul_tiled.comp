@@ -99,7 +99,7 @@ void fetch(const Place p, const uvec2 at, const uint k)
 #else
 // Four elements, `step` apart, of which `valid` lie in the matrix; zeros for the others.
 #define FETCH(name, bit) \
-    vec4 fetch_##name(uint at, uint step, uint valid) { \
+    vec4 fetch_##name(const uint at, const uint step, const uint valid) { \
         if ((VECTOR & bit) != 0u && valid == 4u) return get4_##name(at); \
         return vec4(valid > 0u ? get_##name(at) : 0.0, valid > 1u ? get_##name(at + step) : 0.0, \
                     valid > 2u ? get_##name(at + 2u * step) : 0.0, valid > 3u ? get_##name(at + 3u * step) : 0.0); }

@@ -25,7 +25,7 @@ shared float partial[gl_WorkGroupSize.x / 4 * SUMS];   // a subgroup has four in
 shared float partial[gl_WorkGroupSize.x * SUMS];
 #endif
 
-float[8] unpack(uvec4 w)
+float[8] unpack(const uvec4 w)
 {
     vec2 x = halves(w.x), y = halves(w.y), z = halves(w.z), u = halves(w.w);
     return float[8](x.x, x.y, y.x, y.y, z.x, z.y, u.x, u.y);

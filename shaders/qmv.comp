@@ -96,7 +96,7 @@ void add_block(const uint block, const uint x_first, const uint last)
 }
 
 #define LOAD_ROWS(name, set, slot, w, s, b) \
-    void name(uint row, uint block) \
+    void name(const uint row, const uint block) \
     { \
         uint blocks = k >> 5, groups = 2u * blocks >> group_shift; \
         [[unroll]] for (uint j = slot; j < R; j += STEP) { \

@@ -168,7 +168,7 @@ uint first_row(const uint set, const uint row) { return min(row, rows[set] - R /
 
 #define SCALE_WORD(name, i) (WORDS ? name##32[(i) >> 1] : RAW(name, i, TS))
 #define LOAD_ROWS(name, set, slot, w, s, b) \
-    void name(uint row, uint first) \
+    void name(const uint row, const uint first) \
     { \
         uint n = first_row(set, row), at = w_matrix * w_batch + w_at[set] + n * (BLOCKS * BITS), group = w_matrix * s_batch + n * GROUPS; \
         [[unroll]] for (uint l = 0u; l < BL; l++) { \

@@ -94,7 +94,7 @@ uint code_of(const uvec2 v, const uint i)
 }
 // The eight codes of quarter c of the block whose first word is w[base], for code_of.
 #define EIGHT_CODES(name, w) \
-    uvec2 name(uint base, uint c) \
+    uvec2 name(const uint base, const uint c) \
     { \
         uint first = BITS * c >> 2, shift = 8u * (BITS * c & 3u); \
         uvec3 s = uvec3(w[base + first], 0u, 0u); \

@@ -92,7 +92,7 @@ void spread(const uint lane, const uint first)
     barrier();
 }
 
-void write_four(const uint at, const uint skip, const uint count, uvec2 v[4])   // elements at .. at + 3, which are `skip` .. of `count`
+void write_four(const uint at, const uint skip, const uint count, const uvec2 v[4])   // elements at .. at + 3, which are `skip` .. of `count`
 {
     if (at % 4u == 0u && skip + 4u <= count && skip < count) {
         if (eight_out()) {

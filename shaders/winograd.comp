@@ -17,7 +17,7 @@ const uint KERNEL = 0, INPUT = 1, RESULT = 2;
 
 const float P = 0.75, Q = 1.5, P2 = 0.5625, Q2 = 2.25;
 
-float[6] kernel_at_points(float x, float y, float z)
+float[6] kernel_at_points(const float x, const float y, const float z)
 {
     float p = fma(P2, z, x) * (-128.0 / 243.0), q = fma(Q2, z, x) * (32.0 / 243.0);
     float p1 = y * (-96.0 / 243.0), q1 = y * (48.0 / 243.0);
