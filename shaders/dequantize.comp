@@ -61,6 +61,15 @@ void put(const uint i, const uvec2 codes, const float scale, const float bias)
     float value[8];
     [[unroll]] for (uint k = 0u; k < 8u; k++)
         value[k] = FP ? scale * code_number(code_of(codes, k)) : scale * float(code_of(codes, k)) + bias;
+#ifndef ROWS
+    if (CLASS != 0u) {
+        vec2 f = chain_factors(scale, bias);
+        [[unroll]] for (uint k = 0u; k < 8u; k++) {
+            value[k] = chain_value(code_of(codes, k) << CHAIN_BIT, f);
+            if (TX == BF16) value[k] = uintBitsToFloat(chain_bits(value[k]) & 0xffff0000u);
+        }
+    }
+#endif
     if (VECTOR && TX == BF16 && TY == BF16) {
         y128[to / 8u] = uvec4(bf16_of_four(vec4(value[0], value[1], value[2], value[3])),
                               bf16_of_four(vec4(value[4], value[5], value[6], value[7])));

@@ -33,7 +33,7 @@ layout(constant_id = 9) const uint CHUNK = 4;
 layout(constant_id = 10) const uint GROUPS = 64;       // K / GROUP
 layout(constant_id = 11) const uint EPILOGUE = 0;      // of QMV_
 layout(constant_id = 12) const uint KEPT = 1;          // rounds of a workgroup whose sums are kept between goes
-layout(constant_id = 13) const bool ROUNDED = false;   // KNOWN; codes meet x as values in x's type, a chunk's in one sum
+layout(constant_id = 13) const bool ROUNDED = false;   // KNOWN; codes meet x as values in x's type, a chunk's in one sum: chains
 #include "qmv.glsl"
 
 const uint STEPS = GROUP / SIZE, WARPS = gl_WorkGroupSize.x / LANES, AREA = SIZE * SIZE;
@@ -50,7 +50,7 @@ shared float part[2 * WARPS * AREA], kept[KEPT * AREA];
 #ifdef BF
 const bool DIGITS = BITS == 8u && !ROUNDED;
 const uint MAGIC = 0x43004300u, MAGIC_HIGH = 0x45004500u;                           // 128 + code; 2048 + 16 * code
-const float OFFSET = ROUNDED ? 0.0 : DIGITS ? 2176.0 : 128.0;
+const float OFFSET = DIGITS ? 2176.0 : 128.0;
 #else
 const bool DIGITS = false;
 const uint MAGIC = 0x64006400u, MAGIC_HIGH = 0u;                                    // 1024 + code
@@ -213,26 +213,31 @@ void put_factors(const uint lane)
         uint f = i * LANES + lane;
         float s = number(scale_word[i] >> (odd_word[i] & 1u) * 16u & 0xffffu, TX);
         float b = number(bias_word[i] >> (odd_word[i] >> 1) * 16u & 0xffffu, TX);
-        if (f < CHUNK * SIZE) factor[gl_SubgroupID * CHUNK * SIZE + f] = vec2(s, fma(-OFFSET, s, b));
+        vec2 v = ROUNDED ? chain_factors(s, b) : vec2(s, fma(-OFFSET, s, b));
+        if (f < CHUNK * SIZE) factor[gl_SubgroupID * CHUNK * SIZE + f] = v;
     }
     subgroupBarrier();
 }
 
-// The matrix of step j of group g in `code`; high: of upper digits. ROUNDED: of values, as dequantize.comp rounds them, of two
-// rows with these factors.
+// The matrix of step j of group g in `code`; high: of upper digits. ROUNDED: of values, of two rows with these factors.
 MATRIX_A known_matrix(const uint g, const uint j, const bool high, const vec4 factors)
 {
     MATRIX_A a;
     [[unroll]] for (uint i = 0u; i < 4u; i++) {
         uint t = 2u * j + i % 2u, w = (g * 2u + i / 2u) * WORDS + t / HALF;
-        uint two = code[w] >> t % HALF * BITS + (high ? 4u : 0u) & PAIR;
+        uint two = code[w] >> t % HALF * BITS + (high ? 4u : 0u) & PAIR | (high ? MAGIC_HIGH : MAGIC);
         if (ROUNDED) {
-            vec2 f = i < 2u ? factors.xy : factors.zw, c = uintBitsToFloat(uvec2(two & 0xffffu, two >> 16) | 0x4b000000u) - 8388608.0;
-            a[2u * i] = T(fma(c.x, f.x, f.y));
-            a[2u * i + 1u] = T(fma(c.y, f.x, f.y));
+            vec2 f = i < 2u ? factors.xy : factors.zw;
+            float lower = chain_value(code[w] << CHAIN_BIT - t % HALF * BITS, f);
+            float upper = chain_value(code[w] >> t % HALF * BITS + 16u - CHAIN_BIT, f);
+#ifdef BF
+            two = chain_bits(lower) >> 16 | chain_bits(upper) & 0xffff0000u;
+#else
+            a[2u * i] = T(lower);
+            a[2u * i + 1u] = T(upper);
             continue;
+#endif
         }
-        two |= high ? MAGIC_HIGH : MAGIC;
 #ifdef BF
         a[2u * i] = ELEMENT(two);
         a[2u * i + 1u] = ELEMENT(two >> 16);

@@ -71,6 +71,21 @@ float quotient(const float a, const float b)
     float q = a / b, r = fma(-q, b, a);
     return is_inf(q) || is_nan(q) || is_nan(r) || is_inf(r) ? q : q + r / b;
 }
+
+// Values that meet x in chains, see qmv_matrix.comp, of codes at bit CHAIN_BIT of a word, where they need no conversion: with
+// 256 more, which the bias makes up for. bfloat16 is rounded to nearest, ties away from 0, by an addition. What is not finite
+// gives infinity, for what is no number would not outlast that.
+const uint CHAIN_BIT = 15;
+vec2 chain_factors(const float scale, const float bias)
+{
+    float b = fma(-256.0, scale, bias);
+    return is_nan(b) || is_inf(b) ? vec2(0.0, uintBitsToFloat(0x7f800000u)) : vec2(scale, b);
+}
+float chain_value(const uint w, const vec2 factors)
+{
+    return fma(uintBitsToFloat(w & MASK << CHAIN_BIT | 0x43800000u), factors.x, factors.y);
+}
+uint chain_bits(const float x) { return floatBitsToUint(x) + 0x8000u; }             // in the upper half
 float rounded(const float x, const uint t) { return t == F32 ? x : number(float_to_bits(x, t), t); }
 
 // Codes of 2, 4 and 8 bits as floats without a conversion: their byte is moved to bits 15 to 22, the mantissa's upper ones,
