@@ -817,7 +817,7 @@ enum { SLOT_qmv_held_sets_x = 0, SLOT_qmv_held_sets_wa = 1, SLOT_qmv_held_sets_s
     SLOT_qmv_held_sets_link = 15 };
 
 struct qmv_matrix_constants { uint32_t threads, bits, tx, ts, ty, size, known, lanes, group, chunk, groups,
-    epilogue, kept, rounded; };
+    epilogue, kept, rounded, columns; };
 typedef struct qmv_matrix_constants qmv_matrix_bf16_constants; typedef struct quant_push qmv_matrix_bf16_push;
 enum { SLOT_qmv_matrix_bf16_x = 0, SLOT_qmv_matrix_bf16_wa = 1, SLOT_qmv_matrix_bf16_sa = 2,
     SLOT_qmv_matrix_bf16_ba = 3, SLOT_qmv_matrix_bf16_ya = 4, SLOT_qmv_matrix_bf16_res = 5 };
@@ -1037,8 +1037,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(qmv_held, QMV_HELD, 8, 0x90, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_gather, QMV_HELD_GATHER, 8, 0x10, 108, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_sets, QMV_HELD_SETS, 16, 0x9c00, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
-    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 6, 0x10, 128, 14, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmv_matrix_f16, QMV_MATRIX_F16, 6, 0x10, 128, 14, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 6, 0x10, 128, 15, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_f16, QMV_MATRIX_F16, 6, 0x10, 128, 15, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmv_plain, QMV_PLAIN, 6, 0x10, 128, 11, CAP_SMALL) \
     X(qmv_sets, QMV_SETS, 14, 0x1c00, 128, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(quantize, QUANTIZE, 4, 0xe, 24, 5, CAP_SMALL) \

@@ -65,7 +65,7 @@ void put(const uint i, const uvec2 codes, const float scale, const float bias)
     if (CLASS != 0u) {
         vec2 f = chain_factors(scale, bias);
         [[unroll]] for (uint k = 0u; k < 8u; k++) {
-            value[k] = chain_value(code_of(codes, k) << CHAIN_BIT, f);
+            value[k] = chain_value(code_of(codes, k) << CHAIN_BIT, CHAIN_MAGIC, f);
             if (TX == BF16) value[k] = uintBitsToFloat(chain_bits(value[k]) & 0xffff0000u);
         }
     }

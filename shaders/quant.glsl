@@ -75,15 +75,15 @@ float quotient(const float a, const float b)
 // Values that meet x in chains, see qmv_matrix.comp, of codes at bit CHAIN_BIT of a word, where they need no conversion: with
 // 256 more, which the bias makes up for. bfloat16 is rounded to nearest, ties away from 0, by an addition. What is not finite
 // gives infinity, for what is no number would not outlast that.
-const uint CHAIN_BIT = 15;
+const uint CHAIN_BIT = 15, CHAIN_MAGIC = 0x43800000u;
 vec2 chain_factors(const float scale, const float bias)
 {
     float b = fma(-256.0, scale, bias);
     return is_nan(b) || is_inf(b) ? vec2(0.0, uintBitsToFloat(0x7f800000u)) : vec2(scale, b);
 }
-float chain_value(const uint w, const vec2 factors)
+float chain_value(const uint w, const uint magic, const vec2 factors)
 {
-    return fma(uintBitsToFloat(w & MASK << CHAIN_BIT | 0x43800000u), factors.x, factors.y);
+    return fma(uintBitsToFloat(w & MASK << CHAIN_BIT | magic), factors.x, factors.y);
 }
 uint chain_bits(const float x) { return floatBitsToUint(x) + 0x8000u; }             // in the upper half
 float rounded(const float x, const uint t) { return t == F32 ? x : number(float_to_bits(x, t), t); }
