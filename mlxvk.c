@@ -10487,12 +10487,32 @@ static const char *same_units_fit(const struct encoder *e, const void *job)
 {
     return invariant_units(e) ? coopmat_fits(e, job) : "a gate";
 }
+
+/* Many rows in one dispatch, with the sums of parts that few have, where the driver adds so. */
+enum { CHAINED_ROWS = 64 };
+static const char *chains_fit(const struct encoder *e, const void *job)
+{
+    struct product p = *(const struct product *)job;
+    p.chain = INVARIANT_K;
+    if (!invariant_units(e) || !(e->device->caps.quirks & QUIRK_SAME_SUMS)) return "a gate";
+    if (has_epilogue(&p) || p.gather) return "alpha, c, or index arrays";
+    if (p.m < CHAINED_ROWS || p.k % INVARIANT_K || !chain_tile(e, &p)) return "few rows, or parts of other sizes";
+    return coopmat2_fits(e, &p);
+}
+
+static void product_chains(struct encoder *e, const void *job)
+{
+    struct product p = *(const struct product *)job;
+    p.chain = INVARIANT_K;
+    product_coopmat2(e, &p);
+}
 static const char *same_rows_fit(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
     return p->m > FEW_ROWS ? "more than 8 rows" : is_partial(p) ? "a part of a product" : tiled_fits(e, p);
 }
 static const struct candidate invariant_ways[] = {
+    { "matmul_coopmat2 in chains", chains_fit, NULL, product_chains },
     { "matmul_coopmat", same_units_fit, NULL, product_coopmat },
     { "matmul_rows",    same_rows_fit,  NULL, product_rows },
     { "matmul_tiled",   tiled_fits,     NULL, product_tiled },
@@ -14544,9 +14564,10 @@ static enum kernel_id few_matrices_kernel(const struct quant_job *j)
     return j->to == MLXVK_BFLOAT16 ? K_QMV_MATRIX_BF16 : K_QMV_MATRIX_F16;
 }
 
-/* How qmv_matrix.comp cuts a job: the side of a matrix, whether it knows a lane's elements, rows of x, subgroups of a workgroup
- * (0: its shared memory is too small), groups that one holds at a time, groups of a row; rounds in all, workgroups, and
- * those of their rounds whose sums are kept, while they pass K in several goes. */
+/* How qmv_matrix.comp cuts a job: the side of a matrix, whether it knows a lane's elements, rows of x, subgroups of a
+ * workgroup (0: its shared memory is too small), groups that one holds at a time, groups of a row; rounds in all,
+ * workgroups, and those of their rounds whose sums are kept, while they pass K in several goes; whether codes meet x as
+ * values, see has_chains. */
 struct matrix_cut { uint32_t size, known, columns, warps, chunk, groups, all, grid, kept; bool rounded; };
 
 /* GATE_INVARIANT: do many rows meet this weight unpacked, in chains of MATRIX_CODES of K, by matrices of workgroups?
@@ -14645,29 +14666,31 @@ static double quant_work(const struct quant_job *j)
     return rows * j->k * j->m * j->batch;
 }
 
-/* x with each group's k in the order in which qmv_matrix.comp's lanes have them: of four classes, halves of words. */
+/* x with each group's elements in the order in which qmv_matrix.comp's lanes have codes. */
 static struct array *in_classes(struct encoder *e, const struct quant_job *j)
 {
-    int group = j->format.group, class = group / 4, half = 16 / j->format.bits;
-    struct array v = *j->x, *x;
-    v.ndim = 6;
-    memcpy(v.shape, ((int[]){ (int)j->m, (int)j->k / group, class / half / 2, half, 4, 2 }), 6 * sizeof *v.shape);
-    memcpy(v.strides, ((int64_t[]){ j->x_row, group, 2 * half, 1, class, half }), 6 * sizeof *v.strides);
-    v.row = row_contiguous(&v);
-    x = copied(e, &v);
-    return x == &v ? NULL : x;
+    uint32_t threads = min_u32(256, e->device->caps.max_threads), eights = j->k / 8;
+    struct classes_push p = { .count = j->m * eights, .eights = eights, .x_row = j->x_row };
+    struct array *x = scratch(e, (size_t)j->m * j->k, j->to);
+    if (!x) return NULL;
+    p.x_at = set_input(e, SLOT_classes_x, j->x);
+    p.y_at = set_output(e, SLOT_classes_y, x);
+    USE(e, classes, &p, .threads = threads, .group = (uint32_t)j->format.group, .half = 16 / (uint32_t)j->format.bits);
+    dispatch_groups(e, ceil_div(p.count, threads));
+    return x;
 }
 
 /* Many rows with the bits that few have: the weight is unpacked, and K passed in chains. */
 static void plan_chains(struct encoder *e, const struct quant_job *j)
 {
     const struct quant_set *t = &j->set[0];
-    struct array *x = in_classes(e, j), *w = x ? scratch(e, (size_t)j->k * t->rows, j->to) : NULL;
-    if (w) {
+    struct array *w = scratch(e, (size_t)j->k * t->rows, j->to), *x;
+    set_work(e, 0);                                  /* it is the product's */
+    x = w ? in_classes(e, j) : NULL;
+    if (x) {
         struct product p = product_of_job(j, x, w);
         p.a_row = j->k;
         p.chain = MATRIX_CODES;
-        set_work(e, 0);                              /* it is the product's */
         unpack_in_classes(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to, (uint32_t)j->format.group / 4);
         set_work(e, quant_work(j));
         product_coopmat2(e, &p);

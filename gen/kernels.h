@@ -196,6 +196,11 @@ struct categorical_push {
 };
 static_assert(sizeof(struct categorical_push) == 56, "categorical_push");
 
+struct classes_push {
+    uint32_t count, eights, x_at, x_row, y_at;
+};
+static_assert(sizeof(struct classes_push) == 20, "classes_push");
+
 struct conv_push {
     uint32_t M, N, C, offset_a, offset_b, offset_out, channels, b_row, part, steps[3], out_size[3];
     uint32_t in_size[3], taps[3];
@@ -520,6 +525,10 @@ enum { SLOT_binary_wide_dst = 0, SLOT_binary_wide_a = 1, SLOT_binary_wide_b = 2,
 struct categorical_constants { uint32_t threads, step, from; };
 typedef struct categorical_constants categorical_constants; typedef struct categorical_push categorical_push;
 enum { SLOT_categorical_dst = 0, SLOT_categorical_src = 1, SLOT_categorical_key = 2, SLOT_categorical_tile = 3 };
+
+struct classes_constants { uint32_t threads, group, half; };
+typedef struct classes_constants classes_constants; typedef struct classes_push classes_push;
+enum { SLOT_classes_y = 0, SLOT_classes_x = 1 };
 
 struct conv_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, gaps, steps, taps; };
 typedef struct conv_coopmat2_constants conv_coopmat2_bf16_constants; typedef struct conv_push conv_coopmat2_bf16_push;
@@ -968,6 +977,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(binary_wide, BINARY_WIDE, 4, 0x1, 120, 6, CAP_SMALL) \
     X(categorical, CATEGORICAL, 4, 0x1, 56, 3, CAP_SMALL) \
+    X(classes, CLASSES, 2, 0x1, 20, 3, CAP_SMALL) \
     X(conv_coopmat2_bf16, CONV_COOPMAT2_BF16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(conv_coopmat2_f16, CONV_COOPMAT2_F16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(conv_coopmat_bf16, CONV_COOPMAT_BF16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

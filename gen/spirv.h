@@ -17,6 +17,7 @@
 #include "binary_wide_spv.h"
 #include "categorical_spv.h"
 #include "chain_spv.h"
+#include "classes_spv.h"
 #include "conv_coopmat2_bf16_spv.h"
 #include "conv_coopmat2_f16_spv.h"
 #include "conv_coopmat_bf16_spv.h"

@@ -180,7 +180,7 @@ static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT1
 
 static void dense_products(bool strict)
 {
-    static const int sizes[][2] = { { 1, 5 }, { 33, 70 }, { 512, 64 }, { 1040, 136 }, { 1100, 9 } };
+    static const int sizes[][2] = { { 1, 5 }, { 33, 70 }, { 512, 64 }, { 1040, 136 }, { 1536, 136 }, { 1100, 9 } };
     for (size_t i = 0; i < COUNT(sizes); i++)
         for (int l = 0; l < LAYOUTS; l++)
             for (int of_x = 0; of_x < LAYOUTS; of_x++) {
@@ -520,8 +520,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),      cmocka_unit_test(test_dense),     cmocka_unit_test(test_batched),
-        cmocka_unit_test(test_gathered),  cmocka_unit_test(test_quantized), cmocka_unit_test(test_chained), cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_gathered),  cmocka_unit_test(test_quantized), cmocka_unit_test(test_chained),
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_model),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("invariant", tests, set_up_poisoned, tear_down);
