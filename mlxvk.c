@@ -597,7 +597,6 @@ struct capabilities {
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     uint8_t coopmat_size[2];
-    bool coopmat_narrow[2];                          /* those of 16 x 16 by 16 x 8, too */
     bool push_descriptor, mapped, subgroup_forced, memory_budget, memory_priority, robustness, float_controls;
     bool extensions[MLXVK_MEMORY_KINDS];             /* that take part in memory of this kind */
     size_t host_align;                               /* of the host's memory, to be imported */
@@ -1103,9 +1102,8 @@ static void adopt_features(struct features *f, const void *chain)
     }
 }
 
-/* The n of the n x n x n tiles of this type that the device multiplies into float32, by subgroup: 16, 8 or 0. columns:
- * of those with so many columns, if not 0. */
-static uint8_t coopmat_size(struct device *d, int component, uint32_t columns)
+/* The n of the n x n x n tiles of this type that the device multiplies into float32, by subgroup: 16, 8 or 0. */
+static uint8_t coopmat_size(struct device *d, int component)
 {
     uint8_t best = 0;
     VkCooperativeMatrixPropertiesKHR rows[64];
@@ -1118,7 +1116,7 @@ static uint8_t coopmat_size(struct device *d, int component, uint32_t columns)
     for (uint32_t i = 0; i < n; i++) {
         uint32_t size = rows[i].MSize;
         int a = (int)rows[i].AType, b = (int)rows[i].BType, c = (int)rows[i].CType, result = (int)rows[i].ResultType;
-        if ((size == 16 || size == 8) && rows[i].NSize == (columns ? columns : size) && rows[i].KSize == size &&
+        if ((size == 16 || size == 8) && rows[i].NSize == size && rows[i].KSize == size &&
             a == component && b == component && c == COMPONENT_FLOAT32 && result == COMPONENT_FLOAT32 &&
             (int)rows[i].scope == SCOPE_SUBGROUP && size > best)
             best = (uint8_t)size;
@@ -1152,12 +1150,9 @@ static uint32_t capability_bits(struct device *d, const struct features *f,
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         d->caps.subgroup >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel) {
-        static const int components[] = { COMPONENT_FLOAT16, COMPONENT_BFLOAT16 };
         uint8_t *size = d->caps.coopmat_size;
-        for (int i = 0; i < 1 + (f->bfloat16.shaderBFloat16CooperativeMatrix != 0); i++) {
-            size[i] = coopmat_size(d, components[i], 0);
-            d->caps.coopmat_narrow[i] = size[i] == 16 && coopmat_size(d, components[i], 8) == 16;
-        }
+        size[0] = coopmat_size(d, COMPONENT_FLOAT16);
+        size[1] = f->bfloat16.shaderBFloat16CooperativeMatrix ? coopmat_size(d, COMPONENT_BFLOAT16) : 0;
         if (size[0] == 16) bits |= CAP_COOPMAT;
         if (size[1] == 16) bits |= CAP_COOPMAT_BF16;
         if (nv2) bits |= CAP_COOPMAT2;
@@ -14564,11 +14559,11 @@ static enum kernel_id few_matrices_kernel(const struct quant_job *j)
     return j->to == MLXVK_BFLOAT16 ? K_QMV_MATRIX_BF16 : K_QMV_MATRIX_F16;
 }
 
-/* How qmv_matrix.comp cuts a job: the side of a matrix, whether it knows a lane's elements, rows of x, subgroups of a
+/* How qmv_matrix.comp cuts a job: the side of a matrix, whether it knows a lane's elements, subgroups of a
  * workgroup (0: its shared memory is too small), groups that one holds at a time, groups of a row; rounds in all,
  * workgroups, and those of their rounds whose sums are kept, while they pass K in several goes; whether codes meet x as
  * values, see has_chains. */
-struct matrix_cut { uint32_t size, known, columns, warps, chunk, groups, all, grid, kept; bool rounded; };
+struct matrix_cut { uint32_t size, known, warps, chunk, groups, all, grid, kept; bool rounded; };
 
 /* GATE_INVARIANT: do many rows meet this weight unpacked, in chains of MATRIX_CODES of K, by matrices of workgroups?
  * Then few rows meet it rounded to their type, a chunk of as many at a time: the same sums where the driver adds so. It
@@ -14588,7 +14583,7 @@ static bool has_chains(const struct device *d, const struct quant_job *j)
 static uint32_t matrix_memory(const struct matrix_cut *c, uint32_t group)
 {
     uint32_t stage = c->known ? 1 : c->warps * c->size * (group / 8 + 1);
-    return 16 * stage + c->warps * c->chunk * c->size * 8 + (2 * c->warps + c->kept) * c->size * c->columns * 4;
+    return 16 * stage + c->warps * c->chunk * c->size * 8 + (2 * c->warps + c->kept) * c->size * c->size * 4;
 }
 
 /* With so many subgroups a workgroup. Where there are few rounds, holding x is most of the work: two groups at a time
@@ -14598,7 +14593,6 @@ static struct matrix_cut cut_by_warps(const struct device *d, const struct quant
     struct matrix_cut c = { .size = d->caps.coopmat_size[j->to == MLXVK_BFLOAT16], .warps = warps };
     uint32_t group = (uint32_t)j->format.group, at_once = d->tuning->processors * (MATRIX_SUBGROUPS / warps), rounds;
     c.known = d->caps.quirks & QUIRK_KNOWN_PLACES && c.size == 16 && d->caps.subgroup == 32;
-    c.columns = c.known && j->m <= 8 && d->caps.coopmat_narrow[j->to == MLXVK_BFLOAT16] ? 8 : c.size;
     c.groups = j->k / group;
     c.all = ceil_div(j->set[0].rows, c.size);
     c.chunk = min_u32(MATRIX_CODES / group, ceil_div(c.groups, warps));
@@ -14713,9 +14707,9 @@ static void plan_few_matrices(struct encoder *e, const void *job)
     use_quant(e, few_matrices_kernel(j), j, &p, NULL, &(struct qmv_matrix_constants){ .threads = c.warps * lanes,
             FORMAT(j), .size = c.size, .known = c.known, .lanes = lanes, .group = (uint32_t)j->format.group,
             .chunk = c.chunk, .groups = c.groups, .epilogue = j->epilogue, .kept = c.kept, .rounded = c.rounded,
-            .columns = c.columns },
+            .narrow = c.known && j->m <= 8 },
             sizeof(struct qmv_matrix_constants));
-    dispatch(e, c.grid, ceil_div(j->m, c.columns), j->batch);
+    dispatch(e, c.grid, ceil_div(j->m, c.size), j->batch);
 }
 
 /* Chosen where it was measured, and nowhere else: there it is 1.1 to 2.5 times as fast as what else there is, but for

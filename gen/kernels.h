@@ -826,7 +826,7 @@ enum { SLOT_qmv_held_sets_x = 0, SLOT_qmv_held_sets_wa = 1, SLOT_qmv_held_sets_s
     SLOT_qmv_held_sets_link = 15 };
 
 struct qmv_matrix_constants { uint32_t threads, bits, tx, ts, ty, size, known, lanes, group, chunk, groups,
-    epilogue, kept, rounded, columns; };
+    epilogue, kept, rounded, narrow; };
 typedef struct qmv_matrix_constants qmv_matrix_bf16_constants; typedef struct quant_push qmv_matrix_bf16_push;
 enum { SLOT_qmv_matrix_bf16_x = 0, SLOT_qmv_matrix_bf16_wa = 1, SLOT_qmv_matrix_bf16_sa = 2,
     SLOT_qmv_matrix_bf16_ba = 3, SLOT_qmv_matrix_bf16_ya = 4, SLOT_qmv_matrix_bf16_res = 5 };

@@ -6,7 +6,7 @@
 #extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 // y = x W^T for a few rows of x in a half type (BF: bfloat16, else float16), 2, 4 or 8 bits with scales and biases of x's
-// type, by cooperative matrices: SIZE rows of W at a time, a round, meet COLUMNS rows of x.
+// type, by cooperative matrices: SIZE rows of W at a time, a round, meet SIZE rows of x.
 // Codes are small integers, which x's type holds exactly: they go into the matrices as they are, offset by a power of two
 // that takes no conversion (OFFSET), and each group's sum, in float32, gets its scale, its bias times the sum of the group's
 // x, and what the offset added. The workgroup's subgroups span K, CHUNK groups each, whose x they hold in registers while
@@ -34,10 +34,10 @@ layout(constant_id = 10) const uint GROUPS = 64;       // K / GROUP
 layout(constant_id = 11) const uint EPILOGUE = 0;      // of QMV_
 layout(constant_id = 12) const uint KEPT = 1;          // rounds of a workgroup whose sums are kept between goes
 layout(constant_id = 13) const bool ROUNDED = false;   // KNOWN; codes meet x as values in x's type, a chunk's in one sum: chains
-layout(constant_id = 14) const uint COLUMNS = 16;       // SIZE; KNOWN: 8 for up to 8 rows of x
+layout(constant_id = 14) const bool NARROW = false;    // KNOWN; up to 8 rows of x: those of the matrices' second half are not there
 #include "qmv.glsl"
 
-const uint STEPS = GROUP / SIZE, WARPS = gl_WorkGroupSize.x / LANES, AREA = SIZE * COLUMNS;
+const uint STEPS = GROUP / SIZE, WARPS = gl_WorkGroupSize.x / LANES, AREA = SIZE * SIZE;
 const uint EACH = AREA / LANES;                        // elements of a lane
 const uint HALF = 16 / BITS;                           // codes of half a word; one of each half make a pair of elements
 const uint CLASS = GROUP / 4;                          // codes of a group that are in one lane's words: a class of columns
@@ -60,8 +60,8 @@ const float OFFSET = 0.0;                              // taken away at once
 const uint PAIR = (DIGITS ? 0xfu : MASK) * 0x00010001u;
 
 #define MATRIX_A coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA>
-#define MATRIX_B coopmat<T, gl_ScopeSubgroup, SIZE, COLUMNS, gl_MatrixUseB>
-#define SUMS coopmat<float, gl_ScopeSubgroup, SIZE, COLUMNS, gl_MatrixUseAccumulator>
+#define MATRIX_B coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB>
+#define SUMS coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>
 MATRIX_B held[CHUNK * STEPS];
 uvec2 magics;                                          // in registers: an instruction has one constant, the mask
 const uint SUMS_X = KNOWN ? EACH / 2 : EACH;           // known: the same for a lane's first and second row
@@ -122,11 +122,11 @@ void hold_any(const uint g, const uint group, const uint x_first, const uint cou
 // The same straight from memory: a lane has a class of two rows of x.
 void hold_known(const uint g, const uint group, const uint x_first, const uint count, const uint lane)
 {
-    [[unroll]] for (uint h = 0u; h < COLUMNS / 8u; h++) {
+    [[unroll]] for (uint h = 0u; h < 2u; h++) {
         uint row = lane / 4u + 8u * h, word[CLASS / 2u];
         uint at = x_first + min(row, count - 1u) * x_row + min(group, GROUPS - 1u) * GROUP + lane % 4u * CLASS;
         [[unroll]] for (uint i = 0u; i < CLASS / 8u; i++) {
-            uvec4 q = x128[(at >> 3) + i];
+            uvec4 q = NARROW && h > 0u ? uvec4(0u) : x128[(at >> 3) + i];
             [[unroll]] for (uint c = 0u; c < 4u; c++) word[4u * i + c] = row < count && group < GROUPS ? q[c] : 0u;
         }
         [[unroll]] for (uint v = 0u; v < CLASS / 2u; v++) {
@@ -291,18 +291,21 @@ void meet(const uint row, const uint first, const uint next, const uint next_fir
             continue;
         }
         [[unroll]] for (uint i = 0u; i < EACH; i++) {
-            uint r = KNOWN ? lane / 4u + i / (EACH / 2u) * 8u : uint(row_of[i]);
+            uint r = KNOWN ? lane / 4u + i / 4u * 8u : uint(row_of[i]);
             vec2 f = factor[gl_SubgroupID * CHUNK * SIZE + r * CHUNK + g];
             y[i] = fma(f.x, sum[i], fma(f.y, sum_x[g * SUMS_X + i % SUMS_X], y[i]));
         }
     }
-    coopMatStore(y, part, (to * WARPS + gl_SubgroupID) * AREA, SIZE, gl_CooperativeMatrixLayoutColumnMajor);
+    const uint at = (to * WARPS + gl_SubgroupID) * AREA;
+    if (NARROW)                                        // nothing asks for the second half, and the compiler leaves it out
+        [[unroll]] for (uint i = 0u; i < 4u; i++) part[at + (lane % 4u * 2u + i % 2u) * SIZE + lane / 4u + i / 2u * 8u] = y[i / 2u * 4u + i % 2u];
+    else coopMatStore(y, part, at, SIZE, gl_CooperativeMatrixLayoutColumnMajor);
 }
 
 // Adds up the parts `from` of round n. A thread has the same elements of all rounds.
 void finish(const uint n, const uvec2 at, const uint from, const bool started, const bool last, const uint m0, const uint thread)
 {
-    for (uint t = thread; t < min(m - m0, COLUMNS) * SIZE; t += gl_WorkGroupSize.x) {
+    for (uint t = thread; t < min(m - m0, SIZE) * SIZE; t += gl_WorkGroupSize.x) {
         float y = started ? kept[n * AREA + t] : 0.0;
         [[unroll]] for (uint i = 0u; i < WARPS; i++) y += part[(from * WARPS + i) * AREA + t];
         uint row = at.y + t % SIZE;
@@ -315,7 +318,7 @@ void main()
 {
     const uint goes = (GROUPS + CHUNK * WARPS - 1u) / (CHUNK * WARPS);
     uint lane = gl_SubgroupInvocationID, thread = gl_SubgroupID * LANES + lane, first = gl_SubgroupID * CHUNK;
-    uint m0 = gl_WorkGroupID.y * COLUMNS, x_first = x_at + x_matrix * x_batch + m0 * x_row, to = 0u;
+    uint m0 = gl_WorkGroupID.y * SIZE, x_first = x_at + x_matrix * x_batch + m0 * x_row, to = 0u;
     uint count = (rows[0] + SIZE - 1u) / SIZE, mine = (count - gl_WorkGroupID.x + gl_NumWorkGroups.x - 1u) / gl_NumWorkGroups.x;
     uvec2 at = place_of(0u);
     magics = uvec2(ROUNDED ? CHAIN_MAGIC : MAGIC, MAGIC_HIGH) + (m >> 31);         // no constants: + 0, which the compiler cannot know
@@ -324,7 +327,7 @@ void main()
     if (KNOWN)
         [[unroll]] for (uint g = 0u; g < CHUNK; g++) load_codes(at.y, first, g, lane);
     for (uint c = 0u; c < goes; c++) {
-        hold(first, x_first, min(m - m0, COLUMNS), lane);
+        hold(first, x_first, min(m - m0, SIZE), lane);
         for (uint n = 0u; n < mine; n++) {
             bool last = n + 1u == mine;
             uint next_first = last ? first + WARPS * CHUNK : first;
