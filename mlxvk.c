@@ -14551,6 +14551,7 @@ enum {
     MATRIX_SUBGROUPS = 16, MATRIX_CODES = 256,       /* of a workgroup, at most; of a row, that a subgroup has */
     MATRIX_MOST = 64,                                /* rows of x for which it is chosen, from HELD_ALONE */
     MATRIX_SHORT = 1024, MATRIX_LONG = 16384,        /* K likewise */
+    MATRIX_NARROW = 8,                               /* rows of x that half of a matrix has room for */
     CHAIN_ROWS = 128, CHAIN_FROM = 48                /* rows of W at least, and of x from which chains pay */
 };
 
@@ -14563,7 +14564,7 @@ static enum kernel_id few_matrices_kernel(const struct quant_job *j)
  * workgroup (0: its shared memory is too small), groups that one holds at a time, groups of a row; rounds in all,
  * workgroups, and those of their rounds whose sums are kept, while they pass K in several goes; whether codes meet x as
  * values, see has_chains. */
-struct matrix_cut { uint32_t size, known, warps, chunk, groups, all, grid, kept; bool rounded; };
+struct matrix_cut { uint32_t size, known, warps, chunk, groups, all, grid, kept; bool rounded, narrow; };
 
 /* GATE_INVARIANT: do many rows meet this weight unpacked, in chains of MATRIX_CODES of K, by matrices of workgroups?
  * Then few rows meet it rounded to their type, a chunk of as many at a time: the same sums where the driver adds so. It
@@ -14598,8 +14599,9 @@ static struct matrix_cut cut_by_warps(const struct device *d, const struct quant
     c.chunk = min_u32(MATRIX_CODES / group, ceil_div(c.groups, warps));
     rounds = ceil_div(c.all, at_once);
     c.rounded = has_chains(d, j);
+    c.narrow = c.known && j->m <= MATRIX_NARROW;
     if (c.rounded) c.chunk = MATRIX_CODES / group;
-    else if (c.groups > warps * c.chunk && c.chunk > 2 && rounds <= 2) c.chunk = 2;
+    else if (c.groups > warps * c.chunk && c.chunk > 2 && rounds <= 2 && !c.narrow) c.chunk = 2;
     if (c.groups > warps * c.chunk) c.kept = rounds;
     while (c.kept > 1 && matrix_memory(&c, group) > d->caps.shared_memory) c.kept--;
     if (matrix_memory(&c, group) > d->caps.shared_memory) c.warps = 0;
@@ -14707,7 +14709,7 @@ static void plan_few_matrices(struct encoder *e, const void *job)
     use_quant(e, few_matrices_kernel(j), j, &p, NULL, &(struct qmv_matrix_constants){ .threads = c.warps * lanes,
             FORMAT(j), .size = c.size, .known = c.known, .lanes = lanes, .group = (uint32_t)j->format.group,
             .chunk = c.chunk, .groups = c.groups, .epilogue = j->epilogue, .kept = c.kept, .rounded = c.rounded,
-            .narrow = c.known && j->m <= 8 },
+            .narrow = c.narrow },
             sizeof(struct qmv_matrix_constants));
     dispatch(e, c.grid, ceil_div(j->m, c.size), j->batch);
 }
