@@ -12973,7 +12973,8 @@ static uint32_t by_queries(const struct device *d, enum gate both, int queries)
 struct decode_cut { uint32_t rows, each, splits, subgroups; };           /* subgroups: of a workgroup, at most */
 enum { DECODE_SUBGROUPS = 8, DECODE_ROOM = 4096 };   /* floats that the subgroups' results of a row may take */
 
-/* GATE_INVARIANT: keys are cut at multiples of so many, into up to SPLIT_MOST parts; CPUs do not cut them. */
+/* GATE_INVARIANT: keys are cut at multiples of so many, into up to SPLIT_MOST parts; CPUs do not cut them. (Fewer are
+ * no faster: an H100, by 128 a step of Qwen3-8B took as long, a prompt of 512 a ninth longer.) */
 enum { INVARIANT_KEYS = 512, INVARIANT_ROOM = 1 << 25 };
 
 /* All keys are one part where one or two workgroups can have them, for a second step does not pay then. No more
@@ -14329,7 +14330,7 @@ static const struct tile_row qmm_rows[] = {
 };
 enum { QMM_SHALLOW = 3, QMM_DEEP_MEMORY = 47 << 10, QMM_TILE_MEMORY = 17 << 10, QMM_LEAST_ROWS = 16 };
 
-enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64, QMV_TOGETHER = 4 };
+enum { QMV_MAX_M = 8, QMV_MAX_SUMS = 64 };
 
 /* The row that holds, with what the gates force. */
 static struct quant_tuning qmv_tuning(const struct device *d, uint32_t m)
@@ -14575,8 +14576,8 @@ static bool has_chains(const struct device *d, const struct quant_job *j)
     uint32_t seen = QUIRK_SAME_SUMS | QUIRK_KNOWN_PLACES, rows = j->set[0].rows;
     size_t count = (size_t)j->k * rows;
     if (d->gate[GATE_INVARIANT] != 1 || (d->caps.quirks & seen) != seen || d->caps.subgroup != 32) return false;
-    if (d->caps.coopmat_size[bf16] != 16 || !has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16))
-        return false;
+    if (d->caps.coopmat_size[bf16] != 16 || !has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) ||
+        !has_kernel(d, K_CLASSES)) return false;
     return j->k % MATRIX_CODES == 0 && rows % 8 == 0 && rows >= CHAIN_ROWS && count <= UNPACK_MOST &&
            count * 2 <= d->caps.max_range;
 }
@@ -14701,7 +14702,8 @@ static void plan_few_matrices(struct encoder *e, const void *job)
     struct matrix_cut c = cut_for_matrices(e->device, j);
     uint32_t lanes = e->device->caps.subgroup;
     struct quant_push p;
-    if (c.rounded && j->m >= CHAIN_FROM && !((size_t)j->set[0].y->offset % 16 | j->set[0].y_row % 8)) {
+    if (c.rounded && j->m >= CHAIN_FROM && !((size_t)j->set[0].y->offset % 16 | j->set[0].y_row % 8) &&
+        (size_t)j->m * j->k * 2 <= e->device->caps.max_range) {
         plan_chains(e, j);
         return;
     }
@@ -14951,8 +14953,8 @@ static const struct candidate gather_kernels[] = {
 };
 
 /* GATE_INVARIANT's kernel for all numbers of rows, of x and of entries. That for few rows on cooperative matrices takes
- * many as blocks of few: by its times alone one row costs 1.6 times what it costs without the gate, 512 three times;
- * tiles cost a step of one row seven times as much. */
+ * many as blocks of few, or in chains (see has_chains): an H100, 24576 x 4096 by one row 33 us (24 without the gate),
+ * 4096 x 4096 by 512 rows 108 (92). */
 static int invariant_kernel(const struct encoder *e, const struct quant_job *j)
 {
     if (invariant_units(e) && !j->gather && !few_matrices_fit(e, j)) return QMM_FEW_MATRICES;
@@ -20393,16 +20395,16 @@ static bool groups_well(const struct encoder *e, const struct node *n)
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
-/* Do several products of one x go by one dispatch? With more than QMV_TOGETHER rows, and with fewer for large weights,
- * matrices are faster one by one (an H200, two of 12288 x 4096: for four rows 59 us together, 35 so). */
+/* Do several products of one x go by one dispatch? Where matrices take so many rows, they are faster one by one (an
+ * H200, two of 12288 x 4096: for four rows 59 us together, 35 so; an H100, 4096 and two of 1024 by 4096: 19.1 together,
+ * 14.0 so). */
 static bool goes_with_others(struct encoder *e, const struct node *n)
 {
     struct quant_job j;
     bool matrices;
     if (!groups_well(e, n)) return false;
     quant_open(e, n, &j);
-    matrices = (j.m > QMV_TOGETHER || j.set[0].rows >= 64 * e->device->tuning->processors) &&
-               !few_matrices_fit(e, &j) && few_matrices_cost(e, &j) < held_cost(e, &j);
+    matrices = !few_matrices_fit(e, &j) && few_matrices_cost(e, &j) < held_cost(e, &j);
     quant_close(&j);
     return !matrices;
 }

@@ -1510,7 +1510,7 @@ static void few_rows_choice(void **state)
         assert_string_equal(chosen_for(l, cases[i].m, cases[i].n, cases[i].k, cases[i].group, cases[i].bits,
                                        cases[i].dtype), cases[i].name);
     for (int m = 1; m <= 9; m++) {
-        assert_int_equal(goes_together(l, m, 4096, 4096), m <= 4);
+        assert_int_equal(goes_together(l, m, 4096, 4096), m <= 2);
         assert_int_equal(goes_together(l, m, 8448, 4096), m <= 2);
         assert_int_equal(goes_together(l, m, 688, 4096), m <= 8);                /* which matrices do not take */
     }
@@ -1520,9 +1520,43 @@ static void few_rows_choice(void **state)
     free(l);
 }
 
+/* What keeps a weight from GATE_INVARIANT's chains, each condition broken once. */
+static bool has_chains_of(const struct lab *l, int n, int k, mlxvk_dtype to)
+{
+    return has_chains(&l->device, &(struct quant_job){ .k = (uint32_t)k, .to = to, .set = { { .rows = (uint32_t)n } } });
+}
+
+static void chains_choice(void **state)
+{
+    struct lab *l = calloc(1, sizeof *l);
+    (void)state;
+    assert_non_null(l);
+    for (size_t r = 0; r < COUNT(rows); r++) if (!strncmp(rows[r].name, "H200", 4)) lab_open(l, &rows[r]);
+    assert_non_null(l->row);
+    assert_false(has_chains_of(l, 4096, 4096, MLXVK_BFLOAT16));
+    l->device.gate[GATE_INVARIANT] = 2;
+    assert_false(has_chains_of(l, 4096, 4096, MLXVK_BFLOAT16));
+    l->device.gate[GATE_INVARIANT] = 1;
+    assert_true(has_chains_of(l, 4096, 4096, MLXVK_BFLOAT16));
+    assert_true(has_chains_of(l, 128, 256, MLXVK_FLOAT16));
+    assert_false(has_chains_of(l, 4096, 4096 + 64, MLXVK_BFLOAT16));
+    assert_false(has_chains_of(l, 4100, 4096, MLXVK_BFLOAT16));
+    assert_false(has_chains_of(l, 120, 4096, MLXVK_BFLOAT16));
+    assert_false(has_chains_of(l, 151936, 4096, MLXVK_BFLOAT16));
+    for (int bit = 0; bit < QUIRK_COUNT; bit++) {
+        uint32_t quirks = l->device.caps.quirks;
+        bool needed = bit == QUIRKBIT_SAME_SUMS || bit == QUIRKBIT_KNOWN_PLACES;
+        l->device.caps.quirks &= ~(1u << bit);
+        assert_int_equal(has_chains_of(l, 4096, 4096, MLXVK_BFLOAT16), !needed);
+        l->device.caps.quirks = quirks;
+    }
+    lab_close(l);
+    free(l);
+}
+
 int main(int argc, char **argv)
 {
-    struct CMUnitTest tests[3 * COUNT(rows) + 1];
+    struct CMUnitTest tests[3 * COUNT(rows) + 2];
     char names[COUNT(rows)][64], slow_names[COUNT(rows)][64];
     size_t count = 2 * COUNT(rows);
     for (size_t i = 0; i < COUNT(rows); i++) {
@@ -1537,6 +1571,7 @@ int main(int argc, char **argv)
             tests[count++] = (struct CMUnitTest){ slow_names[i], plan_benchmarks, NULL, NULL, (void *)(uintptr_t)&rows[i] };
     }
     tests[count++] = (struct CMUnitTest){ "few rows", few_rows_choice, NULL, NULL, NULL };
+    tests[count++] = (struct CMUnitTest){ "chains", chains_choice, NULL, NULL, NULL };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return _cmocka_run_group_tests("plans", tests, count, NULL, NULL);
 }
