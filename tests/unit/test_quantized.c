@@ -1,5 +1,7 @@
 /* Quantized products of random shapes, formats and layouts against sums in double, by each kind of kernel. */
 #include "unit/support.h"
+#include "gen/classes_spv.h"
+#include "gen/dequantize_spv.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -273,6 +275,100 @@ static void test_unpacked(void **state) { (void)state; cases(4, "", 8); }
 
 /* A few rows by cooperative matrices: by one subgroup and by several; K in one go, in several, and that ends within one; a
  * workgroup with one round and with more; rows of W and x that end within a matrix, batches. Then what it refuses. */
+/* Under MLX_VK_BATCH_INVARIANT: weights of which a device may make values for few rows, and which many meet unpacked. */
+static void test_invariant_chains(void **state)
+{
+    static const struct { int bits, group, m, n, k; } problems[] = {
+        { 4, 64, 1, 136, 512 }, { 4, 64, 7, 136, 1280 }, { 4, 32, 20, 128, 256 }, { 4, 64, 64, 136, 1280 }, { 4, 128, 65, 264, 768 },
+        { 8, 64, 9, 136, 512 }, { 8, 32, 70, 136, 512 }, { 2, 64, 3, 128, 768 }, { 2, 128, 100, 128, 512 } };
+    struct rng r = { 67 };
+    struct setting s = start("MLX_VK_BATCH_INVARIANT=1");
+    (void)state;
+    for (size_t i = 0; i < COUNT(problems); i++)
+        for (int half = 0; half < 2; half++) {
+            mlxvk_dtype type = half ? MLXVK_FLOAT16 : MLXVK_BFLOAT16;
+            struct format f = { problems[i].bits, problems[i].group, true, type, type, NULL };
+            one_case(&r, s.stream, f, 0, problems[i].m, problems[i].n, problems[i].k, false);
+        }
+    finish(&s);
+}
+
+/* ---- the order of k in which rows and weights meet there ---- */
+
+static mlxvk_kernel kernel_of(const char *name, const uint32_t *spirv, size_t size, uint32_t bindings, uint32_t push,
+                              const uint32_t *constants, uint32_t count)
+{
+    const mlxvk_kernel_desc desc = { .name = name, .spirv = spirv, .spirv_size = size, .bindings = bindings,
+        .push_size = push, .constants = constants, .constant_count = count, .threads = { 64 } };
+    mlxvk_kernel kernel = { NULL };
+    if (mlxvk_kernel_new(&kernel, &desc, device)) skip();                  /* it has no numbers of 16 bits in buffers */
+    return kernel;
+}
+
+/* Where element i of a row in that order comes from. */
+static int in_order(int i, int group, int bits)
+{
+    int half = 16 / bits, t = i % group / 8, q = i % 8 / 2, pair = i % 2;
+    return i / group * group + q * (group / 4) + t / half * 2 * half + t % half + pair * half;
+}
+
+/* The library's kernels for the two, run as a caller's: each element of x is there, each value is the nearest. */
+static void classes_case(struct rng *r, mlxvk_dtype type, int bits, int group)
+{
+    enum { ROWS = 9, K = 512 };
+    struct format f = { bits, group, true, type, type, NULL };
+    struct weight w = random_weight(r, &f, 0, ROWS, K, stream);
+    uint8_t bytes[ROWS * K * 2], out[2][ROWS * K * 2];
+    float *x = random_floats(r, ROWS * K, 1, type, bytes);
+    mlxvk_array from = upload(bytes, 0, ROWS, K, type, stream), to[2] = { { NULL }, { NULL } };
+    uint32_t kind = (uint32_t)type, values[] = { 64, (uint32_t)bits, kind, kind, kind, 1, 0, (uint32_t)group / 4 };
+    uint32_t order[] = { 64, (uint32_t)group, 16 / (uint32_t)bits }, shift = group == 32 ? 1 : group == 64 ? 2 : 3;
+    struct { uint32_t count, group_shift, w_at, s_at, b_at, y_at, g_at; } unpack = { ROWS * K / 8, shift, 0, 0, 0, 0, 0 };
+    struct { uint32_t count, eights, x_at, x_row, y_at; } turn = { ROWS * K / 8, K / 8, 0, K, 0 };
+    mlxvk_kernel kernels[] = {
+        kernel_of("classes", mlxvk_spv_classes, sizeof mlxvk_spv_classes, 2, sizeof turn, order, 3),
+        kernel_of("dequantize", mlxvk_spv_dequantize, sizeof mlxvk_spv_dequantize, 5, sizeof unpack, values, 8) };
+    double unit = type == MLXVK_BFLOAT16 ? ldexp(1, -8) : ldexp(1, -11);
+    mlxvk_encoder e = { NULL };
+    for (int i = 0; i < 2; i++) OK(mlxvk_array_empty(&to[i], (int[]){ ROWS, K }, 2, type, stream), stream);
+    OK(mlxvk_stream_encoder(&e, stream), stream);
+    OK(mlxvk_set_kernel(e, kernels[0]), stream);
+    OK(mlxvk_set_output_array(e, to[0], 0, &turn.y_at), stream);
+    OK(mlxvk_set_input_array(e, from, 1, &turn.x_at), stream);
+    OK(mlxvk_set_bytes(e, &turn, sizeof turn, 0), stream);
+    OK(mlxvk_dispatch_threads(e, turn.count, 1, 1), stream);
+    OK(mlxvk_set_kernel(e, kernels[1]), stream);
+    OK(mlxvk_set_input_array(e, w.array[0], 0, &unpack.w_at), stream);
+    OK(mlxvk_set_input_array(e, w.array[1], 1, &unpack.s_at), stream);
+    OK(mlxvk_set_input_array(e, w.array[2], 2, &unpack.b_at), stream);
+    OK(mlxvk_set_output_array(e, to[1], 3, &unpack.y_at), stream);
+    OK(mlxvk_set_input_array(e, w.array[1], 4, &unpack.g_at), stream);
+    OK(mlxvk_set_bytes(e, &unpack, sizeof unpack, 0), stream);
+    OK(mlxvk_dispatch_threads(e, unpack.count, 1, 1), stream);
+    for (int i = 0; i < 2; i++) OK(mlxvk_array_read(to[i], out[i], sizeof out[i], stream), stream);
+    for (int i = 0; i < ROWS * K; i++) {
+        int at = i / K * K + in_order(i % K, group, bits);
+        uint32_t code = w.words[at * bits / 32] >> at * bits % 32 & ((1u << bits) - 1);
+        double s = w.scales[at / group], v = s * code + w.biases[at / group];
+        assert_true(load_number(type, out[0], (size_t)i).re == (double)x[at]);
+        assert_true(fabs(load_number(type, out[1], (size_t)i).re - v) <= fabs(v) * unit * 1.0001 + fabs(s) * ldexp(1, -15) + ldexp(1, -25));
+    }
+    for (int i = 0; i < 2; i++) { mlxvk_array_free(to[i]); mlxvk_kernel_free(kernels[i]); }
+    mlxvk_array_free(from);
+    weight_free(&w);
+    free(x);
+}
+
+static void test_classes(void **state)
+{
+    static const struct { int bits, group; } formats[] = { { 4, 64 }, { 4, 32 }, { 4, 128 }, { 8, 64 }, { 8, 32 }, { 2, 64 }, { 2, 128 } };
+    struct rng r = { 68 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(formats); i++)
+        for (int half = 0; half < 2; half++)
+            classes_case(&r, half ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, formats[i].bits, formats[i].group);
+}
+
 static void test_few_by_matrices(void **state)
 {
     static const struct { const char *more; int bits, group, lead, m, n, k; } problems[] = {
@@ -463,6 +559,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
         cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_held_odd_scales),
         cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat), cmocka_unit_test(test_few_by_matrices),
+        cmocka_unit_test(test_invariant_chains), cmocka_unit_test(test_classes),
         cmocka_unit_test(test_unpacked), cmocka_unit_test(test_unpacked_wild), cmocka_unit_test(test_backwards_in_parts),
         cmocka_unit_test(test_small_devices), cmocka_unit_test(test_out_of_reach), cmocka_unit_test(test_empty),
     };
