@@ -8141,10 +8141,12 @@ static void bind_number(struct encoder *e, const struct reduce_job *j, struct re
 
 /* Rows for argmax and argmin on CPUs: a few threads each, of as many as a CPU has side by side, for they need no tree,
  * whose idle lanes cost a CPU as much (lavapipe: 64 x 1025 from 1.88 to 0.14 ms, 256 x 2048 from 4.3 to 1.0). */
-enum { DEALT_THREADS = 8 };
+enum { DEALT_THREADS = 8, DEALT_ROWS = 32 };
 static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g)
 {
-    return is_arg(j->op) && !j->number && !e->device->tuning->deep && !g->later && !g->joined;
+    if (e->device->tuning->deep || j->number || g->later || g->joined) return false;
+    return is_arg(j->op) || (g->layout >= REDUCE_COLUMNS ? g->piece <= REDUCE_PIECE
+                                                         : g->width > 1 && g->piece <= 16 * REDUCE_PIECE);
 }
 
 /* Threads side by side on so many columns: so many that there are a few workgroups. */
@@ -8159,6 +8161,7 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
                             int at, struct reduce_grid g)
 {
     struct reduce_push p;
+    uint32_t threads = REDUCE_THREADS;
     uint64_t groups;
     bool less = j->number && !g.later;
     reduce_shape(j, from, out, at, &p);
@@ -8168,22 +8171,27 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
     p.to = set_output(e, SLOT_reduce_dst, out);
     if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
     bool last = out->storage == j->out->storage, dealt = is_dealt(e, j, &g);
-    if (dealt && g.layout < REDUCE_COLUMNS) g.width = p.n > 16 * DEALT_THREADS ? DEALT_THREADS : 1;
+    if (dealt && g.layout < REDUCE_COLUMNS)
+        g.width = is_arg(j->op) && p.n > 16 * DEALT_THREADS ? DEALT_THREADS : 1;
     if (!last) p.scale = 1;
     if (last && j->times) p.most = set_input(e, SLOT_reduce_largest, j->times);
     if (g.joined) set_joined(e, SLOT_reduce_joined);
     if (g.layout < REDUCE_COLUMNS) {
         g.layout = row_layout(&p, p.from, j->type);
+        if (dealt && g.layout == REDUCE_ANYWHERE) g.layout = REDUCE_STRIDED;   /* a CPU loads elements anyway */
         if (less) bind_number(e, j, &p, &g);
         groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
+        if (dealt && g.width == 1) groups = ceil_div((uint64_t)p.outer * p.parts, threads = DEALT_ROWS);
     } else {
         uint32_t each = g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1;
         if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
         g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
-        if (dealt) g.width = dealt_columns((uint64_t)p.outer * (p.inner / each) * p.parts);
+        uint64_t columns = (uint64_t)p.outer * (p.inner / each) * p.parts;
+        if (dealt && !is_arg(j->op) && columns < 2 * REDUCE_THREADS) dealt = false;
+        else if (dealt) g.width = is_arg(j->op) ? dealt_columns(columns) : REDUCE_THREADS;
         groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
     }
-    USE_AS(e, less ? K_REDUCE_LESS : reduce_kernel(j->op, j->type), reduce, &p, .threads = REDUCE_THREADS, .op = j->op,
+    USE_AS(e, less ? K_REDUCE_LESS : reduce_kernel(j->op, j->type), reduce, &p, .threads = threads, .op = j->op,
            .from = j->type, .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later,
            .joined = g.joined, .kept = less && j->kept, .times = last && j->times,
            .lanes_each = lanes_each(&g, p.n), .dealt = dealt);

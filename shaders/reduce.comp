@@ -23,7 +23,8 @@ layout(constant_id = 7) const uint JOINED = 0;         // 1: of rows of at most 
 layout(constant_id = 8) const uint KEPT = 0;           // LESS: 1: the difference is written, too
 layout(constant_id = 9) const uint TIMES = 0;          // 1: float32 sums are multiplied by the number at `most`
 layout(constant_id = 10) const uint LANES_EACH = 4;    // WIDTH 256: lanes of a thread; 1, 2 where there are no more
-layout(constant_id = 11) const uint DEALT = 0;         // INDEX, no JOINED: 1: a thread has every WIDTH-th four, in order, by no tree
+layout(constant_id = 11) const uint DEALT = 0;         // 1, no JOINED: INDEX: a thread has every WIDTH-th four, in order, by no tree;
+                                                        // else a thread has rows of up to 16 pieces, WIDTH 1, or columns of one
 
 layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
@@ -293,6 +294,20 @@ void deal(const uint row, const uint first, const uint me, const uint count, con
     [[dont_unroll]] for (uint i = 1u; i < WIDTH; i++) best = combine(best, board[gl_LocalInvocationID.x + i]);
     store(to, best);
 }
+#else
+// A row, or a piece of it, by a thread alone: the tree's lanes one after the other.
+void deal(const uint row, const uint first, const uint count, const uint to, const bool there)
+{
+    ACC all = identity();
+    [[dont_unroll]] for (uint at = 0u; at < count; at += 4096u) {
+        uint lanes = (min(count - at, 4096u) + 255u) / 256u * 16u;
+        [[dont_unroll]] for (uint i = 0u; i < lanes; i++) push(0u, row_lane(row, first, at / 16u + i, count));
+        all = combine(all, total(0u));
+        pushed[0] = pushed[HELD] = identity();
+        pushes = 0u;
+    }
+    if (there) store(to, all);
+}
 #endif
 
 void rows()
@@ -308,6 +323,11 @@ void rows()
 #if defined(INDEX)
     if (DEALT == 1u) {
         deal(base, first, me, count, at.y + part * part_out, there);
+        return;
+    }
+#else
+    if (DEALT == 1u) {
+        deal(base, first, count, at.y + part * part_out, there);
         return;
     }
 #endif
@@ -409,7 +429,8 @@ void columns()
     uint row = there ? q / units : 0u, column = there ? (q - row * units) * EACH : 0u;
     uvec2 at = locate(row);
     uint base = at.x + column * inner_stride, first = part * chunk, end = there ? min(n, first + chunk) : 0u;
-    uint rounds = HEIGHT == 1u ? 16u : (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;    // a thread alone takes one block
+    uint length = (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;         // a thread alone takes one block, or DEALT up to 16, by lanes
+    uint rounds = HEIGHT > 1u ? length : DEALT == 1u ? 16u * length : 16u;
     for (uint k = 0u; k < EACH; k++) find_shift(k, row * inner + column + k);
 #if defined(INDEX)
     if (DEALT == 1u) {
