@@ -7856,7 +7856,7 @@ enum reduction {
  * it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
  * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
-       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, COLUMNS_ENOUGH = 512 };
+       REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, DEALT_ENOUGH = 64, COLUMNS_ENOUGH = 512 };
 
 /* A dimension of a reduction: its strides in the operand and, where it is kept, in the result. */
 struct reduce_dim {
@@ -8059,11 +8059,11 @@ static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t group
     return least;
 }
 
-static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole)
+static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole, uint32_t enough)
 {
     uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE;
     bool few = g->later && n <= 8 * REDUCE_PIECE;
-    g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : ROWS_ENOUGH);
+    g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : enough);
     uint32_t lanes = ceil_div(g->piece, REDUCE_LANE);
     if (!g->later && lanes <= 4) lanes = lanes > 1 ? 4 : 1;
     else if (!g->later) lanes = (uint32_t)round_up(lanes, 16);
@@ -8306,7 +8306,11 @@ static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_j
     if (is_arg(j->op))
         NOTE(e->device, NOTE_ARG, "rows", rows && from->strides[at] == 1 ? NULL :
              rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
-    if (rows) { grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole); return g; }
+    if (rows) {
+        grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole,
+                     e->device->tuning->deep ? ROWS_ENOUGH : DEALT_ENOUGH);
+        return g;
+    }
     g.layout = REDUCE_COLUMNS;
     if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
     grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);

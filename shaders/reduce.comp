@@ -173,6 +173,13 @@ bool loadable(const uint row, const uint at, const uint end)
     uint s = LAYOUT == ANYWHERE ? (row + at) & 3u : 0u;
     return LAYOUT < STRIDED && at + (s == 0u ? 4u : 8u - s) <= end;
 }
+Four fetch_apart(const uint i)
+{
+    uvec2 x[4];
+    [[unroll]] for (uint k = 0u; k < 4u; k++) x[k] = load_one(i + k * stride);
+    if (eight()) return Four(uvec4(x[0], x[1]), uvec4(x[2], x[3]));
+    return Four(uvec4(x[0].x, x[1].x, x[2].x, x[3].x), uvec4(0u));
+}
 Four fetch_loose(const uint i, const uint count)
 {
     Four v = Four(uvec4(0u), uvec4(0u));
@@ -197,9 +204,12 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
     ACC a = identity();
     uint at = start_of(lane);
 #if !defined(PAIR)
-    if (loadable(row, at + 3u * STEP, end)) {
+    const bool apart = DEALT == 1u && LAYOUT == STRIDED;                   // a CPU loads one by one anyway
+    if (apart ? at + 3u * STEP + 4u <= end : loadable(row, at + 3u * STEP, end)) {
         Four x[4];
-        [[unroll]] for (uint j = 0u; j < 4u; j++) x[j] = fetch(row + at + STEP * j);
+        [[unroll]] for (uint j = 0u; j < 4u; j++)
+            if (apart) x[j] = fetch_apart(row + (at + STEP * j) * stride);
+            else x[j] = fetch(row + at + STEP * j);
         [[unroll]] for (uint j = 0u; j < 4u; j++) {
             uint place_of = first + at + STEP * j;
             a = with_elements(a, less_number(x[j], place_of, 4u), place_of, 4u);
@@ -299,7 +309,14 @@ void deal(const uint row, const uint first, const uint me, const uint count, con
 void deal(const uint row, const uint first, const uint count, const uint to, const bool there)
 {
     ACC all = identity();
-    [[dont_unroll]] for (uint at = 0u; at < count; at += 4096u) {
+    if (chunk <= 64u)                                  // a four a lane, in one block
+        [[dont_unroll]] for (uint at = 0u; at < count; at += 4u) {
+            Four v;
+            if (loadable(row, at, count)) v = fetch(row + at);
+            else v = fetch_loose(row + at * stride, count - at);
+            all = combine(all, with_elements(identity(), v, first + at, count - at));
+        }
+    else [[dont_unroll]] for (uint at = 0u; at < count; at += 4096u) {
         uint lanes = (min(count - at, 4096u) + 255u) / 256u * 16u;
         [[dont_unroll]] for (uint i = 0u; i < lanes; i++) push(0u, row_lane(row, first, at / 16u + i, count));
         all = combine(all, total(0u));
