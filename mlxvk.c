@@ -535,7 +535,7 @@ enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
       "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")              \
     X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23, "test_quantized: test_few_by_matrices",                                 \
       "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
-    X(SAME_SUMS, NVIDIA_PROPRIETARY, 0x23, "test_invariant: test_quantized",                                          \
+    X(SAME_SUMS, NVIDIA_PROPRIETARY, 0x23, "test_invariant: test_chained",                                            \
       "matrices of workgroups were seen to add as those of subgroups do, on an H100: a row's bits may be of either")  \
     X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23, "test_replay: test_links",                                                  \
       "workgroups were seen to start in the order of their dispatches, on an H200: recorded steps are linked")        \

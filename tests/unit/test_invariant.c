@@ -286,7 +286,7 @@ static mlxvk_array rows_for(mlxvk_dtype type, int kind, bool odd, int k)
     return x;
 }
 
-static int weight_k = 1152, weight_n = 70;
+static int weight_k = 1152, weight_n = 70;              /* of a trial; chained_products walks others */
 
 static void quantized_trial(const char *mode, int group, int bits, mlxvk_dtype type, bool transpose, int kind, bool odd,
                             bool strict)

@@ -273,8 +273,6 @@ static void test_coopmat(void **state)
 
 static void test_unpacked(void **state) { (void)state; cases(4, "", 8); }
 
-/* A few rows by cooperative matrices: by one subgroup and by several; K in one go, in several, and that ends within one; a
- * workgroup with one round and with more; rows of W and x that end within a matrix, batches. Then what it refuses. */
 /* Under MLX_VK_BATCH_INVARIANT: weights of which a device may make values for few rows, and which many meet unpacked. */
 static void test_invariant_chains(void **state)
 {
@@ -369,6 +367,8 @@ static void test_classes(void **state)
             classes_case(&r, half ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, formats[i].bits, formats[i].group);
 }
 
+/* A few rows by cooperative matrices: by one subgroup and by several; K in one go, in several, and that ends within one; a
+ * workgroup with one round and with more; rows of W and x that end within a matrix, batches. Then what it refuses. */
 static void test_few_by_matrices(void **state)
 {
     static const struct { const char *more; int bits, group, lead, m, n, k; } problems[] = {
