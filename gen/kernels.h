@@ -863,7 +863,8 @@ struct random_constants { uint32_t threads, op, to, fours, products; };
 typedef struct random_constants random_constants; typedef struct random_push random_push;
 enum { SLOT_random_dst = 0, SLOT_random_key = 1 };
 
-struct reduce_constants { uint32_t threads, op, from, to, layout, width, later, joined, kept, times, lanes_each; };
+struct reduce_constants { uint32_t threads, op, from, to, layout, width, later, joined, kept, times, lanes_each,
+    dealt; };
 typedef struct reduce_constants reduce_constants; typedef struct reduce_push reduce_push;
 enum { SLOT_reduce_dst = 0, SLOT_reduce_src = 1, SLOT_reduce_joined = 2, SLOT_reduce_largest = 3 };
 
@@ -1055,10 +1056,10 @@ enum { SLOT_quant_gather_x = 0 };
     X(quantize_fp, QUANTIZE_FP, 5, 0x6, 24, 9, CAP_SMALL) \
     X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(random, RANDOM, 2, 0x1, 52, 5, CAP_SMALL) \
-    X(reduce, REDUCE, 4, 0x5, 112, 11, CAP_SMALL) \
-    X(reduce_index, REDUCE_INDEX, 3, 0x5, 112, 11, CAP_SMALL) \
-    X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 11, CAP_SMALL) \
-    X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 11, CAP_SMALL) \
+    X(reduce, REDUCE, 4, 0x5, 112, 12, CAP_SMALL) \
+    X(reduce_index, REDUCE_INDEX, 3, 0x5, 112, 12, CAP_SMALL) \
+    X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 12, CAP_SMALL) \
+    X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 12, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
     X(scan_once, SCAN_ONCE, 3, 0x5, 40, 7, CAP_SUBGROUP | CAP_SMALL) \

@@ -148,6 +148,11 @@ ACC combine(const ACC a, const ACC b)
     bool better = b.x > a.x || (wide && a.x == b.x && b.y > a.y) || (tie && b.z < a.z);
     return better ? b : a;
 }
+ACC combine_behind(const ACC a, const ACC b)           // where b is behind a
+{
+    bool wide = FROM == U64 || FROM == I64, better = b.x > a.x || (wide && a.x == b.x && b.y > a.y);
+    return better ? b : a;
+}
 ACC value(const uvec2 raw, const uint at)
 {
     if (FROM == C64) return uvec3(raw.x, 0u, raw.y);

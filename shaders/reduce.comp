@@ -23,6 +23,8 @@ layout(constant_id = 7) const uint JOINED = 0;         // 1: of rows of at most 
 layout(constant_id = 8) const uint KEPT = 0;           // LESS: 1: the difference is written, too
 layout(constant_id = 9) const uint TIMES = 0;          // 1: float32 sums are multiplied by the number at `most`
 layout(constant_id = 10) const uint LANES_EACH = 4;    // WIDTH 256: lanes of a thread; 1, 2 where there are no more
+layout(constant_id = 11) const uint DEALT = 0;         // 1, no JOINED: INDEX: a thread has every WIDTH-th four, in order, by no tree;
+                                                        // else a thread has rows of up to 16 pieces, WIDTH 1, or columns of one
 
 layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
@@ -100,6 +102,10 @@ void find_shift(const uint k, const uint i)
 // Adds four elements to what a lane has: as a quad, or in order.
 ACC with_four(ACC a, ACC x[4])
 {
+#if defined(INDEX)
+    [[unroll]] for (uint k = 0u; k < 4u; k++) a = combine_behind(a, x[k]);
+    return a;
+#endif
     if (LATER == 0u) {
         [[unroll]] for (uint k = 0u; k < 4u; k += 2u) x[k] = combine(x[k], x[k + 1u]);
         x[0] = combine(x[0], x[2]);
@@ -167,6 +173,13 @@ bool loadable(const uint row, const uint at, const uint end)
     uint s = LAYOUT == ANYWHERE ? (row + at) & 3u : 0u;
     return LAYOUT < STRIDED && at + (s == 0u ? 4u : 8u - s) <= end;
 }
+Four fetch_apart(const uint i)
+{
+    uvec2 x[4];
+    [[unroll]] for (uint k = 0u; k < 4u; k++) x[k] = load_one(i + k * stride);
+    if (eight()) return Four(uvec4(x[0], x[1]), uvec4(x[2], x[3]));
+    return Four(uvec4(x[0].x, x[1].x, x[2].x, x[3].x), uvec4(0u));
+}
 Four fetch_loose(const uint i, const uint count)
 {
     Four v = Four(uvec4(0u), uvec4(0u));
@@ -191,9 +204,12 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
     ACC a = identity();
     uint at = start_of(lane);
 #if !defined(PAIR)
-    if (loadable(row, at + 3u * STEP, end)) {
+    const bool apart = DEALT == 1u && LAYOUT == STRIDED;                   // a CPU loads one by one anyway
+    if (apart ? at + 3u * STEP + 4u <= end : loadable(row, at + 3u * STEP, end)) {
         Four x[4];
-        [[unroll]] for (uint j = 0u; j < 4u; j++) x[j] = fetch(row + at + STEP * j);
+        [[unroll]] for (uint j = 0u; j < 4u; j++)
+            if (apart) x[j] = fetch_apart(row + (at + STEP * j) * stride);
+            else x[j] = fetch(row + at + STEP * j);
         [[unroll]] for (uint j = 0u; j < 4u; j++) {
             uint place_of = first + at + STEP * j;
             a = with_elements(a, less_number(x[j], place_of, 4u), place_of, 4u);
@@ -267,6 +283,50 @@ ACC join_row(const uint row, const uint me)
     }
 }
 
+#if defined(INDEX)
+// The best of this thread's fours, on the board for the row's first thread, which looks through them.
+void deal(const uint row, const uint first, const uint me, const uint count, const uint to, const bool there)
+{
+    ACC best = identity();
+    for (uint at = 4u * me; at < count; at += 4u * WIDTH) {
+        Four v;
+        if (loadable(row, at, count)) v = fetch(row + at);
+        else v = fetch_loose(row + at * stride, count - at);
+        v = less_number(v, first + at, count - at);
+        [[unroll]] for (uint k = 0u; k < 4u; k++) {
+            ACC x = element(of_four(v, k), first + at + k, 0u);
+            if (at + k < count) best = combine_behind(best, x);
+        }
+    }
+    board[gl_LocalInvocationID.x] = best;
+    barrier();
+    if (me != 0u || !there) return;
+    [[dont_unroll]] for (uint i = 1u; i < WIDTH; i++) best = combine(best, board[gl_LocalInvocationID.x + i]);
+    store(to, best);
+}
+#else
+// A row, or a piece of it, by a thread alone: the tree's lanes one after the other.
+void deal(const uint row, const uint first, const uint count, const uint to, const bool there)
+{
+    ACC all = identity();
+    if (chunk <= 64u)                                  // a four a lane, in one block
+        [[dont_unroll]] for (uint at = 0u; at < count; at += 4u) {
+            Four v;
+            if (loadable(row, at, count)) v = fetch(row + at);
+            else v = fetch_loose(row + at * stride, count - at);
+            all = combine(all, with_elements(identity(), v, first + at, count - at));
+        }
+    else [[dont_unroll]] for (uint at = 0u; at < count; at += 4096u) {
+        uint lanes = (min(count - at, 4096u) + 255u) / 256u * 16u;
+        [[dont_unroll]] for (uint i = 0u; i < lanes; i++) push(0u, row_lane(row, first, at / 16u + i, count));
+        all = combine(all, total(0u));
+        pushed[0] = pushed[HELD] = identity();
+        pushes = 0u;
+    }
+    if (there) store(to, all);
+}
+#endif
+
 void rows()
 {
     const uint lanes = WIDTH * EACH, tops = max(lanes / 16u, 1u), stages = lanes == 1024u ? 2u : 1u;
@@ -277,6 +337,17 @@ void rows()
     uint first = part * chunk, count = there ? min(chunk, n - first) : 0u, base = at.x + first * stride;
     uint rounds = WIDTH == 256u ? (min(chunk, n) - 1u) / (16u * lanes) + 1u : 1u;
     find_shift(0u, there ? row : 0u);
+#if defined(INDEX)
+    if (DEALT == 1u) {
+        deal(base, first, me, count, at.y + part * part_out, there);
+        return;
+    }
+#else
+    if (DEALT == 1u) {
+        deal(base, first, count, at.y + part * part_out, there);
+        return;
+    }
+#endif
     for (uint round = 0u; round <= rounds; round++) {
         [[dont_unroll]] for (uint k = 0u; k < EACH && round < rounds; k++) {
             ACC a = row_lane(base, first, round * lanes + k * WIDTH + me, count);
@@ -322,20 +393,22 @@ uvec2 of_column(const Four v, const uint k) { return LAYOUT == FOUR_COLUMNS ? of
 
 // Adds a lane of each column, which begins at position `at`.
 ACC sums[HELD];
+void column_four(const uint base, const uint at, const uint end)
+{
+    Four v[4];
+    bool whole = at + 4u <= end;                       // else the last element stands for those behind the end
+    uint first = base + at * stride, last = base + (end - 1u) * stride;
+    [[unroll]] for (uint r = 0u; r < 4u; r++) v[r] = load_column(whole || at + r < end ? first + r * stride : last);
+    [[unroll]] for (uint k = 0u; k < EACH; k++) {
+        ACC x[4];
+        [[unroll]] for (uint r = 0u; r < 4u; r++) x[r] = element(of_column(v[r], k), at + r, k);
+        if (!whole) [[unroll]] for (uint r = 0u; r < 4u; r++) if (at + r >= end) x[r] = identity();
+        sums[k] = with_four(sums[k], x);
+    }
+}
 void column_lane(const uint base, uint at, const uint end)
 {
-    [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) {
-        Four v[4];
-        bool whole = at + 4u <= end;                   // else the last element stands for those behind the end
-        uint first = base + at * stride, last = base + (end - 1u) * stride;
-        [[unroll]] for (uint r = 0u; r < 4u; r++) v[r] = load_column(whole || at + r < end ? first + r * stride : last);
-        [[unroll]] for (uint k = 0u; k < EACH; k++) {
-            ACC x[4];
-            [[unroll]] for (uint r = 0u; r < 4u; r++) x[r] = element(of_column(v[r], k), at + r, k);
-            if (!whole) [[unroll]] for (uint r = 0u; r < 4u; r++) if (at + r >= end) x[r] = identity();
-            sums[k] = with_four(sums[k], x);
-        }
-    }
+    [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) column_four(base, at, end);
 }
 
 // Pushes the blocks of which each thread of a column has a lane in sums, in order; of columns shorter than a block only
@@ -373,8 +446,23 @@ void columns()
     uint row = there ? q / units : 0u, column = there ? (q - row * units) * EACH : 0u;
     uvec2 at = locate(row);
     uint base = at.x + column * inner_stride, first = part * chunk, end = there ? min(n, first + chunk) : 0u;
-    uint rounds = HEIGHT == 1u ? 16u : (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;    // a thread alone takes one block
+    uint length = (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;         // a thread alone takes one block, or DEALT up to 16, by lanes
+    uint rounds = HEIGHT > 1u ? length : DEALT == 1u ? 16u * length : 16u;
     for (uint k = 0u; k < EACH; k++) find_shift(k, row * inner + column + k);
+#if defined(INDEX)
+    if (DEALT == 1u) {
+        [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = identity();
+        for (uint four = first + 4u * y; four < end; four += 4u * HEIGHT) column_four(base, four, end);
+        [[unroll]] for (uint k = 0u; k < EACH; k++) board[(k * HEIGHT + y) * WIDTH + x] = sums[k];
+        barrier();
+        if (!there || y != 0u) return;
+        [[unroll]] for (uint k = 0u; k < EACH; k++) {
+            [[dont_unroll]] for (uint i = 1u; i < HEIGHT; i++) sums[k] = combine(sums[k], board[(k * HEIGHT + i) * WIDTH + x]);
+            store(at.y + part * part_out + (column + k) * inner_out, sums[k]);
+        }
+        return;
+    }
+#endif
     [[dont_unroll]] for (uint round = 0u; round < rounds; round++) {
         if (!ANY_ORDER || round == 0u)
             [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = identity();
