@@ -3048,7 +3048,8 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
  * checks each. (An H100, without in these: a step of Qwen3-8B 446 to 454 tokens/s, in bfloat16 148 to 153; scans in one
  * pass took longer without.) */
 static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_QMV_HELD, K_QMV_HELD_SETS,
-                                             K_QMV_MATRIX_BF16, K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP };
+                                             K_QMV_MATRIX_BF16, K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP,
+                                             K_RADIX };
 
 static VkPipelineRobustnessBufferBehaviorEXT robustness_of(const struct device *d, enum kernel_id k)
 {
@@ -15752,16 +15753,23 @@ static void sort_merge(struct encoder *e, const struct sort_rows *s, const struc
 
 /* ---- radix sort, a digit of eight bits a step ---- */
 
-/* Elements of a row that a workgroup takes. Of values alone 14 a thread: a pass of 2^26 took an NVIDIA H200 615 us, but
- * 700 with 16, which leave room for a workgroup less, and 650 to 665 with 10, 12 and 20. */
-static uint32_t radix_tile(const struct sort_rows *s)
+static uint32_t radix_subgroups(const struct encoder *e) { return RADIX_DIGITS / e->device->caps.subgroup; }
+
+/* Elements of a row that a thread takes: 2^26 values took an NVIDIA H200 2,008 us by 14, 2,095 by 12 and 2,172 by 16, with
+ * their positions 3,154 by 14 and 2,925 by 16. Shared memory holds them, positions, and counts by subgroup. */
+static uint32_t radix_each(const struct encoder *e, const struct sort_rows *s)
 {
-    return RADIX_DIGITS * ((size_t)s->rows * s->n < (1u << 20) ? 8 : s->index ? 16 : 14);
+    uint32_t subgroups = radix_subgroups(e), words = s->index ? 2 : 1;
+    uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : s->index ? RADIX_MOST : 14;
+    uint32_t counts = (subgroups > 8 ? 2 : 4) * subgroups * RADIX_DIGITS + 4 * RADIX_DIGITS + 8 * subgroups;
+    while (each > 1 && counts + 4 * words * each * RADIX_DIGITS > e->device->caps.shared_memory) each--;
+    return each;
 }
 
 static void radix_step(struct encoder *e, const struct sort_rows *s, const struct sort_step *p, uint32_t shift)
 {
-    uint32_t tiles = ceil_div(s->n, radix_tile(s)), flags[3] = { 0, 0, p->flags };
+    uint32_t each = radix_each(e, s);
+    uint32_t tiles = ceil_div(s->n, each * RADIX_DIGITS), flags[3] = { 0, 0, p->flags };
     struct radix_push push = { .rows = s->rows, .n = s->n, .tiles = tiles, .shift = shift };
     if (p->flags & SORT_RAW) flags[0] = p->flags & (SORT_RAW | SORT_INDEX_OUT | SORT_HIGH | SORT_GATHER);
     if (p->flags & SORT_GATHER) flags[0] |= SORT_INDEX_IN;
@@ -15774,8 +15782,7 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
         if (pass == 2 && p->dst_place) push.dst_place_at = set_output(e, SLOT_radix_dst_place, p->dst_place);
         push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, s->owned[3]);
         USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass],
-            .each = radix_tile(s) / RADIX_DIGITS, .subgroups = RADIX_DIGITS / e->device->caps.subgroup,
-            .summed = tiles > RADIX_FEW_TILES);
+            .each = each, .subgroups = radix_subgroups(e), .summed = tiles > RADIX_FEW_TILES);
         dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
     }
 }
@@ -15798,7 +15805,7 @@ static void sort_words(struct encoder *e, struct sort_rows *s, uint32_t digits)
     uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
     while ((uint64_t)block << merges < s->n) merges++;
     if (radix) {
-        size_t tiles = ceil_div(s->n, radix_tile(s));
+        size_t tiles = ceil_div(s->n, RADIX_DIGITS * radix_each(e, s));
         s->owned[3] = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
     }
     sort_begin(e, s, radix ? digits : 1 + merges);

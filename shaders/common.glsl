@@ -27,6 +27,14 @@ bool is_half(const uint t) { return t == U16 || t == I16 || t == F16 || t == BF1
     layout(std430, set = 0, binding = slot) buffer name##_pairs { uvec2 name##64[]; }; \
     layout(std430, set = 0, binding = slot) buffer name##_quads { uvec4 name##128[]; };
 
+// What a kernel only reads, and no binding of it writes: loads may be moved, and behind barriers as well.
+#define BUFFER_READ(slot, name) \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_bytes { uint8_t name##8[]; }; \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_halves { uint16_t name##16[]; }; \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_words { uint name##32[]; }; \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_pairs { uvec2 name##64[]; }; \
+    layout(std430, set = 0, binding = slot) restrict readonly buffer name##_quads { uvec4 name##128[]; };
+
 #define INFINITY uintBitsToFloat(0x7f800000u)
 #define NOT_A_NUMBER uintBitsToFloat(0x7fc00000u)
 bool is_nan(const float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }    // no fast math can fold it
