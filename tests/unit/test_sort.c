@@ -109,6 +109,8 @@ static void long_rows(const char *gates)
     struct rng r = { 2 };
     for (size_t d = 0; d < COUNT(dtypes); d++) {
         expect_sorted(device, stream, &r, dtypes[d], 3, 5001);
+        expect_sorted(device, stream, &r, dtypes[d], 3, 6144);                 /* whole tiles, whatever one has: */
+        expect_sorted(device, stream, &r, dtypes[d], 2, 1792 * 4);             /* 256 times 8, 7 where positions leave less room */
         expect_sorted(device, stream, &r, dtypes[d], 1, LONGEST);
     }
     mlxvk_stream_free(stream);
