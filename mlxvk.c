@@ -8857,7 +8857,7 @@ static void scan_cut(struct scan_push *p, uint32_t by)
 static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
 {
     bool rows = p.inner == 1 && p.stride == 1;
-    uint32_t odd = p.stride | place_of_array(e, from) | place_of_array(e, out), width, hold;
+    uint32_t odd = p.stride | place_of_array(e, from) | place_of_array(e, out), width, hold, threads;
     uint32_t by = rows ? 0 : by_fours(p.inner, p.inner_stride, odd, p.in_stride, p.ndim) ? 4 : 1;
     struct array *totals = NULL, *carry = NULL;          /* of each part, and of all before it */
     scan_cut(&p, by);
@@ -8875,12 +8875,15 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     }
     p.from = set_input(e, SLOT_scan_src, from);
     p.to = set_output(e, SLOT_scan_dst, out);
-    hold = rows && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
-    width = rows ? min_u32(pow2_at_least((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    /* A CPU takes the steps of a tree's lanes one after the other (lavapipe: 128 rows of 2048 from 13.0 to 0.8 ms). */
+    bool alone = rows && !e->device->tuning->deep;
+    threads = alone ? DEALT_ROWS : REDUCE_THREADS;
+    hold = rows && !alone && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    width = rows && !alone ? min_u32(pow2_at_least((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
     if (width == 2) width = 4;                           /* the kernel walks by fours */
-    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = REDUCE_THREADS, .op = op,
+    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = threads, .op = op,
            .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
-    dispatch_groups(e, ceil_div((uint64_t)p.outer * p.parts * (rows ? width : p.inner / by), REDUCE_THREADS));
+    dispatch_groups(e, ceil_div((uint64_t)p.outer * p.parts * (rows ? width : p.inner / by), threads));
 done:
     array_release(totals);
     array_release(carry);
