@@ -388,7 +388,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
     X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps and tiles of scans wait for each other (2: on every driver)")   \
     X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
-    X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort on GPUs (2: everywhere; 0: by merges)")          \
+    X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort (2: even where merges are faster; 0: nowhere)")  \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
       "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                  \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report") \
@@ -15770,8 +15770,8 @@ static void sort_merge(struct encoder *e, const struct sort_rows *s, const struc
 
 static uint32_t radix_subgroups(const struct encoder *e) { return RADIX_DIGITS / e->device->caps.subgroup; }
 
-/* Elements of a row that a thread takes: 2^26 values took an NVIDIA H200 2,008 us by 14, 2,095 by 12 and 2,172 by 16, with
- * their positions 3,154 by 14 and 2,925 by 16. Shared memory holds them, positions, and counts by subgroup. */
+/* Elements of a row that a thread takes: 2^26 values took an NVIDIA H200 2,008 us by 14, 2,095 by 12 and 2,172 by 16,
+ * with their positions 3,154 by 14 and 2,925 by 16. Shared memory holds them, positions, and counts by subgroup. */
 static uint32_t radix_each(const struct encoder *e, const struct sort_rows *s)
 {
     uint32_t subgroups = radix_subgroups(e), words = s->index ? 2 : 1;
@@ -15798,27 +15798,28 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
         push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, s->owned[3]);
         USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass],
             .each = each, .subgroups = radix_subgroups(e), .summed = tiles > RADIX_FEW_TILES);
-        dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? RADIX_DIGITS : tiles));
+        dispatch_groups(e, (uint64_t)s->rows * (pass != 1 ? tiles : radix_subgroups(e) > 8 ? 1 : RADIX_DIGITS));
     }
 }
 
-/* Radix sort where subgroups are wide enough for it; a CPU is faster with merges. */
-static bool use_radix(const struct encoder *e, const struct sort_rows *s)
+/* Radix sort where subgroups are wide enough for it. A CPU takes about as long for a digit as for a merge, of words
+ * that are gathered longer (lavapipe, 2^16 values of float32 21 to 10 ms, of bfloat16 16 to 5; int64 26 to 41). */
+static bool use_radix(const struct encoder *e, const struct sort_rows *s, uint32_t digits, uint32_t merges)
 {
     const struct capabilities *c = &e->device->caps;
     int gate = e->device->gate[GATE_RADIX];
-    if (s->n <= sort_threads(e, s->index) * SORT_EACH || !has_kernel(e->device, K_RADIX) ||
-        c->max_threads < RADIX_DIGITS)
+    if (!merges || !has_kernel(e->device, K_RADIX) || c->max_threads < RADIX_DIGITS || c->subgroup < 8 ||
+        c->subgroup > 128)
         return false;
-    return c->subgroup >= 8 && c->subgroup <= 128 && (gate == 2 || (gate && e->device->tuning->radix));
+    return gate == 2 || (gate && (e->device->tuning->radix || (digits <= merges && item_size(&s->in) <= 4)));
 }
 
 /* digits: of 8 bits, that the keys' words have. */
 static void sort_words(struct encoder *e, struct sort_rows *s, uint32_t digits)
 {
-    bool radix = use_radix(e, s);
     uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
     while ((uint64_t)block << merges < s->n) merges++;
+    bool radix = use_radix(e, s, digits, merges);
     if (radix) {
         size_t tiles = ceil_div(s->n, RADIX_DIGITS * radix_each(e, s));
         s->owned[3] = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);

@@ -29,6 +29,8 @@ const uint TILE = DIGITS * EACH;
 
 bool pairs() { return (FLAGS & RAW) != 0u && (FROM == U64 || FROM == I64 || FROM == C64); }
 
+const bool NARROW = SUBGROUPS > 8u;
+
 uint digit_of(const uint key) { return (key >> shift) & (DIGITS - 1u); }
 uint own_number() { return gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID; }
 
@@ -93,7 +95,17 @@ void count_tile(const uint row, const uint tile)
     counts32[counts_at + (row * DIGITS + t) * tiles + tile] = digits[t] - missing;
 }
 
-// One digit of one row: what is before each tile.
+// One digit of one row: what is before each tile. By the workgroup, or, where subgroups are narrow, by a thread.
+void scan_alone(const uint line)
+{
+    uint at = counts_at + line * tiles, sum = 0u;
+    for (uint i = 0u; i < tiles; i++) {
+        uint c = counts32[at + i];
+        counts32[at + i] = sum;
+        sum += c;
+    }
+    counts32[counts_at + rows * DIGITS * tiles + line] = sum;
+}
 void scan_tiles(const uint line)
 {
     uint at = counts_at + line * tiles, sum = 0u, run = gl_SubgroupID * gl_SubgroupSize * EACH + gl_SubgroupInvocationID;
@@ -135,12 +147,12 @@ void write_key(const uint at, const uint key)
 
 // By subgroup and digit, two in a word where there are many subgroups: counts, and then places. By places: keys, and their
 // positions.
-const bool HALVED = SUBGROUPS > 8u, MOVES = STEP == 2u;
-const uint LINE = HALVED ? DIGITS / 2u : DIGITS, TABLE = MOVES ? SUBGROUPS * LINE : 1u, POOL = MOVES ? TILE : 1u;
+const bool MOVES = STEP == 2u;
+const uint LINE = NARROW ? DIGITS / 2u : DIGITS, TABLE = MOVES ? SUBGROUPS * LINE : 1u, POOL = MOVES ? TILE : 1u;
 shared uint table[TABLE], pool[POOL], positions[(FLAGS & INDEX_OUT) != 0u ? POOL : 1u];
 
-uint slot_of(const uint digit) { return gl_SubgroupID * LINE + (HALVED ? digit / 2u : digit); }
-uint half_at(const uint digit) { return HALVED ? (digit & 1u) * 16u : 0u; }
+uint slot_of(const uint digit) { return gl_SubgroupID * LINE + (NARROW ? digit / 2u : digit); }
+uint half_at(const uint digit) { return NARROW ? (digit & 1u) * 16u : 0u; }
 
 // The lanes whose digit is this lane's.
 uvec4 same_digit(const uint digit)
@@ -160,10 +172,10 @@ uint next_place(const uint digit)
 {
     uvec4 same = same_digit(digit);
     uint slot = slot_of(digit), before = subgroupBallotExclusiveBitCount(same);
-    uint place = (HALVED ? table[slot] >> half_at(digit) & 0xffffu : table[slot]) + before;
+    uint place = (NARROW ? table[slot] >> half_at(digit) & 0xffffu : table[slot]) + before;
     subgroupBarrier();
     if ((same & gl_SubgroupGtMask) == uvec4(0u)) {
-        if (HALVED) atomicAdd(table[slot], before + 1u << half_at(digit));
+        if (NARROW) atomicAdd(table[slot], before + 1u << half_at(digit));
         else table[slot] = place + 1u;
     }
     subgroupBarrier();
@@ -180,16 +192,16 @@ void move_to_pool(const uint key, const uint place)
 // Counts become places in the tile; digits: where each digit begins in the row, less where it begins in the tile.
 void place_digits(const uint row, const uint tile)
 {
-    uint t = own_number(), line = HALVED ? t / 2u : t, own = 0u;
+    uint t = own_number(), line = NARROW ? t / 2u : t, own = 0u;
     uvec2 counts = counts_of(row, tile, t), before, all;
     for (uint s = 0u; s < gl_NumSubgroups; s++) own += table[s * LINE + line];
-    uint mine = HALVED ? own >> half_at(t) & 0xffffu : own;
+    uint mine = NARROW ? own >> half_at(t) & 0xffffu : own;
     uvec2 start = subgroupExclusiveAdd(uvec2(counts.x, mine));
     sum_parts(subgroupAdd(uvec2(counts.x, mine)), before, all);
     start += before;
     digits[t] = start.x + counts.y - start.y;
-    if (HALVED && (t & 1u) != 0u) return;              // both halves of a word by one thread
-    uint sum = HALVED ? start.y | (start.y + mine) << 16u : start.y;
+    if (NARROW && (t & 1u) != 0u) return;              // both halves of a word by one thread
+    uint sum = NARROW ? start.y | (start.y + mine) << 16u : start.y;
     for (uint s = 0u; s < gl_NumSubgroups; s++) {
         uint c = table[s * LINE + line];
         table[s * LINE + line] = sum;
@@ -224,7 +236,8 @@ void main()
 {
     uint g = group_index();
     if (STEP == 1u) {
-        if (g < rows * DIGITS) scan_tiles(g);
+        if (!NARROW && g < rows * DIGITS) scan_tiles(g);
+        if (NARROW && g < rows) scan_alone(g * DIGITS + gl_LocalInvocationID.x);
         return;
     }
     if (g >= rows * tiles) return;
