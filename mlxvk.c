@@ -8819,7 +8819,7 @@ static bool links_wanted(const struct device *d)
     return d->gate[GATE_LINKS] > 1 || (d->gate[GATE_LINKS] == 1 && d->caps.quirks & QUIRK_IN_ORDER);
 }
 
-enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_LONG = 1 << 16, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
 
 /* The total of each part, as (outer, parts, inner). */
 static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s,
@@ -8843,14 +8843,15 @@ static void scan_totals(struct encoder *e, enum reduction op, struct array *from
     reduce_dispatch(e, &j, &rows, &parts, at, g);
 }
 
-/* Cuts long rows or columns, where there are too few to fill the device. */
+/* Cuts long rows, by their length alone, so that a row's bits do not depend on how many there are, and columns where
+ * there are too few to fill the device. */
 static void scan_cut(struct scan_push *p, uint32_t by)
 {
-    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : p->outer, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
+    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : 1, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
     uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
     p->parts = 1;
     p->chunk = p->n;
-    if (2 * tasks >= enough || most < 2) return;
+    if (2 * tasks >= enough || most < 2 || (!by && p->n < SCAN_LONG)) return;
     most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
     p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
     p->parts = ceil_div(p->n, p->chunk);
@@ -8881,7 +8882,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     bool alone = rows && !e->device->tuning->deep;
     threads = alone ? DEALT_ROWS : REDUCE_THREADS;
     hold = rows && !alone && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
-    width = rows && !alone ? min_u32(pow2_at_least((p.chunk + 6) / 4), REDUCE_THREADS) : 1;
+    width = rows && !alone ? min_u32(pow2_at_least((p.chunk + 3) / 4), REDUCE_THREADS) : 1;
     if (width == 2) width = 4;                           /* the kernel walks by fours */
     USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = threads, .op = op,
            .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
@@ -8896,7 +8897,7 @@ done:
  * SCAN_LOOKS: before a workgroup scans itself what is missing, milliseconds on a GPU. Where all loops of an invocation
  * together may not be long (a CPU driver, by force), it must not miss many, nor look long. By force (GATE_LINKS is 3:
  * no tile tells what it comes to) short rows are cut into small tiles, too: a test's. */
-enum { SCAN_ONCE = 1 << 7, SCAN_LOOKS = 4096, SCAN_LOOKS_FEW = 32, SCAN_TILES_FEW = 256, SCAN_ONCE_LEAST = 1 << 16,
+enum { SCAN_ONCE = 1 << 7, SCAN_LOOKS = 4096, SCAN_LOOKS_FEW = 32, SCAN_TILES_FEW = 256, SCAN_ONCE_LEAST = SCAN_LONG,
        SCAN_ONCE_FORCED = 1 << 10 };
 
 static const struct once_row { uint32_t below, threads, hold, fan; } once_rows[] = {
@@ -8912,8 +8913,7 @@ static const struct once_row *once_row(size_t n)
     return r;
 }
 
-/* Tiles of a row, wherever in a four it begins and ends. */
-static uint32_t once_tiles(const struct once_row *r, size_t n) { return ceil_div((n + 6) / 4, r->threads * r->hold); }
+static uint32_t once_tiles(const struct once_row *r, size_t n) { return ceil_div((n + 3) / 4, r->threads * r->hold); }
 
 static bool takes_once(const struct device *d, enum reduction op, const struct array *x, int axis)
 {

@@ -111,20 +111,21 @@ void write_four(const uint at, const uint skip, const uint count, const uvec2 v[
 // The i-th of a row's fours from where it begins; the last one beyond them.
 uint four_at(const uint i, const uint fours, const bool reverse) { return reverse ? fours - 1u - min(i, fours - 1u) : min(i, fours - 1u); }
 
+// Fours count from where the row begins, so that its bits do not depend on where that is.
 void rows()
 {
     uint lane = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
     uint task = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot, row = task / parts, first = (task - row * parts) * chunk;
     bool there = row < outer, reverse = (flags & REVERSE) != 0u, exclusive = (flags & EXCLUSIVE) != 0u;
     uint base = locate(there ? row : 0u) + first, count = there ? min(chunk, n - first) : 0u, out_at = to + row * n + first;
-    uint lead = base & 3u, fours = (lead + count + 3u) / 4u, rounds = (min(chunk, n) + 6u) / 4u;
+    uint fours = (count + 3u) / 4u, rounds = (min(chunk, n) + 3u) / 4u;
     ACC before_tile = there ? carried(task) : identity();
     // Tiles of whole, aligned fours: loaded before the tile before them is scanned, and not in branches.
-    bool whole_fours = lead == 0u && (count & 3u) == 0u && count > 0u;
+    bool even = base % 4u == 0u, whole_fours = even && count % 4u == 0u && count > 0u;
     Four next[HOLD];
     if (whole_fours)
         [[unroll]] for (uint v = 0u; v < HOLD; v++) next[v] = load_four(base / 4u + four_at(v * WIDTH + lane, fours, reverse));
-    for (uint tile = 0u; tile < rounds; tile += WIDTH * HOLD) {        // element i of a row is i - lead: i counts fours
+    for (uint tile = 0u; tile < rounds; tile += WIDTH * HOLD) {        // i counts fours
         ACC x[HOLD * 4u];
         if (whole_fours && tile + WIDTH * HOLD <= fours) {
             [[unroll]] for (uint v = 0u; v < HOLD; v++)
@@ -133,12 +134,12 @@ void rows()
                 next[v] = load_four(base / 4u + four_at(tile + (HOLD + v) * WIDTH + lane, fours, reverse));
         } else
         [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-            uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i, skip = 4u * g - lead;
-            bool whole = i < fours && 4u * g >= lead && skip + 4u <= count;
+            uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i;
+            bool whole = even && i < fours && 4u * g + 4u <= count;
             Four f = Four(uvec4(0u), uvec4(0u));
             if (whole) f = load_four(base / 4u + g);
             [[unroll]] for (uint k = 0u; k < 4u; k++) {
-                uint j = skip + k;                                     // wraps where it is before the row
+                uint j = 4u * g + k;
                 bool here = i < fours && j < count;
                 x[4u * v + k] = identity();
                 if (whole) x[4u * v + k] = value(of_four(f, k), 0u);
@@ -164,7 +165,7 @@ void rows()
                 a = b;
             }
             if (reverse) { uvec2 p = y[0], q = y[1]; y[0] = y[3]; y[1] = y[2]; y[2] = q; y[3] = p; }
-            if (i < fours) write_four(out_at + 4u * g - lead, 4u * g - lead, count, y);
+            if (i < fours) write_four(out_at + 4u * g, 4u * g, count, y);
             before_tile = combine(before_tile, sums[v]);
         }
     }

@@ -162,19 +162,20 @@ shared uint tops[gl_WorkGroupSize.x / 4u];             // of subgroups
 uint four_of(const uint tile) { return tile * TILE + gl_SubgroupID * gl_SubgroupSize * HOLD + lane(); }
 uint place_of(const uint i, const uint fours) { return BACKWARDS ? fours - 1u - i : i; }
 
-// Scanned within fours, in the order of the scan; beyond the row is nothing.
-void load_tile(const uint tile, const uint base, const uint lead, const uint fours)
+// Scanned within fours, in the order of the scan; beyond the row is nothing. Fours count from where the row begins, so that its
+// bits do not depend on where that is.
+void load_tile(const uint tile, const uint base, const uint fours)
 {
     uint first = four_of(tile);
     uvec4 f[HOLD];
-    if (lead == 0u && (n & 3u) == 0u && (tile + 1u) * TILE <= fours)
+    if (((base | n) & 3u) == 0u && (tile + 1u) * TILE <= fours)
         [[unroll]] for (uint v = 0u; v < HOLD; v++)
             f[v] = load4_src(base / 4u + place_of(first + v * gl_SubgroupSize, fours), FROM);
     else
         [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-            uint i = first + v * gl_SubgroupSize, j = 4u * place_of(i, fours) - lead;
+            uint i = first + v * gl_SubgroupSize, j = 4u * place_of(i, fours);
             f[v] = uvec4(finish(NOTHING));
-            [[unroll]] for (uint k = 0u; k < 4u; k++)  // j + k wraps where it is before the row
+            [[unroll]] for (uint k = 0u; k < 4u; k++)
                 if (i < fours && j + k < n) f[v][k] = load_src(base + j + k, FROM);
         }
     [[unroll]] for (uint v = 0u; v < HOLD; v++) {
@@ -213,16 +214,16 @@ uint scan_tile(out uint before)
     return sum;
 }
 
-void write_tile(const uint tile, const uint at, const uint lead, const uint fours, const uint before)
+void write_tile(const uint tile, const uint at, const uint fours, const uint before)
 {
     uint first = four_of(tile);
     [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-        uint i = first + v * gl_SubgroupSize, skip = 4u * place_of(i, fours) - lead, a = combine(before, ahead[v]);
+        uint i = first + v * gl_SubgroupSize, skip = 4u * place_of(i, fours), a = combine(before, ahead[v]);
         uvec4 y;
         [[unroll]] for (uint k = 0u; k < 4u; k++) y[k] = finish(combine(a, x[4u * v + k]));
         if (BACKWARDS) y = y.wzyx;
-        if (i < fours) {                               // these are elements skip .. skip + 3 of a row, which wraps before it
-            if ((at + skip) % 4u == 0u && skip < n && n - skip >= 4u) store4_dst((at + skip) / 4u, TO, y);
+        if (i < fours) {                               // these are elements skip .. skip + 3 of a row
+            if ((at + skip) % 4u == 0u && n - skip >= 4u) store4_dst((at + skip) / 4u, TO, y);
             else
                 [[unroll]] for (uint k = 0u; k < 4u; k++) if (skip + k < n) store_dst(at + skip + k, TO, y[k]);
         }
@@ -238,10 +239,10 @@ void main()
         return;
     }
     if (row >= outer) return;
-    uint base = from + row * apart, lead = base & 3u, fours = (lead + n + 3u) / 4u, row_at = parts_at + row * each, at = tile;
+    uint base = from + row * apart, fours = (n + 3u) / 4u, row_at = parts_at + row * each, at = tile;
     uint patience = looks, before;
     for (;;) {                                         // once, but where what it needs is missing
-        load_tile(at, base, lead, fours);
+        load_tile(at, base, fours);
         uint all = scan_tile(before), next = tile;
         if (gl_LocalInvocationID.x == 0u && (looks > 0u || at != tile)) tell(row_at + at, all);
         if (at == tile) {
@@ -255,5 +256,5 @@ void main()
         memoryBarrierBuffer();
         barrier();
     }
-    write_tile(tile, to + row * n, lead, fours, combine(combine(combine(behind[2], behind[1]), behind[0]), before));
+    write_tile(tile, to + row * n, fours, combine(combine(combine(behind[2], behind[1]), behind[0]), before));
 }
