@@ -671,6 +671,7 @@ struct tuning {
     /* sorts by digits; Fourier transforms in a pipeline for each length */
     bool radix, fft_fixed;
     bool apart;                                      /* code with more barriers costs it more than a dispatch */
+    bool serial;                                     /* threads one after the other: rows by threads alone, no trees */
     uint32_t scatter_batch, factor_threads;
     uint32_t fft_lines;                              /* elements of a workgroup of lines */
     uint32_t chain_seen;                             /* times that a chain is seen before its kernel is made */
@@ -686,7 +687,8 @@ static const struct tuning tunings[] = {
       /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
       .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, 0, 0, false },
       .qmv = { { 8, 4, 64, 8, 1 } }, .entries = true, .few = UINT32_MAX, .unpack = UINT32_MAX,
-      .apart = true, .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX, .chain_seen = 64,
+      .apart = true, .serial = true, .scatter_batch = 2, .factor_threads = 32, .fft_lines = UINT32_MAX,
+          .chain_seen = 64,
       .segment = { 4, 4 } },
     { .name = "large", .type = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU, .memory = 64, .processors = 132, .bandwidth = 4e6,
       .rate = 2e7,
@@ -3046,7 +3048,7 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
 
 /* Kernels whose accesses no driver need check: their places are clamped to their operands'. Of others NVIDIA's driver
  * checks each. (An H100, without in these: a step of Qwen3-8B 446 to 454 tokens/s, in bfloat16 148 to 153; scans in one
- * pass took longer without.) */
+ * pass took longer without. An H200: a sort of 2^26 values 2,520 and 2,370 us.) */
 static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_QMV_HELD, K_QMV_HELD_SETS,
                                              K_QMV_MATRIX_BF16, K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP,
                                              K_RADIX };
@@ -8140,12 +8142,13 @@ static void bind_number(struct encoder *e, const struct reduce_job *j, struct re
     if (g->layout == REDUCE_FOURS && (p->kept | (p->outer > 1 ? p->n : 0)) & 3) g->layout = REDUCE_ANYWHERE;
 }
 
-/* Rows for argmax and argmin on CPUs: a few threads each, of as many as a CPU has side by side, for they need no tree,
- * whose idle lanes cost a CPU as much (lavapipe: 64 x 1025 from 1.88 to 0.14 ms, 256 x 2048 from 4.3 to 1.0). */
+/* Rows and columns on CPUs, where a tree's idle lanes cost as much as others: a thread goes through the tree's lanes
+ * in order, alone (lavapipe: the sum of 256 x 2048 from 3.6 to 0.56 ms); argmax and argmin need no tree, and rows have
+ * a few threads, of as many as a CPU has side by side (64 x 1025 from 1.88 to 0.14 ms). */
 enum { DEALT_THREADS = 8, DEALT_ROWS = 32 };
 static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g)
 {
-    if (e->device->tuning->deep || j->number || g->later || g->joined) return false;
+    if (!e->device->tuning->serial || j->number || g->later || g->joined) return false;
     return is_arg(j->op) || (g->layout >= REDUCE_COLUMNS ? g->piece <= REDUCE_PIECE
                                                          : g->width > 1 && g->piece <= 16 * REDUCE_PIECE);
 }
@@ -8309,7 +8312,7 @@ static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_j
              rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
     if (rows) {
         grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole,
-                     e->device->tuning->deep ? ROWS_ENOUGH : DEALT_ENOUGH);
+                     e->device->tuning->serial ? DEALT_ENOUGH : ROWS_ENOUGH);
         return g;
     }
     g.layout = REDUCE_COLUMNS;
@@ -8720,7 +8723,7 @@ static void softmax_part(struct encoder *e, struct array *const *a, const void *
     size_t length = (size_t)dim_of(x, -1);
     const struct tuning *t = e->device->tuning;
     /* On a CPU all that no workgroup holds (lavapipe: 64 rows of 40000 from 21 to 11 ms). */
-    bool few = length >= t->softmax_long && (!t->deep || x->size / length < SOFTMAX_FEW);
+    bool few = length >= t->softmax_long && (t->serial || x->size / length < SOFTMAX_FEW);
     struct array *room = pack(e, a[1], &packed);
     if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
         rows = rows_of(e, x);
@@ -8879,7 +8882,7 @@ static void scan(struct encoder *e, enum reduction op, struct array *from, struc
     p.from = set_input(e, SLOT_scan_src, from);
     p.to = set_output(e, SLOT_scan_dst, out);
     /* A CPU takes the steps of a tree's lanes one after the other (lavapipe: 128 rows of 2048 from 13.0 to 0.8 ms). */
-    bool alone = rows && !e->device->tuning->deep;
+    bool alone = rows && e->device->tuning->serial;
     threads = alone ? DEALT_ROWS : REDUCE_THREADS;
     hold = rows && !alone && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
     width = rows && !alone ? min_u32(pow2_at_least((p.chunk + 3) / 4), REDUCE_THREADS) : 1;
@@ -15776,7 +15779,7 @@ static uint32_t radix_each(const struct encoder *e, const struct sort_rows *s)
 {
     uint32_t subgroups = radix_subgroups(e), words = s->index ? 2 : 1;
     uint32_t each = (size_t)s->rows * s->n < (1u << 20) ? 8 : s->index ? RADIX_MOST : 14;
-    uint32_t counts = (subgroups > 8 ? 2 : 4) * subgroups * RADIX_DIGITS + 4 * RADIX_DIGITS + 8 * subgroups;
+    uint32_t counts = (subgroups > RADIX_WHOLE ? 2 : 4) * subgroups * RADIX_DIGITS + 4 * RADIX_DIGITS + 8 * subgroups;
     while (each > 1 && counts + 4 * words * each * RADIX_DIGITS > e->device->caps.shared_memory) each--;
     return each;
 }
@@ -15798,7 +15801,8 @@ static void radix_step(struct encoder *e, const struct sort_rows *s, const struc
         push.counts_at = (pass == 2 ? set_input : set_output)(e, SLOT_radix_counts, s->owned[3]);
         USE(e, radix, &push, .threads = RADIX_DIGITS, .step = pass, .from = dtype, .flags = flags[pass],
             .each = each, .subgroups = radix_subgroups(e), .summed = tiles > RADIX_FEW_TILES);
-        dispatch_groups(e, (uint64_t)s->rows * (pass != 1 ? tiles : radix_subgroups(e) > 8 ? 1 : RADIX_DIGITS));
+        uint32_t lines = radix_subgroups(e) > RADIX_WHOLE ? 1 : RADIX_DIGITS;      /* workgroups that sum up a row's */
+        dispatch_groups(e, (uint64_t)s->rows * (pass == 1 ? lines : tiles));
     }
 }
 

@@ -93,8 +93,8 @@ enum { QMV_STORE = 0, QMV_ADD = 1, QMV_SWIGLU = 2 };
 /* shaders/quant.glsl: codes of a block; TS where codes are small floats; what can be read or written 16 bytes at a time */
 enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33, QUANT_EVEN_X = 1, QUANT_EVEN_W = 2, QUANT_EVEN_Y = 4 };
 
-/* shaders/radix.comp: values of a digit, and threads of a workgroup: each looks after one; most elements that a thread takes */
-enum { RADIX_DIGITS = 256, RADIX_MOST = 16 };
+/* shaders/radix.comp: values of a digit, and threads; most elements of a thread; most subgroups for which a count is a whole word */
+enum { RADIX_DIGITS = 256, RADIX_MOST = 16, RADIX_WHOLE = 8 };
 
 /* shaders/random.comp: kinds */
 enum { RANDOM_BITS = 0, RANDOM_UNIFORM = 1, RANDOM_NORMAL = 2, RANDOM_GUMBEL = 3 };

@@ -22,14 +22,14 @@ ACCESS(dst)
 
 layout(push_constant) uniform radix_push { uint rows, n, tiles, shift, dst_at, src_at, place_at, dst_place_at, counts_at; };
 
-//! enum RADIX_: values of a digit, and threads of a workgroup: each looks after one; most elements that a thread takes
-const uint DIGITS = 256, MOST = 16;
+//! enum RADIX_: values of a digit, and threads; most elements of a thread; most subgroups for which a count is a whole word
+const uint DIGITS = 256, MOST = 16, WHOLE = 8;
 
 const uint TILE = DIGITS * EACH;
 
 bool pairs() { return (FLAGS & RAW) != 0u && (FROM == U64 || FROM == I64 || FROM == C64); }
 
-const bool NARROW = SUBGROUPS > 8u;
+const bool NARROW = SUBGROUPS > WHOLE;
 
 uint digit_of(const uint key) { return (key >> shift) & (DIGITS - 1u); }
 uint own_number() { return gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID; }

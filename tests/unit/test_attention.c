@@ -273,6 +273,29 @@ static void test_prompt_assumptions(void **state)
     }
 }
 
+/* Rows that begin anywhere are copied for the kernel for few queries, too; but not where features are no whole steps. */
+static void test_decode_copies(void **state)
+{
+    static const struct { struct job job; bool taken; } cases[] = {
+        { { { 1, 8, 2, 1, 40, 64, 64, NO_MASK, false }, MLXVK_FLOAT16, 0.125f, 0 }, true },
+        { { { 1, 8, 2, 1, 40, 64, 64, NO_MASK, false }, MLXVK_FLOAT16, 0.125f, 1 }, true },
+        { { { 1, 8, 2, 1, 40, 64, 64, NO_MASK, false }, MLXVK_FLOAT32, 0.125f, 3 }, true },
+        { { { 1, 8, 2, 1, 40, 60, 64, NO_MASK, false }, MLXVK_BFLOAT16, 0.125f, 0 }, false },
+    };
+    const char *gates = "MLX_VK_POISON=2";
+    bool able = false;
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct setting t = start(gates);
+        struct rng r = { 37 };
+        uint64_t before = dispatches_of(gates, "attention_decode");
+        attend_job(&cases[i].job, off_of(cases[i].job.dtype), t.device, t.stream, &r);
+        if (!i) able = dispatches_of(gates, "attention_decode") > before;          /* the first is not copied */
+        assert_int_equal(dispatches_of(gates, "attention_decode") > before, cases[i].taken && able);
+        finish(&t);
+    }
+}
+
 /* A query and a key that are no numbers: so is its row, and those of all that attend to the key. */
 static void test_prompt_nan(void **state)
 {
@@ -466,7 +489,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_parts_side_by_side), cmocka_unit_test(test_attention_edges),
                                         cmocka_unit_test(test_more_queries), cmocka_unit_test(test_prompts),
-                                        cmocka_unit_test(test_prompt_assumptions), cmocka_unit_test(test_prompt_nan),
-                                        cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
+                                        cmocka_unit_test(test_prompt_assumptions), cmocka_unit_test(test_decode_copies),
+                                        cmocka_unit_test(test_prompt_nan), cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
     return run_group("attention", tests, NULL, NULL);
 }
