@@ -432,8 +432,7 @@ static const struct gate_row { const char *name; int value; const char *what; } 
 
 /* Fusions of other bits than the operations they stand for, which apply or not as rows are few or many, or as a command
  * buffer ends: off where GATE_INVARIANT is on. */
-static const uint8_t fusions_that_vary[] = { GATE_NORM_ROPE, GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP,
-                                             GATE_QMM_NORM };
+static const uint8_t fusions_that_vary[] = { GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP, GATE_QMM_NORM };
 
 /* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
 static const char *gate_text(const char *text, const char *name)
@@ -3051,7 +3050,7 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
  * pass took longer without. An H200: a sort of 2^26 values 2,520 and 2,370 us.) */
 static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_QMV_HELD, K_QMV_HELD_SETS,
                                              K_QMV_MATRIX_BF16, K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP,
-                                             K_RADIX };
+                                             K_MATMUL_FEW_BF16, K_MATMUL_FEW_F16, K_RADIX };
 
 static VkPipelineRobustnessBufferBehaviorEXT robustness_of(const struct device *d, enum kernel_id k)
 {
@@ -10534,6 +10533,57 @@ static const char *chains_fit(const struct encoder *e, const void *job)
     return coopmat2_fits(e, &p);
 }
 
+/* Few rows in one dispatch: K along the rows of both, which begin at multiples of 16 bytes. */
+enum { UNITS_ROWS = 16, UNITS_SUBGROUPS = 4, UNITS_CHUNK = 128 };
+static uint32_t units_memory(uint32_t subgroups, uint32_t rows, uint32_t size)
+{
+    return subgroups * ((rows + size) * (2 * UNITS_CHUNK + 16) + 8 * size * size) + size * (2 * UNITS_CHUNK + 16);
+}
+
+/* Subgroups of a workgroup; 0: its shared memory is too small. */
+static uint32_t units_subgroups(const struct encoder *e, const struct product *p)
+{
+    uint32_t size = e->device->caps.coopmat_size[p->array[MAT_A]->dtype == MLXVK_BFLOAT16];
+    uint32_t rows = pow2_at_least(min_u32((uint32_t)p->m, size));
+    uint32_t n = min_u32((uint32_t)invariant_parts(e, p), UNITS_SUBGROUPS);
+    n = min_u32(n, e->device->caps.max_threads / e->device->caps.subgroup);
+    while (n && units_memory(n, rows, size) > e->device->caps.shared_memory) n--;
+    return n;
+}
+
+static const char *few_units_fit(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    uint32_t size = e->device->caps.coopmat_size[p->array[MAT_A]->dtype == MLXVK_BFLOAT16];
+    int64_t odd = p->k | p->a_row | p->b_col | p->offset[MAT_A] | p->offset[MAT_B];
+    const char *why = half_fits(e, p, K_MATMUL_FEW_F16, K_MATMUL_FEW_BF16);
+    if (!invariant_units(e)) return "a gate";
+    if (why || !size) return why ? why : "the device lacks cooperative matrices";
+    if (has_epilogue(p) || p->gather || is_partial(p)) return "alpha, c, or index arrays";
+    if (p->m > UNITS_ROWS || !p->k || p->a_k != 1 || p->b_k != 1) return "many rows, or not along K";
+    for (int i = 0; i < p->ndim; i++) odd |= p->stride[MAT_A][i] | p->stride[MAT_B][i];
+    if (odd & 7 || (p->array[MAT_A]->offset | p->array[MAT_B]->offset) % 16) return "not aligned";
+    if (ceil_div((uint64_t)p->n, size) > e->device->caps.max_groups[0]) return "more columns than a grid";
+    return units_subgroups(e, p) ? NULL : "the device's workgroups are small";
+}
+
+static void product_few_units(struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
+    uint32_t size = e->device->caps.coopmat_size[bf16], lanes = e->device->caps.subgroup, n = units_subgroups(e, p);
+    uint32_t rows = pow2_at_least(min_u32((uint32_t)p->m, size));
+    bool parts = invariant_parts(e, p) > 1;
+    struct launch l;
+    prepare(e, &l, p, 1, 8);
+    use_kernel(e, bf16 ? K_MATMUL_FEW_BF16 : K_MATMUL_FEW_F16, &l.push.strided, sizeof l.push.strided,
+               &(struct matmul_few_constants){ .threads = n * lanes, .type = p->array[MAT_A]->dtype,
+                   .epilogue = l.epilogue, .subgroups = n, .size = size, .lanes = lanes, .rows = rows,
+                   .span = parts ? INVARIANT_K : (uint32_t)round_up((size_t)p->k, 2 * UNITS_CHUNK),
+                   .stretch = UNITS_CHUNK }, sizeof(struct matmul_few_constants));
+    launch(e, p, &l, ceil_div((uint64_t)p->n, size), ceil_div((uint64_t)p->m, rows));
+}
+
 static void product_chains(struct encoder *e, const void *job)
 {
     struct product p = *(const struct product *)job;
@@ -10547,6 +10597,7 @@ static const char *same_rows_fit(const struct encoder *e, const void *job)
 }
 static const struct candidate invariant_ways[] = {
     { "matmul_coopmat2 in chains", chains_fit, NULL, product_chains },
+    { "matmul_few",     few_units_fit,  NULL, product_few_units },
     { "matmul_coopmat", same_units_fit, NULL, product_coopmat },
     { "matmul_rows",    same_rows_fit,  NULL, product_rows },
     { "matmul_tiled",   tiled_fits,     NULL, product_tiled },
@@ -14651,7 +14702,8 @@ static struct matrix_cut cut_by_warps(const struct device *d, const struct quant
     c.rounded = has_chains(d, j);
     c.narrow = c.known && j->m <= MATRIX_NARROW;
     if (c.rounded) c.chunk = MATRIX_CODES / group;
-    else if (c.groups > warps * c.chunk && c.chunk > 2 && rounds <= 2 && !c.narrow) c.chunk = 2;
+    else if (c.groups > warps * c.chunk && c.chunk > 2 && rounds <= 2 && !c.narrow && !d->gate[GATE_INVARIANT])
+        c.chunk = 2;
     if (c.groups > warps * c.chunk) c.kept = rounds;
     while (c.kept > 1 && matrix_memory(&c, group) > d->caps.shared_memory) c.kept--;
     if (matrix_memory(&c, group) > d->caps.shared_memory) c.warps = 0;

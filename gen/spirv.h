@@ -57,6 +57,8 @@
 #include "matmul_coopmat2_f16_spv.h"
 #include "matmul_coopmat_bf16_spv.h"
 #include "matmul_coopmat_f16_spv.h"
+#include "matmul_few_bf16_spv.h"
+#include "matmul_few_f16_spv.h"
 #include "matmul_grouped_spv.h"
 #include "matmul_grouped_bf16_spv.h"
 #include "matmul_grouped_f16_spv.h"

@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Rotary position embedding of (batch, heads, tokens, width), any strides on both sides. LANES threads share one token of
 // one batch for some heads, so that an angle is computed once for all of them. NORM: RMS-normalises each row first
-// (then width = dims, and one thread's elements are all it needs: LANES * 8 >= dims).
+// (then width = dims, and one thread's elements are all it needs: LANES * 8 >= dims), with the bits that norm.comp gives.
 layout(constant_id = 1) const uint LANES = 16;
 layout(constant_id = 2) const uint BY_FOUR = 0;        // four pairs a thread and step, aligned; else one
 layout(constant_id = 3) const uint DTYPE = 10;
@@ -33,10 +33,36 @@ bool has(const uint flag) { return (flags & flag) != 0u; }
 
 #include "rope.glsl"
 
-vec4 normed(vec4 v, const float factor, const uint feature)
+vec4 normed(const vec4 v, const float factor, const uint feature)
 {
-    v *= factor;
-    return NORM == 2u ? v * loadf4_weight((weight_at + feature) / 4u, DTYPE) : v;
+    precise vec4 r = v * factor;
+    if (NORM == 2u) r = r * loadf4_weight((weight_at + feature) / 4u, DTYPE);
+    [[unroll]] for (uint i = 0u; i < 4u; i++) r[i] = bits_to_float(float_to_bits(r[i], DTYPE), DTYPE);
+    return r;
+}
+
+// The sum of a row's squares by norm.comp's tree, whose places are eights: in halves, two threads' fours make one.
+shared float fours[2u * gl_WorkGroupSize.x];
+float four_squares(const vec4 v)
+{
+    precise vec4 r = v * v;
+    return added(r);
+}
+float row_squares(const vec4 a, const vec4 b)
+{
+    uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u), first = 2u * (thread - lane);
+    float x = four_squares(a), y = four_squares(b);
+    if (!has(TRADITIONAL)) {
+        barrier();
+        if (8u * lane < dims) {
+            fours[first + lane] = x;
+            fours[first + dims / 8u + lane] = y;
+        }
+        barrier();
+        x = fours[first + 2u * lane];
+        y = fours[first + 2u * lane + 1u];
+    }
+    return row_sum(8u * lane < dims ? x + y : 0.0);
 }
 
 // The first and the second of a rotated pair. Where products meet sums is said, so that a row has the same bits by fours
@@ -62,7 +88,7 @@ void rotate_fours(const uint pair, uint y_row, uint x_row, const uint count, con
             b = loadf4_x((x_row + second) / 4u, DTYPE);
         }
         if (NORM != 0u) {
-            float factor = inversesqrt(row_sum(dot(a, a) + dot(b, b)) / float(width) + eps);
+            float factor = inversesqrt(row_squares(a, b) / float(width) + eps);
             if (inside) {
                 a = normed(a, factor, first);
                 b = normed(b, factor, second);

@@ -1,0 +1,106 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Products of up to 16 rows of a half type with rows of b, by cooperative matrices: a workgroup has SIZE columns of the result,
+// its subgroups span K, SPAN of it each, and stage what they need of both for themselves, STRETCH elements at a time, the next two
+// on their way in registers. A part's sum begins at 0 and goes along K; parts are added in order: the bits that
+// matmul_coopmat.comp gives by parts, whatever number of rows. BF: bfloat16, else float16.
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#ifdef BF
+#extension GL_EXT_bfloat16 : require
+#define T bfloat16_t
+#else
+#define T float16_t
+#endif
+#include "matmul.glsl"
+layout(constant_id = 3) const uint SUBGROUPS = 4;
+layout(constant_id = 4) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE
+layout(constant_id = 5) const uint LANES = 32;         // of a subgroup
+layout(constant_id = 6) const uint ROWS = 16;          // of a that a workgroup has at most: a power of two, SIZE or less
+layout(constant_id = 7) const uint SPAN = 512;
+layout(constant_id = 8) const uint STRETCH = 128;        // an even number of them makes a part
+BUFFER(0, d)
+BUFFER(1, a)
+BUFFER(2, b)
+ACCESS(d)
+
+const uint EIGHTS = STRETCH / 8u, PITCH = EIGHTS + 1u, AREA = SIZE * SIZE, THREADS = SUBGROUPS * LANES;
+const uint FETCH_A = (ROWS * EIGHTS + LANES - 1u) / LANES, FETCH_B = (SIZE * EIGHTS + LANES - 1u) / LANES;
+const uint EACH = (AREA + THREADS - 1u) / THREADS;     // elements of the result that a thread adds up
+// Of each subgroup: ROWS of a, SIZE rows of b. Where ROWS are fewer than a matrix has, it has something of what lies behind them,
+// in rows that are not stored.
+const uint OWN = (ROWS + SIZE) * PITCH;
+shared uvec4 stage[SUBGROUPS * OWN + SIZE * PITCH];
+shared float sums[2u * SUBGROUPS * AREA];
+uvec4 next_a[2u * FETCH_A], next_b[2u * FETCH_B];
+
+// Zeros behind K; rows that are not there repeat the last.
+void fetch(const uint set, const Place p, const uint row, const uint column, const uint k, const uint lane)
+{
+    [[unroll]] for (uint i = 0u; i < FETCH_A; i++) {
+        uint g = i * LANES + lane, m = min(row + g / EIGHTS % ROWS, M - 1u), l = k + g % EIGHTS * 8u;
+        uvec4 q = a128[(p.a + m * a_row + min(l, K - 8u)) / 8u];
+        next_a[set * FETCH_A + i] = l < K ? q : uvec4(0u);
+    }
+    [[unroll]] for (uint i = 0u; i < FETCH_B; i++) {
+        uint g = i * LANES + lane, n = min(column + g / EIGHTS % SIZE, N - 1u), l = k + g % EIGHTS * 8u;
+        uvec4 q = b128[(p.b + n * b_col + min(l, K - 8u)) / 8u];
+        next_b[set * FETCH_B + i] = l < K ? q : uvec4(0u);
+    }
+}
+
+void put(const uint set, const uint at, const uint lane)
+{
+    subgroupBarrier();
+    [[unroll]] for (uint i = 0u; i < FETCH_A; i++) {
+        uint g = i * LANES + lane;
+        if (g < ROWS * EIGHTS) stage[at + g / EIGHTS * PITCH + g % EIGHTS] = next_a[set * FETCH_A + i];
+    }
+    [[unroll]] for (uint i = 0u; i < FETCH_B; i++) {
+        uint g = i * LANES + lane;
+        if (g < SIZE * EIGHTS) stage[at + (ROWS + g / EIGHTS) * PITCH + g % EIGHTS] = next_b[set * FETCH_B + i];
+    }
+    subgroupBarrier();
+}
+
+void main()
+{
+    uint warp = gl_SubgroupID, lane = gl_SubgroupInvocationID, thread = warp * LANES + lane, to = 0u;
+    uint column = gl_WorkGroupID.x * SIZE, row = gl_WorkGroupID.y * ROWS, at = warp * OWN;
+    uint parts = (K + SPAN - 1u) / SPAN, goes = (parts + SUBGROUPS - 1u) / SUBGROUPS;
+    Place p = place(gl_WorkGroupID.z);
+    float total[EACH];
+    [[unroll]] for (uint e = 0u; e < EACH; e++) total[e] = 0.0;
+    fetch(0u, p, row, column, warp * SPAN, lane);
+    fetch(1u, p, row, column, warp * SPAN + STRETCH, lane);
+    for (uint go = 0u; go < goes; go++) {
+        coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum =
+            coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
+        uint first = (go * SUBGROUPS + warp) * SPAN;
+        for (uint c = 0u; c < SPAN; c += 2u * STRETCH)
+            [[unroll]] for (uint set = 0u; set < 2u; set++) {
+                uint k = c + (2u + set) * STRETCH;       // of the part, the next one's where that lies behind it
+                put(set, at, lane);
+                fetch(set, p, row, column, first + (k < SPAN ? k : k + (SUBGROUPS - 1u) * SPAN), lane);
+                [[unroll]] for (uint l = 0u; l < EIGHTS; l += SIZE / 8u) {
+                    coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA> x;
+                    coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB> y;
+                    coopMatLoad(x, stage, at + l, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                    coopMatLoad(y, stage, at + ROWS * PITCH + l, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+                    sum = coopMatMulAdd(x, y, sum);
+                }
+            }
+        coopMatStore(sum, sums, (to * SUBGROUPS + warp) * AREA, SIZE, gl_CooperativeMatrixLayoutRowMajor);
+        barrier();
+        [[unroll]] for (uint e = 0u; e < EACH; e++)
+            for (uint i = 0u; i < min(SUBGROUPS, parts - go * SUBGROUPS); i++)
+                total[e] += sums[(to * SUBGROUPS + i) * AREA + min(thread + e * THREADS, AREA - 1u)];
+        to ^= 1u;
+    }
+    [[unroll]] for (uint e = 0u; e < EACH; e++) {
+        uint i = thread + e * THREADS, m = i / SIZE, n = column + i % SIZE;
+        if (m < ROWS && row + m < M && n < N) storef_d(p.d + (row + m) * out_row + n * out_col, TO, total[e]);
+    }
+}
