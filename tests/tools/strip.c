@@ -1,10 +1,16 @@
-/* Leaves out of a SPIR-V module what nothing in it uses.
+/* Makes a SPIR-V module smaller: less to embed, and less for a driver to read. What it computes stays.
  *
  *   strip IN.spv OUT.spv
  *
- * glslang declares every view of every buffer that a shader includes. What no function needs goes, with its decorations:
- * types, constants, variables, also from the entry points' lists. Which operands are ids and which are numbers is not
- * looked at: a number that happens to be an id keeps that. */
+ * glslang gives every name in a function a variable, and every mention of it a load. First, until nothing changes:
+ *   - A function's variable that is stored once, on every way to each of its loads, goes with that store and these
+ *     loads: what was stored takes the loads' place. One that is never loaded goes with its stores.
+ *   - Instructions without an effect go where nothing uses their result.
+ * Then, of what glslang declares - every view of every buffer that a shader includes -, what no function needs goes:
+ * types, constants, variables, also from the entry points' lists. Names and decorations go with what they are said of.
+ *
+ * Which words of an instruction are ids and which are numbers is known within functions, by the table of shapes. Of the
+ * rest it is not looked at: a number that happens to be a declaration's id keeps that. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,37 +18,302 @@
 #include <string.h>
 
 enum { HEADER = 5, BOUND = 3, MAGIC = 0x07230203 };
-enum { OP_NAME = 5, OP_MEMBER_NAME = 6, OP_ENTRY_POINT = 15, OP_TYPE_FIRST = 19, OP_TYPE_LAST = 39, OP_CONSTANT_FIRST = 41,
-       OP_CONSTANT_LAST = 52, OP_FUNCTION = 54, OP_VARIABLE = 59, OP_DECORATE = 71, OP_MEMBER_DECORATE = 72, BUILT_IN = 11 };
+enum { OP_NOP = 0, OP_NAME = 5, OP_MEMBER_NAME = 6, OP_ENTRY_POINT = 15, OP_TYPE_FIRST = 19, OP_TYPE_POINTER = 32,
+       OP_TYPE_LAST = 39, OP_CONSTANT_FIRST = 41, OP_CONSTANT_LAST = 52, OP_FUNCTION = 54, OP_FUNCTION_END = 56,
+       OP_VARIABLE = 59, OP_LOAD = 61, OP_STORE = 62, OP_DECORATE = 71, OP_MEMBER_DECORATE = 72, OP_LABEL = 248,
+       OP_BRANCH = 249, OP_SWITCH = 251, OP_UNREACHABLE = 255, OP_LOAD_TENSOR = 5367, OP_STORE_TENSOR = 5368,
+       BUILT_IN = 11 };
+enum { CLASS_INPUT = 1, CLASS_PRIVATE = 6, CLASS_FUNCTION = 7, CLASS_PUSH_CONSTANT = 9 };
+enum { ALIGNED = 2, MAKE_AVAILABLE = 8, MAKE_VISIBLE = 16 };
 
-static uint32_t *words, count, bound;
-static bool *used;
+/* The instructions of functions, by ranges of opcodes. result: the word that is its id, 0: it has none. numbers, until:
+ * the words from the one up to the other are no ids; 0: there are none, or it is all up to the end. Scopes among the
+ * operands of memory are ids, but they count as numbers, for they are constants, which nothing here replaces. pure: the
+ * instruction has no effect but its result. An instruction that is not here stops the tool: it needs its row. */
+static const struct shape { uint16_t first, last; uint8_t result, numbers, until; bool pure; } shapes[] = {
+    { OP_NOP, OP_NOP, 0, 1, 0, false },
+    { 1, 1, 2, 0, 0, true },                         /* OpUndef */
+    { 12, 12, 2, 4, 5, false },                      /* OpExtInst: which of the set; some write through a pointer */
+    { OP_FUNCTION, OP_FUNCTION, 2, 3, 4, false },    /* control */
+    { 55, 55, 2, 0, 0, false },                      /* OpFunctionParameter */
+    { OP_FUNCTION_END, OP_FUNCTION_END, 0, 0, 0, false },
+    { 57, 57, 2, 0, 0, false },                      /* OpFunctionCall */
+    { OP_VARIABLE, OP_VARIABLE, 2, 3, 4, true },     /* storage class */
+    { OP_LOAD, OP_LOAD, 2, 4, 0, true },             /* operands of memory; pure: see is_pure */
+    { OP_STORE, OP_STORE, 0, 3, 0, false },          /* the same */
+    { 65, 66, 2, 0, 0, true },                       /* OpAccessChain, OpInBoundsAccessChain */
+    { 77, 78, 2, 0, 0, true },                       /* OpVectorExtractDynamic, OpVectorInsertDynamic */
+    { 79, 79, 2, 5, 0, true },                       /* OpVectorShuffle: components */
+    { 80, 80, 2, 0, 0, true },                       /* OpCompositeConstruct */
+    { 81, 81, 2, 4, 0, true },                       /* OpCompositeExtract: members */
+    { 82, 82, 2, 5, 0, true },                       /* OpCompositeInsert: members */
+    { 83, 84, 2, 0, 0, true },                       /* OpCopyObject, OpTranspose */
+    { 109, 116, 2, 0, 0, true },                     /* OpConvertFToU to OpQuantizeToF16: conversions */
+    { 124, 124, 2, 0, 0, true },                     /* OpBitcast */
+    { 126, 152, 2, 0, 0, true },                     /* OpSNegate to OpSMulExtended: arithmetic */
+    { 154, 157, 2, 0, 0, true },                     /* OpAny, OpAll, OpIsNan, OpIsInf */
+    { 164, 191, 2, 0, 0, true },                     /* OpLogicalEqual to OpFUnordGreaterThanEqual, with OpSelect */
+    { 194, 205, 2, 0, 0, true },                     /* OpShiftRightLogical to OpBitCount: bits */
+    { 224, 225, 0, 0, 0, false },                    /* OpControlBarrier, OpMemoryBarrier */
+    { 227, 227, 2, 0, 0, false },                    /* OpAtomicLoad */
+    { 228, 228, 0, 0, 0, false },                    /* OpAtomicStore */
+    { 229, 242, 2, 0, 0, false },                    /* OpAtomicExchange to OpAtomicXor */
+    { 245, 245, 2, 0, 0, true },                     /* OpPhi */
+    { 246, 246, 0, 3, 0, false },                    /* OpLoopMerge: control */
+    { 247, 247, 0, 2, 0, false },                    /* OpSelectionMerge: control */
+    { OP_LABEL, OP_LABEL, 1, 0, 0, false },
+    { OP_BRANCH, OP_BRANCH, 0, 0, 0, false },
+    { 250, 250, 0, 4, 0, false },                    /* OpBranchConditional: weights */
+    { OP_SWITCH, OP_SWITCH, 0, 3, 0, false },        /* each number is followed by a label: see is_operand */
+    { 252, OP_UNREACHABLE, 0, 0, 0, false },         /* OpKill, OpReturn, OpReturnValue, OpUnreachable */
+    { 333, 341, 2, 0, 0, false },                    /* OpGroupNonUniformElect to ...BallotBitExtract */
+    { 342, 342, 2, 4, 5, false },                    /* OpGroupNonUniformBallotBitCount: reduce or scan */
+    { 343, 348, 2, 0, 0, false },                    /* OpGroupNonUniformBallotFindLSB to ...ShuffleDown */
+    { 349, 364, 2, 4, 5, false },                    /* OpGroupNonUniformIAdd to ...LogicalXor: the same */
+    { 365, 366, 2, 0, 0, false },                    /* OpGroupNonUniformQuadBroadcast, ...QuadSwap */
+    { 4450, 4452, 2, 5, 0, true },                   /* OpSDot, OpUDot, OpSUDot: format */
+    { 4453, 4455, 2, 6, 0, true },                   /* the same and AccSat */
+    { 4457, 4457, 2, 6, 0, false },                  /* OpCooperativeMatrixLoadKHR: operands of memory */
+    { 4458, 4458, 0, 5, 0, false },                  /* OpCooperativeMatrixStoreKHR: the same */
+    { 4459, 4459, 2, 6, 0, true },                   /* OpCooperativeMatrixMulAddKHR: signedness */
+    { 4460, 4460, 2, 0, 0, true },                   /* OpCooperativeMatrixLengthKHR */
+    { 5366, 5366, 2, 4, 5, false },                  /* OpCooperativeMatrixReduceNV: along what */
+    { OP_LOAD_TENSOR, OP_LOAD_TENSOR, 2, 6, 0, false },     /* operands of memory, of tensors: see is_operand */
+    { OP_STORE_TENSOR, OP_STORE_TENSOR, 0, 4, 0, false },   /* the same */
+    { 5369, 5369, 2, 0, 0, false },                  /* OpCooperativeMatrixPerElementOpNV */
+    { 5372, 5377, 2, 0, 0, true },                   /* OpCreateTensorLayoutNV to OpCreateTensorViewNV */
+};
 
-static void fail(const char *file, const char *why)
+/* What is known of an id: where it is made, 0 where that is by a declaration that is no type, constant or variable; how
+ * many words of functions name it, and how many of these are the pointer of a plain store or load; one such store. */
+struct fact { uint32_t at, uses, stores, loads, store; };
+
+static uint32_t *words, count, bound, code;          /* code: where the functions begin */
+static struct fact *facts;
+static uint32_t *block, *instead;                    /* the label that an instruction follows; what replaces an id */
+static bool *used, *gone, *alive, *reached;          /* by id; of labels: those that anything reaches, see is_needed */
+static const char *input = "module";
+
+static void fail(const char *why)
 {
-    fprintf(stderr, "strip: %s: %s\n", file, why);
+    fprintf(stderr, "strip: %s: %s\n", input, why);
     exit(1);
 }
 
 static uint32_t op_at(uint32_t at) { return words[at] & 0xffff; }
 static uint32_t length_at(uint32_t at) { return words[at] >> 16; }
 
-static void read_module(const char *file)
+static void read_module(void)
 {
-    FILE *f = fopen(file, "rb");
+    FILE *f = fopen(input, "rb");
     long size;
     if (!f || fseek(f, 0, SEEK_END) || (size = ftell(f)) < 4 * HEADER || size % 4 || fseek(f, 0, SEEK_SET))
-        fail(file, "cannot be read");
+        fail("cannot be read");
     count = (uint32_t)size / 4;
     words = malloc((size_t)size);
-    if (!words || fread(words, 4, count, f) != count) fail(file, "cannot be read");
+    if (!words || fread(words, 4, count, f) != count) fail("cannot be read");
     fclose(f);
-    bound = words[BOUND];
-    used = calloc(bound, 1);
-    if (words[0] != MAGIC || !used) fail(file, "no SPIR-V");
-    for (uint32_t at = HEADER; at < count; at += length_at(at))
-        if (!length_at(at) || length_at(at) > count - at) fail(file, "an instruction does not end");
 }
+
+static void check_module(void)
+{
+    uint32_t last = OP_NOP;
+    bound = words[BOUND];
+    code = 0;
+    if (words[0] != MAGIC || !bound || bound > 1 << 22) fail("no SPIR-V");
+    for (uint32_t at = HEADER; at < count; at += length_at(at)) {
+        if (!length_at(at) || length_at(at) > count - at) fail("an instruction does not end");
+        last = op_at(at);
+        if (!code && last == OP_FUNCTION) code = at;
+    }
+    if (last != OP_FUNCTION_END) fail("no function");
+}
+
+static void *zeros(size_t n, size_t size)
+{
+    void *p = calloc(n, size);
+    if (!p) fail("no memory");
+    return p;
+}
+
+/* Where a declaration that may go has its id; 0: it stays. */
+static uint32_t id_at(uint32_t op)
+{
+    if (op >= OP_TYPE_FIRST && op <= OP_TYPE_LAST) return 1;
+    return (op >= OP_CONSTANT_FIRST && op <= OP_CONSTANT_LAST) || op == OP_VARIABLE ? 2 : 0;
+}
+
+/* ---- within functions -------------------------------------------------------------------------------------------- */
+
+static const struct shape *shape_at(uint32_t at)
+{
+    static const struct shape *of[1 << 16];
+    uint32_t op = op_at(at);
+    for (size_t i = 0; !of[op] && i < sizeof shapes / sizeof *shapes; i++)
+        if (op >= shapes[i].first && op <= shapes[i].last) of[op] = &shapes[i];
+    if (!of[op]) {
+        char why[64];
+        snprintf(why, sizeof why, "opcode %u needs its row in the table of shapes", op);
+        fail(why);
+    }
+    return of[op];
+}
+
+static uint32_t result_at(uint32_t at) { return shape_at(at)->result ? words[at + shape_at(at)->result] : 0; }
+
+/* Whether word i of an instruction is an id that it uses. */
+static bool is_operand(uint32_t at, uint32_t i)
+{
+    const struct shape *s = shape_at(at);
+    uint32_t op = op_at(at), until = s->until ? s->until : length_at(at);
+    if (op == OP_SWITCH && i >= s->numbers) return i % 2 == 0;         /* GLSL's are of 32 bits: one word */
+    if (op == OP_LOAD_TENSOR || op == OP_STORE_TENSOR) {
+        uint32_t bits = words[at + s->numbers];                        /* each of these has a word behind it */
+        until = s->numbers + 2 + !!(bits & ALIGNED) + !!(bits & MAKE_AVAILABLE) + !!(bits & MAKE_VISIBLE);
+    }
+    return i != s->result && !(s->numbers && i >= s->numbers && i < until);
+}
+
+static bool is_plain_load(uint32_t at) { return op_at(at) == OP_LOAD && length_at(at) == 4; }
+static bool is_plain_store(uint32_t at) { return op_at(at) == OP_STORE && length_at(at) == 3; }
+
+/* Marks in seen the blocks that are reached from one of them other than through another, which may be 0. */
+static void reach(uint32_t label, uint32_t without, bool *seen)
+{
+    uint32_t at = facts[label].at;
+    if (label == without || seen[label]) return;
+    seen[label] = true;
+    while (op_at(at) < OP_BRANCH || op_at(at) > OP_UNREACHABLE) at += length_at(at);
+    for (uint32_t i = 1; i < length_at(at); i++)
+        if (is_operand(at, i) && op_at(facts[words[at + i]].at) == OP_LABEL) reach(words[at + i], without, seen);
+}
+
+/* What an instruction of a function says of the ids that it names. */
+static void note(uint32_t at)
+{
+    uint32_t result = result_at(at);
+    if (result >= bound) fail("an id is out of bounds");
+    if (result) facts[result].at = at;
+    for (uint32_t i = 1; i < length_at(at); i++) {
+        struct fact *f;
+        if (!is_operand(at, i)) continue;
+        if (words[at + i] >= bound) fail("an id is out of bounds");
+        f = facts + words[at + i];
+        f->uses++;
+        if (is_plain_load(at) && i == 3) f->loads++;
+        if (!is_plain_store(at) || i != 1) continue;
+        f->stores++;
+        f->store = at;
+    }
+}
+
+/* Finds all facts, the block of each instruction, and which blocks are reached at all. */
+static void look(void)
+{
+    uint32_t label = 0;
+    memset(facts, 0, bound * sizeof *facts);
+    memset(alive, 0, bound);
+    for (uint32_t at = HEADER; at < code; at += length_at(at)) {
+        uint32_t id = id_at(op_at(at));
+        if (id) facts[words[at + id]].at = at;
+    }
+    for (uint32_t at = code; at < count; at += length_at(at)) {
+        note(at);
+        if (op_at(at) == OP_LABEL) label = result_at(at);
+        block[at] = label;
+    }
+    for (uint32_t at = code, entry = 0; at < count; at += length_at(at)) {
+        if (op_at(at) == OP_FUNCTION) entry = 0;
+        if (op_at(at) != OP_LABEL || entry) continue;
+        entry = result_at(at);
+        reach(entry, 0, alive);
+    }
+}
+
+static void drop(uint32_t at)
+{
+    gone[result_at(at)] = true;
+    words[at] &= ~0xffffu;                           /* OpNop, as long as it was */
+}
+
+/* Whether a store is on every way to a load. Every store is on all ways to where no way leads: not there. */
+static bool comes_before(uint32_t store, uint32_t load)
+{
+    if (!alive[block[store]] || !alive[block[load]]) return false;
+    return block[store] == block[load] ? store < load : !reached[block[load]];
+}
+
+/* Whether more is done with a variable, made at that place, than to store it once and then to load it, or to store it.
+ * Where a store is on every way to a load, there is no way from where the value was made to the load but through the
+ * store, in loops neither: it is the value that the load finds. */
+static bool is_needed(uint32_t at)
+{
+    uint32_t id = result_at(at);
+    const struct fact *f = facts + id;
+    bool needed = false;
+    if (f->uses != f->stores + f->loads || (f->stores != 1 && f->loads)) return true;
+    if (!f->loads) return false;
+    memset(reached, 0, bound);
+    reach(block[at], block[f->store], reached);      /* variables are in their function's first block */
+    for (uint32_t i = at; op_at(i) != OP_FUNCTION_END && !needed; i += length_at(i))
+        needed = is_plain_load(i) && words[i + 3] == id && !comes_before(f->store, i);
+    return needed;
+}
+
+/* Takes a variable out that is not needed, with its stores and loads. */
+static void take_out(uint32_t at)
+{
+    uint32_t id = result_at(at), store = facts[id].store;
+    for (uint32_t i = at; op_at(i) != OP_FUNCTION_END; i += length_at(i)) {
+        bool load = is_plain_load(i) && words[i + 3] == id;
+        if (load) instead[result_at(i)] = words[store + 2];
+        if (load || (is_plain_store(i) && words[i + 1] == id)) drop(i);
+    }
+    drop(at);
+}
+
+/* Takes all variables out that are not needed; were there any? What was stored may itself come from such a load. */
+static bool take_variables_out(void)
+{
+    bool any = false;
+    look();
+    for (uint32_t at = code; at < count; at += length_at(at)) {
+        if (op_at(at) != OP_VARIABLE || is_needed(at)) continue;
+        take_out(at);
+        any = true;
+    }
+    for (uint32_t at = code; any && at < count; at += length_at(at))
+        for (uint32_t i = 1; i < length_at(at); i++)
+            while (is_operand(at, i) && instead[words[at + i]]) words[at + i] = instead[words[at + i]];
+    return any;
+}
+
+/* A load is where nobody else writes: that of a buffer may be volatile. */
+static bool is_pure(uint32_t at)
+{
+    uint32_t pointer, type, class;
+    if (op_at(at) != OP_LOAD) return shape_at(at)->pure;
+    pointer = facts[words[at + 3]].at;
+    type = pointer ? facts[words[pointer + 1]].at : 0;
+    class = type && op_at(type) == OP_TYPE_POINTER ? words[type + 2] : 0;
+    return is_plain_load(at) && (class == CLASS_FUNCTION || class == CLASS_PRIVATE || class == CLASS_INPUT ||
+                                 class == CLASS_PUSH_CONSTANT);
+}
+
+/* Takes instructions out whose results are not used; were there any? */
+static bool take_unused_out(void)
+{
+    bool any = false;
+    look();
+    for (uint32_t at = code; at < count; at += length_at(at)) {
+        if (!is_pure(at) || facts[result_at(at)].uses) continue;
+        drop(at);
+        any = true;
+    }
+    return any;
+}
+
+/* ---- declarations ----------------------------------------------------------------------------------------------- */
 
 /* Marks what an instruction names; was any of it new? */
 static bool use_all(uint32_t at)
@@ -64,18 +335,13 @@ static uint32_t list_of(uint32_t at)
     return i + 1;
 }
 
-/* Where a declaration that may go has its id; 0: it stays. */
-static uint32_t id_at(uint32_t op)
-{
-    if (op >= OP_TYPE_FIRST && op <= OP_TYPE_LAST) return 1;
-    return (op >= OP_CONSTANT_FIRST && op <= OP_CONSTANT_LAST) || op == OP_VARIABLE ? 2 : 0;
-}
-
 /* Names and decorations go with what they are said of. */
 static bool is_said_of(uint32_t op)
 {
     return op == OP_NAME || op == OP_MEMBER_NAME || op == OP_DECORATE || op == OP_MEMBER_DECORATE;
 }
+
+static bool is_there(uint32_t id) { return used[id] && !gone[id]; }
 
 /* A constant of the kind is the workgroup's size, which counts where no function asks for it. */
 static bool is_built_in(uint32_t at) { return op_at(at) == OP_DECORATE && words[at + 2] == BUILT_IN; }
@@ -90,6 +356,7 @@ static void mark(void)
         for (uint32_t at = HEADER; at < count; at += length_at(at)) {
             uint32_t op = op_at(at), id = id_at(op);
             inside = inside || op == OP_FUNCTION;
+            if (op == OP_NOP) continue;
             if (is_built_in(at)) used[words[at + 1]] = true;
             if (!inside && (is_said_of(op) || (id && !used[words[at + id]]))) continue;
             if (op == OP_ENTRY_POINT) used[words[at + 2]] = true;
@@ -98,31 +365,58 @@ static void mark(void)
     }
 }
 
-static void write_module(const char *file)
+/* Closes up what is left. */
+static void close_up(void)
 {
-    FILE *f = fopen(file, "wb");
-    bool inside = false;
-    if (!f) fail(file, "cannot be written");
-    fwrite(words, 4, HEADER, f);
-    for (uint32_t at = HEADER; at < count; at += length_at(at)) {
-        uint32_t op = op_at(at), n = length_at(at), id = is_said_of(op) ? 1 : id_at(op);
-        inside = inside || op == OP_FUNCTION;
+    uint32_t to = HEADER;
+    for (uint32_t at = HEADER, n; at < count; at += n) {
+        uint32_t op = op_at(at), id = is_said_of(op) ? 1 : at < code ? id_at(op) : 0, kept = n = length_at(at);
+        if (op == OP_NOP || (id && !is_there(words[at + id]))) continue;
         if (op == OP_ENTRY_POINT) {
-            uint32_t to = list_of(at), head;
-            for (uint32_t i = to; i < n; i++) if (used[words[at + i]]) words[at + to++] = words[at + i];
-            head = to << 16 | op;
-            fwrite(&head, 4, 1, f);
-            fwrite(words + at + 1, 4, to - 1, f);
-        } else if (inside || !id || used[words[at + id]]) fwrite(words + at, 4, n, f);
+            kept = list_of(at);
+            for (uint32_t i = kept; i < n; i++) if (used[words[at + i]]) words[at + kept++] = words[at + i];
+        }
+        memmove(words + to, words + at, kept * sizeof *words);
+        words[to] = kept << 16 | op;
+        to += kept;
     }
-    if (fclose(f)) fail(file, "cannot be written");
+    count = to;
+}
+
+static void strip(void)
+{
+    check_module();
+    facts = zeros(bound, sizeof *facts);
+    instead = zeros(bound, sizeof *instead);
+    block = zeros(count, sizeof *block);
+    used = zeros(bound, 1);
+    gone = zeros(bound, 1);
+    alive = zeros(bound, 1);
+    reached = zeros(bound, 1);
+    while (take_variables_out() || take_unused_out()) {}
+    mark();
+    close_up();
+    free(facts);
+    free(instead);
+    free(block);
+    free(used);
+    free(gone);
+    free(alive);
+    free(reached);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) fail("usage", "strip IN.spv OUT.spv");
-    read_module(argv[1]);
-    mark();
-    write_module(argv[2]);
+    FILE *f;
+    if (argc != 3) {
+        fprintf(stderr, "usage: strip IN.spv OUT.spv\n");
+        return 2;
+    }
+    input = argv[1];
+    read_module();
+    strip();
+    f = fopen(argv[2], "wb");
+    if (!f || fwrite(words, 4, count, f) != count || fclose(f)) fail("what is left cannot be written");
+    free(words);
     return 0;
 }
