@@ -94,7 +94,7 @@ static uint32_t *block, *instead;                    /* the label that an instru
 static bool *used, *gone, *alive, *reached;          /* by id; of labels: those that anything reaches, see is_needed */
 static const char *input = "module";
 
-static void fail(const char *why)
+static _Noreturn void fail(const char *why)
 {
     fprintf(stderr, "strip: %s: %s\n", input, why);
     exit(1);

@@ -383,6 +383,31 @@ static void test_coopmat2_tiles(void **state)
     }
 }
 
+/* Up to 16 rows under the gate by one dispatch of matrices: K of parts that are whole, begun and several rounds of them,
+ * columns that fill no matrix; then one thing wrong at a time: a seventeenth row, the orders of a and b, rows that begin
+ * anywhere, c. */
+static void test_few_matrices(void **state)
+{
+    static const char gates[] = "MLX_VK_POISON=1 MLX_VK_BATCH_INVARIANT=1";
+    static const int sizes[][6] = { /* M, K, N, c, orders, unit */
+        { 1, 512, 48, 0, 2, 8 }, { 1, 1024, 33, 0, 2, 8 }, { 2, 136, 16, 0, 2, 8 }, { 3, 8, 5, 0, 2, 8 }, { 5, 2568, 40, 0, 2, 8 },
+        { 8, 5120, 24, 0, 2, 8 }, { 9, 776, 50, 0, 2, 8 }, { 16, 1152, 64, 0, 2, 8 }, { 17, 512, 48, 0, 2, 8 }, { 4, 512, 48, 0, 0, 8 },
+        { 4, 512, 48, 0, 3, 8 }, { 4, 516, 48, 0, 2, 1 }, { 4, 1031, 48, 0, 2, 1 }, { 4, 1024, 48, 1, 2, 8 } };
+    struct setting s;
+    uint64_t before;
+    (void)state;
+    need_capability("cooperative_matrix_size");
+    before = dispatches_of(gates, "matmul_few_");
+    s = start(gates);
+    rng.state = 29;
+    for (int i = 0; i < 2 * (int)COUNT(sizes); i++) {
+        const int *t = sizes[i / 2];
+        even_case(t, t[4], t[5], i % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, s.stream);
+    }
+    finish(&s);
+    assert_true(dispatches_of(gates, "matmul_few_") > before);
+}
+
 /* float32 by the largest tiles, where all of them lie inside matrices that are read by fours, and where one thing is
  * wrong at a time: M, N, K, what follows a row, K in parts; in all orders, with and without c. */
 static void test_tiled_whole(void **state)
@@ -406,7 +431,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_passes),
         cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles), cmocka_unit_test(test_tiled_whole),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
+        cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_tiled_whole),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("matmul", tests, NULL, NULL);
