@@ -338,7 +338,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
-      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6 cooperative matrix, 7 tiled and a few rows; 0 chooses")              \
+      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6, 8 cooperative matrix, 7 tiled and a few rows; 0 chooses")           \
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
       "convolution: 1 plain, 3 tiled, 4, 8 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                    \
@@ -10503,37 +10503,9 @@ static void product_passes(struct encoder *e, const void *job)
     }
 }
 
-/* In the order of MLX_VK_MATMUL_KERNEL. */
-static const struct candidate product_ways[] = {
-    { "matmul_plain",                   plain_fits,    plain_cost,    product_plain },
-    { "matvec and vecmat",              vector_fits,   vector_cost,   product_vector },
-    { "matmul_tiled",                   tiled_fits,    tiled_cost,    product_tiled },
-    { "matmul_coopmat",                 coopmat_fits,  coopmat_cost,  product_coopmat },
-    { "matmul_coopmat2",                coopmat2_fits, coopmat2_cost, product_coopmat2 },
-    { "matmul_coopmat2 of even copies", even_fits,     even_cost,     product_evenly },
-    { "matmul_tiled and a few rows",    passes_fit,    passes_cost,   product_passes },
-};
+/* ---- a few rows on cooperative matrices ---- */
 
-/* The first that fits: of those for rows and for tiles, which add in one order, as many rows as there are; the others
- * for all. */
-static const char *same_units_fit(const struct encoder *e, const void *job)
-{
-    return invariant_units(e) ? coopmat_fits(e, job) : "a gate";
-}
-
-/* Many rows in one dispatch, with the sums of parts that few have, where the driver adds so. */
-enum { CHAINED_ROWS = 64 };
-static const char *chains_fit(const struct encoder *e, const void *job)
-{
-    struct product p = *(const struct product *)job;
-    p.chain = INVARIANT_K;
-    if (!invariant_units(e) || !(e->device->caps.quirks & QUIRK_SAME_SUMS)) return "a gate";
-    if (has_epilogue(&p) || p.gather) return "alpha, c, or index arrays";
-    if (p.m < CHAINED_ROWS || p.k % INVARIANT_K || !chain_tile(e, &p)) return "few rows, or parts of other sizes";
-    return coopmat2_fits(e, &p);
-}
-
-/* Few rows in one dispatch: K along the rows of both, which begin at multiples of 16 bytes. */
+/* In one dispatch: K along the rows of both, which begin at multiples of 16 bytes. */
 enum { UNITS_ROWS = 16, UNITS_SUBGROUPS = 4, UNITS_CHUNK = 128 };
 static uint32_t units_memory(uint32_t subgroups, uint32_t rows, uint32_t size)
 {
@@ -10557,7 +10529,6 @@ static const char *few_units_fit(const struct encoder *e, const void *job)
     uint32_t size = e->device->caps.coopmat_size[p->array[MAT_A]->dtype == MLXVK_BFLOAT16];
     int64_t odd = p->k | p->a_row | p->b_col | p->offset[MAT_A] | p->offset[MAT_B];
     const char *why = half_fits(e, p, K_MATMUL_FEW_F16, K_MATMUL_FEW_BF16);
-    if (!invariant_units(e)) return "a gate";
     if (why || !size) return why ? why : "the device lacks cooperative matrices";
     if (has_epilogue(p) || p->gather || is_partial(p)) return "alpha, c, or index arrays";
     if (p->m > UNITS_ROWS || !p->k || p->a_k != 1 || p->b_k != 1) return "many rows, or not along K";
@@ -10584,6 +10555,53 @@ static void product_few_units(struct encoder *e, const void *job)
     launch(e, p, &l, ceil_div((uint64_t)p->n, size), ceil_div((uint64_t)p->m, rows));
 }
 
+/* Chosen where it was measured: an H100, 8 rows x 4096 x 4096 14.3 us by matvec and 12.8 so, 16 rows 25.7 by tiles and
+ * 13.7 so; fewer rows, or a small matrix, take as long by either. */
+enum { UNITS_FROM = 5, UNITS_LEAST = 1 << 22 };
+static double few_units_cost(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    bool measured = e->device->tuning->deep && e->device->caps.subgroup == 32 && p->m >= UNITS_FROM &&
+                    p->n * p->k >= UNITS_LEAST;
+    return measured ? job_cost(e, p, 60, SMALL_PRODUCT / 8) : INFINITY;
+}
+
+/* In the order of MLX_VK_MATMUL_KERNEL. */
+static const struct candidate product_ways[] = {
+    { "matmul_plain",                   plain_fits,    plain_cost,    product_plain },
+    { "matvec and vecmat",              vector_fits,   vector_cost,   product_vector },
+    { "matmul_tiled",                   tiled_fits,    tiled_cost,    product_tiled },
+    { "matmul_coopmat",                 coopmat_fits,  coopmat_cost,  product_coopmat },
+    { "matmul_coopmat2",                coopmat2_fits, coopmat2_cost, product_coopmat2 },
+    { "matmul_coopmat2 of even copies", even_fits,     even_cost,     product_evenly },
+    { "matmul_tiled and a few rows",    passes_fit,    passes_cost,   product_passes },
+    { "matmul_few",                     few_units_fit, few_units_cost, product_few_units },
+};
+
+/* The first that fits: of those for rows and for tiles, which add in one order, as many rows as there are; the others
+ * for all. */
+static const char *same_units_fit(const struct encoder *e, const void *job)
+{
+    return invariant_units(e) ? coopmat_fits(e, job) : "a gate";
+}
+
+static const char *same_few_fit(const struct encoder *e, const void *job)
+{
+    return invariant_units(e) ? few_units_fit(e, job) : "a gate";
+}
+
+/* Many rows in one dispatch, with the sums of parts that few have, where the driver adds so. */
+enum { CHAINED_ROWS = 64 };
+static const char *chains_fit(const struct encoder *e, const void *job)
+{
+    struct product p = *(const struct product *)job;
+    p.chain = INVARIANT_K;
+    if (!invariant_units(e) || !(e->device->caps.quirks & QUIRK_SAME_SUMS)) return "a gate";
+    if (has_epilogue(&p) || p.gather) return "alpha, c, or index arrays";
+    if (p.m < CHAINED_ROWS || p.k % INVARIANT_K || !chain_tile(e, &p)) return "few rows, or parts of other sizes";
+    return coopmat2_fits(e, &p);
+}
+
 static void product_chains(struct encoder *e, const void *job)
 {
     struct product p = *(const struct product *)job;
@@ -10597,7 +10615,7 @@ static const char *same_rows_fit(const struct encoder *e, const void *job)
 }
 static const struct candidate invariant_ways[] = {
     { "matmul_coopmat2 in chains", chains_fit, NULL, product_chains },
-    { "matmul_few",     few_units_fit,  NULL, product_few_units },
+    { "matmul_few",     same_few_fit,   NULL, product_few_units },
     { "matmul_coopmat", same_units_fit, NULL, product_coopmat },
     { "matmul_rows",    same_rows_fit,  NULL, product_rows },
     { "matmul_tiled",   tiled_fits,     NULL, product_tiled },

@@ -41,8 +41,9 @@ vec4 normed(const vec4 v, const float factor, const uint feature)
     return r;
 }
 
-// The sum of a row's squares by norm.comp's tree, whose places are eights: in halves, two threads' fours make one.
-shared float fours[2u * gl_WorkGroupSize.x];
+// The sum of a row's squares by norm.comp's tree, whose places are eights: where a thread's fours are not neighbours, two
+// threads' make one. All threads of the workgroup call it.
+shared vec4 fours[gl_WorkGroupSize.x / 2u + 1u];
 float four_squares(const vec4 v)
 {
     precise vec4 r = v * v;
@@ -51,18 +52,22 @@ float four_squares(const vec4 v)
 float row_squares(const vec4 a, const vec4 b)
 {
     uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u), first = 2u * (thread - lane);
-    float x = four_squares(a), y = four_squares(b);
-    if (!has(TRADITIONAL)) {
-        barrier();
-        if (8u * lane < dims) {
-            fours[first + lane] = x;
-            fours[first + dims / 8u + lane] = y;
-        }
-        barrier();
-        x = fours[first + 2u * lane];
-        y = fours[first + 2u * lane + 1u];
+    bool apart = !has(TRADITIONAL) && 8u * lane < dims;
+    uint i = first + (apart ? lane : 2u * lane), j = first + (apart ? dims / 8u + lane : 2u * lane + 1u);
+    vec4 sum = vec4(0.0);
+    barrier();
+    fours[i / 4u][i % 4u] = four_squares(a);
+    fours[j / 4u][j % 4u] = four_squares(b);
+    barrier();
+    if (LANES < 4u || LANES > 32u) {
+        uint at = first + 2u * lane;
+        return row_sum(fours[at / 4u][at % 4u] + fours[at / 4u][at % 4u + 1u]);
     }
-    return row_sum(8u * lane < dims ? x + y : 0.0);
+    for (uint n = 0u; n < LANES / 4u; n++) {           // as row_sum() adds them up
+        vec4 v = fours[first / 4u + 2u * n], w = fours[first / 4u + 2u * n + 1u];
+        sum += vec4(v.x + v.y, v.z + v.w, w.x + w.y, w.z + w.w);
+    }
+    return added(sum);
 }
 
 // The first and the second of a rotated pair. Where products meet sums is said, so that a row has the same bits by fours

@@ -2,7 +2,8 @@
  *
  *   strip IN.spv OUT.spv
  *
- * glslang gives every name in a function a variable, and every mention of it a load. First, until nothing changes:
+ * glslang gives every name in a function a variable, and every mention of it a load. First, until nothing changes (but not
+ * of cooperative matrices' modules: NVIDIA's driver 580.159 makes slower code of them then, by 4 % of a prompt):
  *   - A function's variable that is stored once, on every way to each of its loads, goes with that store and these
  *     loads: what was stored takes the loads' place. One that is never loaded goes with its stores.
  *   - Instructions without an effect go where nothing uses their result.
@@ -21,8 +22,8 @@ enum { HEADER = 5, BOUND = 3, MAGIC = 0x07230203 };
 enum { OP_NOP = 0, OP_NAME = 5, OP_MEMBER_NAME = 6, OP_ENTRY_POINT = 15, OP_TYPE_FIRST = 19, OP_TYPE_POINTER = 32,
        OP_TYPE_LAST = 39, OP_CONSTANT_FIRST = 41, OP_CONSTANT_LAST = 52, OP_FUNCTION = 54, OP_FUNCTION_END = 56,
        OP_VARIABLE = 59, OP_LOAD = 61, OP_STORE = 62, OP_DECORATE = 71, OP_MEMBER_DECORATE = 72, OP_LABEL = 248,
-       OP_BRANCH = 249, OP_SWITCH = 251, OP_UNREACHABLE = 255, OP_LOAD_TENSOR = 5367, OP_STORE_TENSOR = 5368,
-       BUILT_IN = 11 };
+       OP_BRANCH = 249, OP_SWITCH = 251, OP_UNREACHABLE = 255, OP_TYPE_MATRIX = 4456, OP_LOAD_TENSOR = 5367,
+       OP_STORE_TENSOR = 5368, BUILT_IN = 11 };
 enum { CLASS_INPUT = 1, CLASS_PRIVATE = 6, CLASS_FUNCTION = 7, CLASS_PUSH_CONSTANT = 9 };
 enum { ALIGNED = 2, MAKE_AVAILABLE = 8, MAKE_VISIBLE = 16 };
 
@@ -383,6 +384,12 @@ static void close_up(void)
     count = to;
 }
 
+static bool has_matrices(void)
+{
+    for (uint32_t at = HEADER; at < code; at += length_at(at)) if (op_at(at) == OP_TYPE_MATRIX) return true;
+    return false;
+}
+
 static void strip(void)
 {
     check_module();
@@ -393,7 +400,7 @@ static void strip(void)
     gone = zeros(bound, 1);
     alive = zeros(bound, 1);
     reached = zeros(bound, 1);
-    while (take_variables_out() || take_unused_out()) {}
+    while (!has_matrices() && (take_variables_out() || take_unused_out())) {}
     mark();
     close_up();
     free(facts);
