@@ -9384,12 +9384,12 @@ static bool rope_strides(const struct array *a, uint32_t shape[4], uint32_t stri
     return true;
 }
 
-/* Can rope_dispatch normalise the rows of x into out on the way? */
-static bool rope_norm_fits(const struct rope_params *r, const struct array *x, const struct array *out,
-                           const struct array *weight)
+/* Can rope_dispatch normalise the rows of x into out on the way? Where a row's threads have eight elements each. */
+static bool rope_norm_fits(const struct encoder *e, const struct rope_params *r, const struct array *x,
+                           const struct array *out, const struct array *weight)
 {
-    uint32_t shape[4], stride[4], size = (uint32_t)item_size(x);
-    return r->dims % 8 == 0 && r->dims <= 8 * 128 && x->shape[x->ndim - 1] == r->dims &&
+    uint32_t shape[4], stride[4], size = (uint32_t)item_size(x), threads;
+    return r->dims % 8 == 0 && r->dims <= 8 * 128 && row_lanes(e, r->dims / 8, &threads) * 8 >= r->dims && x->shape[x->ndim - 1] == r->dims &&
            rope_strides(x, shape, stride) && x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 &&
            aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
            (!weight || (weight->row && weight->offset % (4 * size) == 0));
@@ -9426,7 +9426,7 @@ static void rope_whole(struct encoder *e, const struct rope_params *r, struct ar
                            .base_high = rate_high(r), .base_low = rate_low(r) };
     uint32_t threads, most = e->device->tuning->rope_items;
     bool fours = r->dims % 8 == 0;
-    if (norm && !rope_norm_fits(r, x, out, weight))
+    if (norm && !rope_norm_fits(e, r, x, out, weight))
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "rope", "no norm of these rows");
     x = rope_layout(e, r, x, out, &p);
     p.flags = (r->traditional ? ROPE_TRADITIONAL : 0) | (freqs ? ROPE_FREQS : 0) | (offsets ? ROPE_OFFSETS : 0);
@@ -20350,10 +20350,10 @@ static bool fuse_norm_rope(struct encoder *e, struct stream *s, struct members *
     if (!norm_with_rope(norm, rope, &x)) return false;
     out = rope->out[0];
     m[2] = s->device->gate[GATE_ROPE_CACHE] ? copy_behind(s, m, 2, end) : UINT32_MAX;
-    if (m[2] != UINT32_MAX && rope_norm_fits(&rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
+    if (m[2] != UINT32_MAX && rope_norm_fits(e, &rope->p.rope, &x, s->nodes[m[2]].out[0], norm->in[1])) {
         out = s->nodes[m[2]].out[0];
         all->count = 3;
-    } else if (!rope_norm_fits(&rope->p.rope, &x, out, norm->in[1])) return false;
+    } else if (!rope_norm_fits(e, &rope->p.rope, &x, out, norm->in[1])) return false;
     rope_dispatch(e, &rope->p.rope, &x, out, rope->in[1], rope->in[2], true, norm->in[1], norm->p.norm.eps);
     return true;
 }

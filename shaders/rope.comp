@@ -47,7 +47,8 @@ shared vec4 fours[gl_WorkGroupSize.x / 2u + 1u];
 float four_squares(const vec4 v)
 {
     precise vec4 r = v * v;
-    return added(r);
+    precise float sum = (r.x + r.y) + (r.z + r.w);
+    return sum;
 }
 float row_squares(const vec4 a, const vec4 b)
 {
