@@ -8907,11 +8907,13 @@ static uint32_t columns_by(const struct encoder *e, const struct scan_push *p, c
     return p->inner == 1 && p->stride == 1 && !((p->n | odd) & 3) ? 2 : 1;
 }
 
-/* Too few: a CPU's caches hold what its threads walk beside each other, so that it wants no more than one for each lane
- * (lavapipe: 16 x 2048 x 128 from 20 to 12 ms, 4096 x 4096 from 105 to 86). */
-static bool cuts_columns(const struct device *d, uint64_t tasks)
+/* Too few, or too long for a loop: a CPU's caches hold what its threads walk beside each other, so that it wants no more
+ * than one for each lane (lavapipe: 16 x 2048 x 128 from 20 to 12 ms, 4096 x 4096 from 105 to 86). */
+static bool cuts_columns(const struct device *d, uint32_t n, uint64_t tasks)
 {
     uint32_t set = (uint32_t)d->gate[GATE_SCAN_COLUMNS];
+    if (n < 2 * SCAN_COLUMN) return false;
+    if (d->caps.quirks & QUIRK_SHORT_LOOPS && n > LOOP_MOST) return true;
     return tasks < (set ? set : d->tuning->serial ? d->tuning->processors * REDUCE_THREADS : SCAN_COLUMNS);
 }
 
@@ -8936,7 +8938,7 @@ static void scan_of_columns(struct encoder *e, enum reduction op, struct array *
     uint32_t by = columns_by(e, &p, from, out), flags = p.flags;
     uint64_t tasks = (uint64_t)p.outer * (by == 4 ? p.inner / 4 : p.inner);
     struct array *totals = NULL, *carry = NULL;          /* of each part, and of all before it */
-    bool cut = p.n >= 2 * SCAN_COLUMN && cuts_columns(e->device, tasks);
+    bool cut = cuts_columns(e->device, p.n, tasks);
     p.chunk = cut ? SCAN_COLUMN : p.n;
     p.parts = ceil_div(p.n, p.chunk);
     tasks *= p.parts;
