@@ -8893,11 +8893,11 @@ done:
     array_release(carry);
 }
 
-/* Columns are cut into chunks where there are too few to fill the device. A column's bits do not depend on that: all that
- * walk one add in the order that shaders/scan.comp tells of, by its length alone, also where each has a chunk of it. */
+/* Columns are cut into chunks where there are too few to fill the device. A column's bits do not depend on that: all
+ * that walk one add in the order that shaders/scan.comp tells of, by its length alone, also where each has a chunk. */
 enum { SCAN_COLUMN = 64, SCAN_COLUMNS = 64 * REDUCE_GROUPS };
 
-/* As the kernel's constant has it: by fours of columns, by fours of one whose elements lie side by side, or one by one. */
+/* As the kernel's constant has it: by fours of columns, by fours of one whose elements lie side by side, or neither. */
 static uint32_t columns_by(const struct encoder *e, const struct scan_push *p, const struct array *from,
                            const struct array *out)
 {
@@ -8907,8 +8907,8 @@ static uint32_t columns_by(const struct encoder *e, const struct scan_push *p, c
     return p->inner == 1 && p->stride == 1 && !((p->n | odd) & 3) ? 2 : 1;
 }
 
-/* Too few, or too long for a loop: a CPU's caches hold what its threads walk beside each other, so that it wants no more
- * than one for each lane (lavapipe: 16 x 2048 x 128 from 20 to 12 ms, 4096 x 4096 from 105 to 86). */
+/* Too few, or too long for a loop. A CPU's caches hold what its threads walk beside each other, so that it wants no
+ * more than one for each lane (lavapipe: 16 x 2048 x 128 from 20 to 12 ms, 4096 x 4096 from 105 to 86). */
 static bool cuts_columns(const struct device *d, uint32_t n, uint64_t tasks)
 {
     uint32_t set = (uint32_t)d->gate[GATE_SCAN_COLUMNS];
@@ -8930,37 +8930,39 @@ static uint32_t scan_levels(uint32_t n)
     return levels;
 }
 
+/* One dispatch: levels as the kernel's constant has them; totals: each part's alone. */
+static void walk_columns(struct encoder *e, enum reduction op, struct array *from, struct array *to,
+                         struct scan_push *p, uint32_t by, uint32_t levels, bool totals)
+{
+    p->from = set_input(e, SLOT_scan_src, from);
+    p->to = set_output(e, SLOT_scan_dst, to);
+    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, p, .threads = REDUCE_THREADS, .op = op,
+           .from = from->dtype, .to = to->dtype, .columns = by, .width = 1, .hold = 1, .levels = levels,
+           .totals = totals);
+    dispatch_groups(e, ceil_div((uint64_t)p->outer * p->parts * (by == 4 ? p->inner / 4 : p->inner), REDUCE_THREADS));
+}
+
 static void scan_of_columns(struct encoder *e, enum reduction op, struct array *from, struct array *out,
                             struct scan_push p)
 {
-    enum kernel_id kernel = in_pairs(op, from->dtype) ? K_scan_pair : K_scan;
-    mlxvk_dtype part = part_type(op, from->dtype);
     uint32_t by = columns_by(e, &p, from, out), flags = p.flags;
-    uint64_t tasks = (uint64_t)p.outer * (by == 4 ? p.inner / 4 : p.inner);
     struct array *totals = NULL, *carry = NULL;          /* of each part, and of all before it */
-    bool cut = cuts_columns(e->device, p.n, tasks);
+    bool cut = cuts_columns(e->device, p.n, (uint64_t)p.outer * (by == 4 ? p.inner / 4 : p.inner));
+    uint32_t levels = any_order(op, from->dtype) ? 0 : cut ? 1 : scan_levels(p.n);
     p.chunk = cut ? SCAN_COLUMN : p.n;
     p.parts = ceil_div(p.n, p.chunk);
-    tasks *= p.parts;
     if (cut) {
-        totals = scratch(e, (size_t)p.outer * p.parts * p.inner, part);
-        carry = scratch(e, (size_t)p.outer * p.parts * p.inner, part);
+        size_t size = (size_t)p.outer * p.parts * p.inner;
+        totals = scratch(e, size, part_type(op, from->dtype));
+        carry = scratch(e, size, part_type(op, from->dtype));
         if (e->code) goto done;
         p.flags = flags & SCAN_REVERSE;
-        p.from = set_input(e, SLOT_scan_src, from);
-        p.to = set_output(e, SLOT_scan_dst, totals);
-        USE_AS(e, kernel, scan, &p, .threads = REDUCE_THREADS, .op = op, .from = from->dtype, .to = part, .columns = by,
-               .width = 1, .hold = 1, .totals = 1);
-        dispatch_groups(e, ceil_div(tasks, REDUCE_THREADS));
-        scan_of_columns(e, op, totals, carry, scan_of_totals(&p, 0));
+        walk_columns(e, op, from, totals, &p, by, 0, true);
+        scan_of_columns(e, op, totals, carry, scan_of_totals(&p, 0));      /* parts count in the scan's order */
         p.before = set_input(e, SLOT_scan_carry, carry);
         p.flags = flags | SCAN_CARRY;
     }
-    p.from = set_input(e, SLOT_scan_src, from);
-    p.to = set_output(e, SLOT_scan_dst, out);
-    USE_AS(e, kernel, scan, &p, .threads = REDUCE_THREADS, .op = op, .from = from->dtype, .to = out->dtype, .columns = by,
-           .width = 1, .hold = 1, .levels = any_order(op, from->dtype) ? 0 : cut ? 1 : scan_levels(p.n));
-    dispatch_groups(e, ceil_div(tasks, REDUCE_THREADS));
+    walk_columns(e, op, from, out, &p, by, levels, false);
 done:
     array_release(totals);
     array_release(carry);

@@ -388,6 +388,7 @@ static void test_columns_beside(void **state)
         if (dtype_is_inexact(c.dtype) || column_scans[c.scan] != mlxvk_logcumsumexp) expect_same_columns(&c);
     }
     expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 20000, .inclusive = true, .more = 1 });
+    expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 65535, .reverse = true, .inclusive = true });
     expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 300000, .inclusive = true });
     expect_same_columns(&(struct column_case){ MLXVK_BFLOAT16, 1, 300001, .reverse = true });
 }
