@@ -348,7 +348,7 @@ static unsigned char *scanned_columns(const struct column_case *c, mlxvk_array x
 static void expect_same_columns(const struct column_case *c)
 {
     unsigned char *want = NULL;
-    for (size_t way = 0; way < COUNT(cut_ways); way++) {
+    for (size_t way = c->more ? 0 : 1; way < COUNT(cut_ways); way++) {
         struct setting t = start(cut_ways[way]);
         mlxvk_array x = column_values(c, &t);
         for (int view = 0; view < VIEWS + c->more; view++) {
@@ -374,19 +374,19 @@ static void expect_same_columns(const struct column_case *c)
     free(want);
 }
 
-/* A column has the bits that it has alone and among any others, wherever they lie, cut into chunks or walked as it is. */
+/* A column has the bits that it has alone and among any others, wherever they lie, cut into chunks or walked as it is. On
+ * a CPU most of the time is the pipelines', so that not each dtype goes with each scan. */
 static void test_columns_beside(void **state)
 {
     static const int sizes[] = { 63, 64, 65, 127, 128, 4095, 4096, 4097, 4160, 8200 };
-    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16, MLXVK_COMPLEX64, MLXVK_INT64, MLXVK_INT8 };
+    static const struct { mlxvk_dtype dtype; int scan; } kinds[] = {
+        { MLXVK_FLOAT32, 2 }, { MLXVK_FLOAT32, 4 }, { MLXVK_FLOAT16, 0 }, { MLXVK_BFLOAT16, 1 }, { MLXVK_COMPLEX64, 0 },
+        { MLXVK_COMPLEX64, 1 }, { MLXVK_COMPLEX64, 4 }, { MLXVK_INT64, 0 }, { MLXVK_INT8, 3 } };
     (void)state;
     for (int k = 0; k < (int)COUNT(sizes); k++)
         expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, sizes[k], k & 1, k & 2 || k == 5, 2 });
-    for (int k = 0; k < (int)(COUNT(dtypes) * COUNT(column_scans)); k++) {
-        const struct column_case c = { dtypes[k / (int)COUNT(column_scans)], k % (int)COUNT(column_scans),
-                                       k % 3 ? 4098 + k : 65 + k, k % 4 & 1, k % 4 & 2, 0 };
-        if (dtype_is_inexact(c.dtype) || column_scans[c.scan] != mlxvk_logcumsumexp) expect_same_columns(&c);
-    }
+    for (int k = 0; k < (int)COUNT(kinds); k++)
+        expect_same_columns(&(struct column_case){ kinds[k].dtype, kinds[k].scan, k % 4 ? 4098 + k : 129 + k, k & 1, k & 2, 0 });
     expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 20000, .inclusive = true, .more = 1 });
     expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 65535, .reverse = true, .inclusive = true });
     expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 300000, .inclusive = true });
