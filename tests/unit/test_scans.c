@@ -1,7 +1,8 @@
 /* Scans of long rows in one pass, see shaders/scan_once.comp, against plain loops where sums are exact; the same bits
  * from run to run and whatever lies beside a row where they are not, also where tiles tell nothing and each
  * workgroup scans again what it needs. Sizes lie around a tile, a group of tiles and a block of groups, mostly in rows so
- * short that mlxvk.c cuts them into small ones. */
+ * short that mlxvk.c cuts them into small ones. And scans along another axis than the last, see shaders/scan.comp: the same bits
+ * whatever lies beside a column, cut or not. */
 #include <math.h>
 #include <stdio.h>
 #include "support.h"
