@@ -386,6 +386,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
+    X(SCAN_COLUMNS,  "MLX_VK_SCAN_COLUMNS",              0,                                                           \
+      "scans along another axis than the last: columns (or fours) that are not cut (0: by device)")                   \
     X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps and tiles of scans wait for each other (2: on every driver)")   \
     X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort (2: even where merges are faster; 0: nowhere)")  \
@@ -8821,74 +8823,145 @@ static bool links_wanted(const struct device *d)
     return d->gate[GATE_LINKS] > 1 || (d->gate[GATE_LINKS] == 1 && d->caps.quirks & QUIRK_IN_ORDER);
 }
 
-enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_LONG = 1 << 16, SCAN_COLUMN = 64, SCAN_COLUMNS = 128 * REDUCE_GROUPS };
+enum { SCAN_ROUND = 16 * REDUCE_THREADS, SCAN_LONG = 1 << 16 };
 
-/* The total of each part, as (outer, parts, inner). */
+/* The total of each part of rows, as (outer, parts). */
 static void scan_totals(struct encoder *e, enum reduction op, struct array *from, const struct scan_push *s,
-                        uint32_t by, struct array *totals)
+                        struct array *totals)
 {
     struct reduce_job j = { .op = op, .scale = 1, .from = from, .out = totals, .type = from->dtype };
-    struct reduce_grid g = { .layout = by ? REDUCE_COLUMNS : REDUCE_FOURS, .piece = s->chunk,
-                             .width = by ? REDUCE_THREADS / 16 : REDUCE_THREADS };
+    struct reduce_grid g = { .layout = REDUCE_FOURS, .piece = s->chunk, .width = REDUCE_THREADS };
     struct array rows = *from, parts = *totals;
     int at = (int)s->ndim;
-    if (by == 4 && reduce_kernel(op, from->dtype) == K_reduce) g.layout = REDUCE_FOUR_COLUMNS;
     for (int i = 0; i < at; i++) { rows.shape[i] = (int)s->shape[i]; rows.strides[i] = (int32_t)s->in_stride[i]; }
     rows.shape[at] = (int)s->n;
-    rows.strides[at] = (int32_t)s->stride;
-    rows.shape[at + 1] = (int)s->inner;
-    rows.strides[at + 1] = (int32_t)s->inner_stride;
-    parts.ndim = rows.ndim = at + 1 + (s->inner > 1);
+    rows.strides[at] = 1;
+    parts.ndim = rows.ndim = at + 1;
     memcpy(parts.shape, rows.shape, sizeof rows.shape);
     parts.shape[at] = (int)s->parts;
     row_strides(parts.ndim, parts.shape, parts.strides);
     reduce_dispatch(e, &j, &rows, &parts, at, g);
 }
 
-/* Cuts long rows, by their length alone, so that a row's bits do not depend on how many there are, and columns where
- * there are too few to fill the device. */
-static void scan_cut(struct scan_push *p, uint32_t by)
+/* Cuts long rows, by their length alone, so that a row's bits do not depend on how many there are. */
+static void scan_cut(struct scan_push *p)
 {
-    uint64_t tasks = by ? (uint64_t)p->outer * (p->inner / by) : 1, enough = by ? SCAN_COLUMNS : REDUCE_GROUPS;
-    uint32_t least = by ? SCAN_COLUMN : SCAN_ROUND, most = p->n / least;
+    uint32_t most = min_u32(p->n / SCAN_ROUND, REDUCE_GROUPS);
     p->parts = 1;
     p->chunk = p->n;
-    if (2 * tasks >= enough || most < 2 || (!by && p->n < SCAN_LONG)) return;
-    most = (uint32_t)min_size(most, (enough + tasks - 1) / tasks);
-    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, least);
+    if (p->n < SCAN_LONG) return;
+    p->chunk = (uint32_t)round_up((p->n + most - 1) / most, SCAN_ROUND);
     p->parts = ceil_div(p->n, p->chunk);
 }
 
-static void scan(struct encoder *e, enum reduction op, struct array *from, struct array *out, struct scan_push p)
+/* What is before each part of what a scan cuts: the exclusive scan of the parts' totals, which lie side by side. */
+static struct scan_push scan_of_totals(const struct scan_push *p, uint32_t flags)
 {
-    bool rows = p.inner == 1 && p.stride == 1;
-    uint32_t odd = p.stride | place_of_array(e, from) | place_of_array(e, out), width, hold, threads;
-    uint32_t by = rows ? 0 : by_fours(p.inner, p.inner_stride, odd, p.in_stride, p.ndim) ? 4 : 1;
+    return (struct scan_push){ .n = p->parts, .outer = p->outer, .inner = p->inner, .stride = p->inner,
+        .inner_stride = 1, .flags = flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p->outer },
+        .in_stride = { p->parts * p->inner } };
+}
+
+static void scan_of_rows(struct encoder *e, enum reduction op, struct array *from, struct array *out,
+                         struct scan_push p)
+{
+    /* A CPU takes the steps of a tree's lanes one after the other (lavapipe: 128 rows of 2048 from 13.0 to 0.8 ms). */
+    bool alone = e->device->tuning->serial;
+    uint32_t width, hold, threads = alone ? DEALT_ROWS : REDUCE_THREADS;
     struct array *totals = NULL, *carry = NULL;          /* of each part, and of all before it */
-    scan_cut(&p, by);
+    scan_cut(&p);
     if (p.parts > 1) {
-        size_t size = (size_t)p.outer * p.parts * p.inner;
-        totals = scratch(e, size, part_type(op, from->dtype));
-        carry = scratch(e, size, part_type(op, from->dtype));
+        totals = scratch(e, (size_t)p.outer * p.parts, part_type(op, from->dtype));
+        carry = scratch(e, (size_t)p.outer * p.parts, part_type(op, from->dtype));
         if (e->code) goto done;
-        scan_totals(e, op, from, &p, by, totals);
-        scan(e, op, totals, carry, (struct scan_push){ .n = p.parts, .outer = p.outer, .inner = p.inner,
-            .stride = p.inner, .inner_stride = 1, .flags = p.flags | SCAN_EXCLUSIVE, .ndim = 1, .shape = { p.outer },
-            .in_stride = { p.parts * p.inner } });
+        scan_totals(e, op, from, &p, totals);
+        scan_of_rows(e, op, totals, carry, scan_of_totals(&p, p.flags));
         p.before = set_input(e, SLOT_scan_carry, carry);
         p.flags |= SCAN_CARRY;
     }
     p.from = set_input(e, SLOT_scan_src, from);
     p.to = set_output(e, SLOT_scan_dst, out);
-    /* A CPU takes the steps of a tree's lanes one after the other (lavapipe: 128 rows of 2048 from 13.0 to 0.8 ms). */
-    bool alone = rows && e->device->tuning->serial;
-    threads = alone ? DEALT_ROWS : REDUCE_THREADS;
-    hold = rows && !alone && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
-    width = rows && !alone ? min_u32(pow2_at_least((p.chunk + 3) / 4), REDUCE_THREADS) : 1;
+    hold = !alone && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    width = alone ? 1 : min_u32(pow2_at_least((p.chunk + 3) / 4), REDUCE_THREADS);
     if (width == 2) width = 4;                           /* the kernel walks by fours */
     USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = threads, .op = op,
-           .from = from->dtype, .to = out->dtype, .columns = by, .width = width, .hold = hold);
-    dispatch_groups(e, ceil_div((uint64_t)p.outer * p.parts * (rows ? width : p.inner / by), threads));
+           .from = from->dtype, .to = out->dtype, .width = width, .hold = hold);
+    dispatch_groups(e, ceil_div((uint64_t)p.outer * p.parts * width, threads));
+done:
+    array_release(totals);
+    array_release(carry);
+}
+
+/* Columns are cut into chunks where there are too few to fill the device. A column's bits do not depend on that: all
+ * that walk one add in the order that shaders/scan.comp tells of, by its length alone, also where each has a chunk. */
+enum { SCAN_COLUMN = 64, SCAN_COLUMNS = 64 * REDUCE_GROUPS };
+
+/* As the kernel's constant has it: by fours of columns, by fours of one whose elements lie side by side, or neither. */
+static uint32_t columns_by(const struct encoder *e, const struct scan_push *p, const struct array *from,
+                           const struct array *out)
+{
+    uint32_t odd = place_of_array(e, from) | place_of_array(e, out);
+    if (by_fours(p->inner, p->inner_stride, odd | p->stride, p->in_stride, p->ndim)) return 4;
+    for (uint32_t i = 0; i < p->ndim; i++) odd |= p->in_stride[i];
+    return p->inner == 1 && p->stride == 1 && !((p->n | odd) & 3) ? 2 : 1;
+}
+
+/* Too few, or too long for a loop. A CPU's caches hold what its threads walk beside each other, so that it wants no
+ * more than one for each lane (lavapipe: 16 x 2048 x 128 from 20 to 12 ms, 4096 x 4096 from 105 to 86). */
+static bool cuts_columns(const struct device *d, uint32_t n, uint64_t tasks)
+{
+    uint32_t set = (uint32_t)d->gate[GATE_SCAN_COLUMNS];
+    if (n < 2 * SCAN_COLUMN) return false;
+    if (d->caps.quirks & QUIRK_SHORT_LOOPS && n > LOOP_MOST) return true;
+    return tasks < (set ? set : d->tuning->serial ? d->tuning->processors * REDUCE_THREADS : SCAN_COLUMNS);
+}
+
+/* Is the result the same in whatever order? */
+static bool any_order(enum reduction op, mlxvk_dtype type)
+{
+    return op == R_max || op == R_min || (op != R_logsumexp && dtypes[type].kind <= KIND_INT);
+}
+
+static uint32_t scan_levels(uint32_t n)
+{
+    uint32_t levels = 0;
+    for (; n > SCAN_COLUMN; n = ceil_div(n, SCAN_COLUMN)) levels++;
+    return levels;
+}
+
+/* One dispatch: levels as the kernel's constant has them; totals: each part's alone. */
+static void walk_columns(struct encoder *e, enum reduction op, struct array *from, struct array *to,
+                         struct scan_push *p, uint32_t by, uint32_t levels, bool totals)
+{
+    p->from = set_input(e, SLOT_scan_src, from);
+    p->to = set_output(e, SLOT_scan_dst, to);
+    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, p, .threads = REDUCE_THREADS, .op = op,
+           .from = from->dtype, .to = to->dtype, .columns = by, .width = 1, .hold = 1, .levels = levels,
+           .totals = totals);
+    dispatch_groups(e, ceil_div((uint64_t)p->outer * p->parts * (by == 4 ? p->inner / 4 : p->inner), REDUCE_THREADS));
+}
+
+static void scan_of_columns(struct encoder *e, enum reduction op, struct array *from, struct array *out,
+                            struct scan_push p)
+{
+    uint32_t by = columns_by(e, &p, from, out), flags = p.flags;
+    struct array *totals = NULL, *carry = NULL;          /* of each part, and of all before it */
+    bool cut = cuts_columns(e->device, p.n, (uint64_t)p.outer * (by == 4 ? p.inner / 4 : p.inner));
+    uint32_t levels = any_order(op, from->dtype) ? 0 : cut ? 1 : scan_levels(p.n);
+    p.chunk = cut ? SCAN_COLUMN : p.n;
+    p.parts = ceil_div(p.n, p.chunk);
+    if (cut) {
+        size_t size = (size_t)p.outer * p.parts * p.inner;
+        totals = scratch(e, size, part_type(op, from->dtype));
+        carry = scratch(e, size, part_type(op, from->dtype));
+        if (e->code) goto done;
+        p.flags = flags & SCAN_REVERSE;
+        walk_columns(e, op, from, totals, &p, by, 0, true);
+        scan_of_columns(e, op, totals, carry, scan_of_totals(&p, 0));      /* parts count in the scan's order */
+        p.before = set_input(e, SLOT_scan_carry, carry);
+        p.flags = flags | SCAN_CARRY;
+    }
+    walk_columns(e, op, from, out, &p, by, levels, false);
 done:
     array_release(totals);
     array_release(carry);
@@ -8921,7 +8994,7 @@ static bool takes_once(const struct device *d, enum reduction op, const struct a
 {
     size_t n = (size_t)x->shape[axis];
     bool forced = d->gate[GATE_LINKS] > 1;
-    for (int i = axis + 1; i < x->ndim; i++) if (x->shape[i] != 1) return false;
+    if (axis != x->ndim - 1) return false;
     if (n < (forced ? SCAN_ONCE_FORCED : SCAN_ONCE_LEAST) || in_pairs(op, x->dtype)) return false;
     if (d->caps.quirks & QUIRK_SHORT_LOOPS && once_tiles(once_row(n), n) > SCAN_TILES_FEW) return false;
     return links_wanted(d) && has_kernel(d, K_SCAN_ONCE) && once_row(n)->threads <= d->caps.max_threads;
@@ -8992,8 +9065,10 @@ static void scan_part(struct encoder *e, struct array *const *a, const void *job
     }
     if (p.n == 1) p.stride = 1;
     p.flags = f->flags;
+    /* The axis chooses, not how many columns there are: one has the bits that it has beside others. */
     if (f->flags & SCAN_ONCE) scan_once(e, f->op, x, &packed, &p);
-    else scan(e, f->op, x, &packed, p);
+    else if (f->axis == x->ndim - 1) scan_of_rows(e, f->op, x, &packed, p);
+    else scan_of_columns(e, f->op, x, &packed, p);
     array_release(rows);
     unpack(e, a[1], &packed, room);
 }

@@ -889,7 +889,7 @@ struct rope_constants { uint32_t threads, lanes, by_four, dtype, norm; };
 typedef struct rope_constants rope_constants; typedef struct rope_push rope_push;
 enum { SLOT_rope_y = 0, SLOT_rope_x = 1, SLOT_rope_offsets = 2, SLOT_rope_freqs = 3, SLOT_rope_weight = 4 };
 
-struct scan_constants { uint32_t threads, op, from, to, columns, width, hold; };
+struct scan_constants { uint32_t threads, op, from, to, columns, width, hold, levels, totals; };
 typedef struct scan_constants scan_constants; typedef struct scan_push scan_push;
 enum { SLOT_scan_dst = 0, SLOT_scan_src = 1, SLOT_scan_carry = 2 };
 
@@ -1070,9 +1070,9 @@ enum { SLOT_quant_gather_x = 0 };
     X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 12, CAP_SMALL) \
     X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 12, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
-    X(scan, SCAN, 3, 0x1, 80, 7, CAP_SMALL) \
+    X(scan, SCAN, 3, 0x1, 80, 9, CAP_SMALL) \
     X(scan_once, SCAN_ONCE, 3, 0x5, 40, 7, CAP_SUBGROUP | CAP_SMALL) \
-    X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 7, CAP_SMALL) \
+    X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 9, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 124, 8, CAP_SMALL) \

@@ -1,13 +1,15 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Scans along one axis: `outer` rows (up to 4 strided dimensions) of `n` elements for each of `inner` columns; the result
-// is row-major. A row is scanned by WIDTH threads, tile by tile; a column by one thread. A long one is cut into `parts`,
-// each with what came before it in `carry`.
+// is row-major. A row is scanned by WIDTH threads, tile by tile; a column, or each part of it, by one thread. What is cut
+// into `parts` has what came before each in `carry`.
 #define SCAN
 #include "accumulate.glsl"
-layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours
+layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours, 2: columns, fours of each
 layout(constant_id = 5) const uint WIDTH = 256;
 layout(constant_id = 6) const uint HOLD = 1;           // fours a thread has in a tile
+layout(constant_id = 7) const uint LEVELS = 0;         // of columns: see climb()
+layout(constant_id = 8) const uint TOTALS = 0;         // 1: of columns, no more than what each part comes to
 //! enum SCAN_: flags
 const uint REVERSE = 1, EXCLUSIVE = 2, CARRY = 4;
 
@@ -32,13 +34,14 @@ uint locate(uint row)
         }
     return at;
 }
-ACC carried(const uint i)                                    // combined, as the identity may be of a wider type there
+ACC carried(const uint i)
 {
     if ((flags & CARRY) == 0u) return identity();
 #ifdef PAIR
-    return combine(identity(), carry64[before + i]);
+    return carry64[before + i];
 #else
-    return combine(identity(), carry32[before + i]);
+    if (floats()) return carry32[before + i];
+    return combine(identity(), carry32[before + i]);         // which may be of a wider type there
 #endif
 }
 
@@ -173,40 +176,90 @@ void rows()
 
 // ---- columns ----
 
+// Where the order of additions changes bits, each column's is one of its length alone, however it is cut: sums within
+// chunks of CHUNK elements, counted in the scan's order, and in front of these what the chunks before them come to, which is the
+// exclusive scan of the chunks' totals in the same order, chunk of chunks by chunk. LEVELS: 0 where there is one chunk, or no
+// order that matters; else how often n is to be divided by CHUNK until one is left, or 1 where `carry` tells what is before a chunk.
+const uint CHUNK = 64, EACH = COLUMNS == 4u ? 4u : 1u, RUN = COLUMNS == 2u ? 4u : 1u;   // columns of a thread; elements it reads at once
+ACC within[4], behind[4], level[LEVELS + 1u][4];       // sums: in the chunk; before it; of each level, in its chunk there
+
+// From chunk to chunk, of which `ended` have been.
+void climb(const uint ended)
+{
+    [[unroll]] for (uint k = 0u; k < EACH; k++) {
+        uint chunks = ended;
+        bool ends = true;
+        ACC sum = within[k];
+        [[unroll]] for (uint l = 1u; l <= LEVELS; l++)
+            if (ends) {
+                sum = combine(level[l][k], sum);
+                ends = chunks % CHUNK == 0u && l < LEVELS;
+                chunks /= CHUNK;
+                level[l][k] = ends ? identity() : sum;
+            }
+        within[k] = identity();
+        behind[k] = level[LEVELS][k];
+        [[unroll]] for (uint l = 1u; l < LEVELS; l++) behind[k] = combine(behind[k], level[LEVELS - l][k]);
+    }
+}
+
+void write_few(const uint at, const uint count, const uvec2 y[4])                     // one or four
+{
+    if (count == 4u) write_four(at, 0u, 4u, y);
+    else if (eight_out()) dst64[at] = y[0];
+    else store_dst(at, TO, y[0].x);
+}
+
+Four backwards(const Four f) { return eight() ? Four(f.high.zwxy, f.low.zwxy) : Four(f.low.wzyx, f.high); }
+
 void columns()
 {
-    uint units = inner / COLUMNS, total = outer * units;
+    uint units = inner / EACH, total = outer * units;
     uint task = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
-    uint piece = task / total, q = task - piece * total, row = q / units, column = (q - row * units) * COLUMNS;
+    uint piece = task / total, q = task - piece * total, row = q / units, column = (q - row * units) * EACH;
     if (piece >= parts) return;
     bool reverse = (flags & REVERSE) != 0u, exclusive = (flags & EXCLUSIVE) != 0u;
     uint first = piece * chunk, count = min(chunk, n - first), step = reverse ? ~0u : 1u;
-    uint r = reverse ? first + count - 1u : first;
+    uint r = reverse ? n - 1u - first : first, part_at = (row * parts + piece) * inner + column;
     uint base = locate(row) + column * inner_stride, out_at = to + row * n * inner + column;
-    ACC a[4];
-    for (uint k = 0u; k < COLUMNS; k++) a[k] = carried((row * parts + piece) * inner + column + k);
-    for (uint i = 0u; i < count; i += 4u) {
+    uvec2 y[4];
+    [[unroll]] for (uint k = 0u; k < EACH; k++) {
+        behind[k] = carried(part_at + k);
+        within[k] = LEVELS > 0u ? identity() : behind[k];
+        [[unroll]] for (uint l = 1u; l <= LEVELS; l++) level[l][k] = identity();
+    }
+    for (uint i = 0u; i < count; i += 4u * RUN) {
         Four f[4];
         [[unroll]] for (uint j = 0u; j < 4u; j++)
-            if (i + j < count) {
-                if (COLUMNS == 4u) f[j] = load_four((base + (r + j * step) * stride) / 4u);
-                else f[j].low.xy = load_one(base + (r + j * step) * stride);
+            if (i + j * RUN < count) {
+                uint at = base + (r + j * RUN * step) * stride;        // of fours of a column backwards the last one
+                if (COLUMNS == 1u) f[j].low.xy = load_one(at);
+                else f[j] = load_four(at / 4u);
             }
+        if (LEVELS > 0u && i > 0u && i % CHUNK == 0u) climb(i / CHUNK);
         [[unroll]] for (uint j = 0u; j < 4u; j++)
-            if (i + j < count) {
-                uvec2 y[4];
-                [[unroll]] for (uint k = 0u; k < COLUMNS; k++) {
-                    ACC b = combine(a[k], value(COLUMNS == 4u ? of_four(f[j], k) : f[j].low.xy, 0u));
-                    y[k] = finish(exclusive ? a[k] : b);
-                    a[k] = b;
+            if (i + j * RUN < count) {
+                if (RUN == 4u && reverse) f[j] = backwards(f[j]);
+                [[unroll]] for (uint k = 0u; k < EACH * RUN; k++) {
+                    const uint c = k / RUN;
+                    ACC a = within[c], b = combine(a, value(COLUMNS == 1u ? f[j].low.xy : of_four(f[j], k), 0u));
+                    within[c] = b;
+                    if (exclusive) b = a;
+                    y[k] = finish(LEVELS > 0u ? combine(behind[c], b) : b);
                 }
-                uint at = out_at + (r + j * step) * inner;
-                if (COLUMNS == 4u) write_four(at, 0u, 4u, y);
-                else if (eight_out()) dst64[at] = y[0];
-                else store_dst(at, TO, y[0].x);
+                uint at = out_at + (r + j * RUN * step) * inner;
+                if (RUN == 4u && reverse) {
+                    uvec2 p = y[0], q = y[1];
+                    y[0] = y[3]; y[1] = y[2]; y[2] = q; y[3] = p;
+                    at -= 3u;
+                }
+                if (TOTALS == 0u) write_few(at, EACH * RUN, y);
             }
-        r += 4u * step;
+        r += 4u * RUN * step;
     }
+    if (TOTALS == 0u) return;
+    [[unroll]] for (uint k = 0u; k < EACH; k++) y[k] = finish(within[k]);
+    write_few(to + part_at, EACH, y);
 }
 
 void main()

@@ -1,7 +1,8 @@
 /* Scans of long rows in one pass, see shaders/scan_once.comp, against plain loops where sums are exact; the same bits
  * from run to run and whatever lies beside a row where they are not, also where tiles tell nothing and each
  * workgroup scans again what it needs. Sizes lie around a tile, a group of tiles and a block of groups, mostly in rows so
- * short that mlxvk.c cuts them into small ones. */
+ * short that mlxvk.c cuts them into small ones. And scans along another axis than the last, see shaders/scan.comp: the same bits
+ * whatever lies beside a column, cut or not. */
 #include <math.h>
 #include <stdio.h>
 #include "support.h"
@@ -257,6 +258,142 @@ static void test_rows_beside(void **state)
     expect_rows_beside(&(struct scan_case){ MLXVK_FLOAT32, 0, 1030, 8192, .inclusive = true, .normal = true }, ways[2]);
 }
 
+/* ---- along another axis than the last ---- */
+
+enum { BESIDE = 8, PLUS = 5, VIEWS = 8 };                /* columns; the first that is not of plain numbers; seen() */
+static const scan_function column_scans[] = { mlxvk_cumsum, mlxvk_cumprod, mlxvk_cummax, mlxvk_cummin, mlxvk_logcumsumexp };
+static const char *const cut_ways[] = { "MLX_VK_POISON=1", "MLX_VK_POISON=1 MLX_VK_SCAN_COLUMNS=1",
+                                        "MLX_VK_POISON=1 MLX_VK_SCAN_COLUMNS=1000000000" };      /* by device, none cut, all */
+
+struct column_case { mlxvk_dtype dtype; int scan, n; bool reverse, inclusive; int more; };       /* more: views of many columns */
+
+/* (n, BESIDE): random numbers; the last columns nothing but -0, one NaN, one infinity. */
+static mlxvk_array column_values(const struct column_case *c, struct setting *t)
+{
+    struct rng r = { (uint64_t)c->n * 7 + (uint64_t)c->scan };
+    const int parts = c->dtype == MLXVK_COMPLEX64 ? 2 : 1, shape[] = { c->n, BESIDE };
+    const bool whole = !dtype_is_inexact(c->dtype), product = column_scans[c->scan] == mlxvk_cumprod;
+    size_t count = (size_t)c->n * BESIDE * (size_t)parts;
+    float *x = malloc(count * sizeof *x);
+    int64_t *w = malloc(count * sizeof *w);
+    assert_true(x && w);
+    for (size_t i = 0; i < count; i++) {
+        size_t row = i / BESIDE / (size_t)parts, column = i / (size_t)parts % BESIDE;
+        float v = (float)random_int(&r, -1000000, 1000000) * 1e-6f;
+        w[i] = (int64_t)random_bits(&r);
+        x[i] = product ? (i % 2 && parts == 2 ? 0.03f * v : 1 + 0.03f * v) : v;
+        if (column == PLUS) x[i] = -0.0f;
+        if (column == PLUS + 1 && row == (size_t)c->n * 2 / 3) x[i] = NAN;
+        if (column == PLUS + 2 && row == (size_t)c->n / 2) x[i] = INFINITY;
+    }
+    mlxvk_array a = array_of(t->device, whole ? MLXVK_INT64 : parts == 2 ? MLXVK_COMPLEX64 : MLXVK_FLOAT32,
+                             whole ? (void *)w : x, shape, 2);
+    OK(mlxvk_astype(&a, a, c->dtype, t->stream), t->stream);
+    free(x);
+    free(w);
+    return a;
+}
+
+static mlxvk_array part_of_columns(mlxvk_array x, int start, int stop, int step, bool own, mlxvk_stream s)
+{
+    mlxvk_array y = mlxvk_array_new();
+    OK(mlxvk_slice(&y, x, (int[]){ 0, start }, 2, (int[]){ mlxvk_array_dim(x, 0), stop }, 2, (int[]){ 1, step }, 2, s), s);
+    if (own) OK(mlxvk_contiguous(&y, y, false, s), s);
+    return y;
+}
+
+/* Columns first, first + step, ... of x, and from the first again after the last, in one way that they may lie. */
+static mlxvk_array seen(mlxvk_array x, int view, int *first, int *step, mlxvk_stream s)
+{
+    mlxvk_array y = mlxvk_array_new();
+    const int three[] = { 1, mlxvk_array_dim(x, 0), BESIDE };
+    *first = 0;
+    *step = 1;
+    switch (view) {
+    case 0: OK(mlxvk_array_set(&y, x), s); break;
+    case 1: return part_of_columns(x, *first = 3, 4, 1, true, s);          /* one, fours of which lie side by side */
+    case 2: return part_of_columns(x, *first = PLUS + 1, PLUS + 2, 1, false, s);
+    case 3: return part_of_columns(x, 0, 5, 1, true, s);                   /* not by fours */
+    case 4: return part_of_columns(x, *first = 1, 4, 1, false, s);         /* at an odd place */
+    case 5: return part_of_columns(x, 0, BESIDE, *step = 2, false, s);
+    case 6: return part_of_columns(x, *first = 4, 8, 1, false, s);         /* by fours, with gaps */
+    case 7:                                                                /* several matrices */
+        OK(mlxvk_reshape(&y, x, three, 3, s), s);
+        OK(mlxvk_tile(&y, y, (int[]){ 3, 1, 1 }, 3, s), s);
+        break;
+    case 8:                                                                /* more threads than a CPU driver has lanes */
+        OK(mlxvk_tile(&y, x, (int[]){ 1, 129 }, 2, s), s);
+        x = y;
+        y = part_of_columns(x, 0, 1027, 1, true, s);
+        mlxvk_array_free(x);
+        break;
+    default: OK(mlxvk_tile(&y, x, (int[]){ 1, 260 }, 2, s), s);
+    }
+    return y;
+}
+
+/* What a scan along the last axis but one gives. To be freed. */
+static unsigned char *scanned_columns(const struct column_case *c, mlxvk_array x, size_t *count, size_t *size, mlxvk_stream s)
+{
+    mlxvk_array y = mlxvk_array_new();
+    OK(column_scans[c->scan](&y, x, -2, c->reverse, c->inclusive, s), s);
+    unsigned char *got = malloc(mlxvk_array_nbytes(y));
+    assert_non_null(got);
+    OK(mlxvk_array_read(y, got, mlxvk_array_nbytes(y), s), s);
+    *count = mlxvk_array_size(y);
+    *size = mlxvk_array_itemsize(y);
+    mlxvk_array_free(y);
+    return got;
+}
+
+static void expect_same_columns(const struct column_case *c)
+{
+    unsigned char *want = NULL;
+    for (size_t way = c->more ? 0 : 1; way < COUNT(cut_ways); way++) {
+        struct setting t = start(cut_ways[way]);
+        mlxvk_array x = column_values(c, &t);
+        for (int view = 0; view < VIEWS + c->more; view++) {
+            int first, step;
+            size_t count, size;
+            mlxvk_array y = seen(x, view, &first, &step, t.stream);
+            size_t m = (size_t)mlxvk_array_dim(y, -1);
+            unsigned char *got = scanned_columns(c, y, &count, &size, t.stream);
+            for (size_t i = 0; want && i < count; i++) {
+                size_t row = i / m % (size_t)c->n, column = ((size_t)first + i % m * (size_t)step) % BESIDE;
+                if (memcmp(got + i * size, want + (row * BESIDE + column) * size, size))
+                    fail_msg("scan %d of %s, %d elements%s%s: element %zu of column %zu differs, view %d, way %zu", c->scan,
+                             mlxvk_dtype_name(c->dtype), c->n, c->reverse ? " reverse" : "", c->inclusive ? "" : " exclusive", row,
+                             column, view, way);
+            }
+            if (want) free(got);
+            else want = got;
+            mlxvk_array_free(y);
+        }
+        mlxvk_array_free(x);
+        finish(&t);
+    }
+    free(want);
+}
+
+/* A column has the bits that it has alone and among any others, wherever they lie, cut into chunks or walked as it is. On
+ * a CPU most of the time is the pipelines', so that not each dtype goes with each scan. */
+static void test_columns_beside(void **state)
+{
+    static const int sizes[] = { 63, 64, 65, 127, 128, 4095, 4096, 4097, 4160, 8200 };
+    static const struct { mlxvk_dtype dtype; int scan; } kinds[] = {
+        { MLXVK_FLOAT32, 2 }, { MLXVK_FLOAT32, 4 }, { MLXVK_FLOAT16, 0 }, { MLXVK_BFLOAT16, 1 }, { MLXVK_COMPLEX64, 0 },
+        { MLXVK_COMPLEX64, 1 }, { MLXVK_COMPLEX64, 4 }, { MLXVK_INT64, 0 }, { MLXVK_INT8, 3 } };
+    (void)state;
+    for (int k = 0; k < (int)COUNT(sizes); k++)
+        expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, sizes[k], k & 1, k & 2 || k == 5, 2 });
+    for (int k = 0; k < (int)COUNT(kinds); k++)
+        expect_same_columns(&(struct column_case){ kinds[k].dtype, kinds[k].scan, k % 4 ? 4098 + k : 129 + k, k & 1, k & 2, 0 });
+    expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 19200, .inclusive = true, .more = 1 });
+    expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 65535, .reverse = true, .inclusive = true });
+    expect_same_columns(&(struct column_case){ MLXVK_FLOAT32, 0, 300000, .inclusive = true });
+    expect_same_columns(&(struct column_case){ MLXVK_BFLOAT16, 1, 300001, .reverse = true });
+}
+
 /* NaN and infinities go on to the end, whatever tile they are in. */
 static void test_not_numbers(void **state)
 {
@@ -328,6 +465,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_sizes), cmocka_unit_test(test_long), cmocka_unit_test(test_views),
                                         cmocka_unit_test(test_dimensions), cmocka_unit_test(test_same_bits), cmocka_unit_test(test_rows_beside),
+                                        cmocka_unit_test(test_columns_beside),
                                         cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_operand_stays),
                                         cmocka_unit_test(test_taken) };
     return run_group("scans", tests, set_up, tear_down);
