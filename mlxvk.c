@@ -434,7 +434,8 @@ static const struct gate_row { const char *name; int value; const char *what; } 
 
 /* Fusions of other bits than the operations they stand for, which apply or not as rows are few or many, or as a command
  * buffer ends: off where GATE_INVARIANT is on. */
-static const uint8_t fusions_that_vary[] = { GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP, GATE_QMM_NORM };
+static const uint8_t fusions_that_vary[] = { GATE_NORM_ROPE, GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP,
+                                             GATE_QMM_NORM };
 
 /* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
 static const char *gate_text(const char *text, const char *name)

@@ -94,7 +94,7 @@ void rotate_fours(const uint pair, uint y_row, uint x_row, const uint count, con
             b = loadf4_x((x_row + second) / 4u, DTYPE);
         }
         if (NORM != 0u) {
-            float factor = inversesqrt(row_squares(a, b) / float(width) + eps);
+            float factor = norm_factor(row_squares(a, b), width, eps);
             if (inside) {
                 a = normed(a, factor, first);
                 b = normed(b, factor, second);

@@ -325,12 +325,13 @@ static void quantized_products(bool strict)
         for (int kind = 0; kind < 3; kind++) quantized_trial("affine", 64, 4, types[i], true, kind, true, strict);
 }
 
-/* Weights that a device may unpack for many rows: K of whole chains, one, a few, and more than a workgroup has at once. */
+/* Weights that a device may unpack for many rows: K of whole chains, one, a few, and more than a workgroup has at once; the last
+ * one has none, and a begun group more than a workgroup has. */
 static void chained_products(bool strict)
 {
     static const struct { int k, n, group, bits; } shapes[] = {
         { 256, 136, 64, 4 }, { 1280, 136, 64, 4 }, { 1024, 128, 32, 4 }, { 768, 264, 128, 4 }, { 1280, 136, 64, 8 },
-        { 512, 128, 128, 2 }, { 768, 136, 64, 2 }, { 4608, 136, 64, 4 }, { 512, 136, 32, 8 } };
+        { 512, 128, 128, 2 }, { 768, 136, 64, 2 }, { 4608, 136, 64, 4 }, { 512, 136, 32, 8 }, { 4160, 136, 64, 4 } };
     for (size_t i = 0; i < COUNT(shapes); i++)
         for (size_t k = 0; k < COUNT(types); k++) {
             weight_k = shapes[i].k, weight_n = shapes[i].n;

@@ -52,7 +52,7 @@ static void strip_copy(const uint32_t *module, size_t n)
     assert_non_null(words);
     memcpy(words, module, n * sizeof *words);
     count = (uint32_t)n;
-    strip();
+    strip(true);
 }
 
 /* Puts a body into a function, strips the module and compares what is left of the body. */
