@@ -9466,7 +9466,8 @@ static bool rope_norm_fits(const struct encoder *e, const struct rope_params *r,
                            const struct array *out, const struct array *weight)
 {
     uint32_t shape[4], stride[4], size = (uint32_t)item_size(x), threads;
-    return r->dims % 8 == 0 && r->dims <= 8 * 128 && row_lanes(e, r->dims / 8, &threads) * 8 >= r->dims && x->shape[x->ndim - 1] == r->dims &&
+    return r->dims % 8 == 0 && r->dims <= 8 * 128 && row_lanes(e, r->dims / 8, &threads) * 8 >= r->dims &&
+           x->shape[x->ndim - 1] == r->dims &&
            rope_strides(x, shape, stride) && x->offset % (4 * size) == 0 && out->offset % (4 * size) == 0 &&
            aligned_rows(x, 0, 4) && aligned_rows(out, 0, 4) &&
            (!weight || (weight->row && weight->offset % (4 * size) == 0));
