@@ -433,8 +433,7 @@ static const struct gate_row { const char *name; int value; const char *what; } 
 };
 
 /* Fusions of other bits than the operations they stand for, which apply or not as rows are few or many, or as a command
- * buffer ends: off where GATE_INVARIANT is on. (rms_norm + rope has their bits on Mesa's drivers; on
- * NVIDIA's test_norm_rope has to show it first, which is made for that.) */
+ * buffer ends: off where GATE_INVARIANT is on. */
 static const uint8_t fusions_that_vary[] = { GATE_NORM_ROPE, GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP,
                                              GATE_QMM_NORM };
 

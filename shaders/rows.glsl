@@ -8,13 +8,6 @@ const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
 
 shared vec4 row_parts[256], row_sums[gl_WorkGroupSize.x / 16u + 1u];
 
-// What a row is multiplied by whose squares add up to `total`. Each step is said, for compilers contract what is not.
-float norm_factor(const float total, const uint n, const float eps)
-{
-    precise float square = total / float(n), x = square + eps;
-    return inversesqrt(x);
-}
-
 float added(const vec4 v) { return (v.x + v.y) + (v.z + v.w); }
 
 // The sum of v over the threads of a row, in the same order for each of them. All threads of the workgroup call it.
