@@ -10583,21 +10583,25 @@ static void product_passes(struct encoder *e, const void *job)
 /* ---- a few rows on cooperative matrices ---- */
 
 /* In one dispatch: K along the rows of both, which begin at multiples of 16 bytes. */
-enum { UNITS_ROWS = 16, UNITS_SUBGROUPS = 4, UNITS_CHUNK = 128 };
-static uint32_t units_memory(uint32_t subgroups, uint32_t rows, uint32_t size)
+enum { UNITS_ROWS = 16, UNITS_SUBGROUPS = 4, UNITS_STRETCH = 128 };
+
+/* The side of a matrix, rows and subgroups of a workgroup; 0 of them: its shared memory is too small. */
+struct units_cut { uint32_t size, rows, subgroups; };
+
+static uint32_t units_memory(const struct units_cut *c)
 {
-    return subgroups * ((rows + size) * (2 * UNITS_CHUNK + 16) + 8 * size * size) + size * (2 * UNITS_CHUNK + 16);
+    return c->subgroups * ((c->rows + c->size) * (2 * UNITS_STRETCH + 16) + 8 * c->size * c->size);
 }
 
-/* Subgroups of a workgroup; 0: its shared memory is too small. */
-static uint32_t units_subgroups(const struct encoder *e, const struct product *p)
+static struct units_cut cut_units(const struct encoder *e, const struct product *p)
 {
-    uint32_t size = e->device->caps.coopmat_size[p->array[MAT_A]->dtype == MLXVK_BFLOAT16];
-    uint32_t rows = pow2_at_least(min_u32((uint32_t)p->m, size));
-    uint32_t n = min_u32((uint32_t)invariant_parts(e, p), UNITS_SUBGROUPS);
-    n = min_u32(n, e->device->caps.max_threads / e->device->caps.subgroup);
-    while (n && units_memory(n, rows, size) > e->device->caps.shared_memory) n--;
-    return n;
+    const struct capabilities *caps = &e->device->caps;
+    struct units_cut c = { .size = caps->coopmat_size[p->array[MAT_A]->dtype == MLXVK_BFLOAT16] };
+    c.rows = pow2_at_least(min_u32((uint32_t)p->m, c.size));
+    c.subgroups = min_u32((uint32_t)invariant_parts(e, p), UNITS_SUBGROUPS);
+    c.subgroups = min_u32(c.subgroups, caps->max_threads / caps->subgroup);
+    while (c.subgroups && units_memory(&c) > caps->shared_memory) c.subgroups--;
+    return c;
 }
 
 static const char *few_units_fit(const struct encoder *e, const void *job)
@@ -10612,24 +10616,24 @@ static const char *few_units_fit(const struct encoder *e, const void *job)
     for (int i = 0; i < p->ndim; i++) odd |= p->stride[MAT_A][i] | p->stride[MAT_B][i];
     if (odd & 7 || (p->array[MAT_A]->offset | p->array[MAT_B]->offset) % 16) return "not aligned";
     if (ceil_div((uint64_t)p->n, size) > e->device->caps.max_groups[0]) return "more columns than a grid";
-    return units_subgroups(e, p) ? NULL : "the device's workgroups are small";
+    return cut_units(e, p).subgroups ? NULL : "the device's workgroups are small";
 }
 
 static void product_few_units(struct encoder *e, const void *job)
 {
     const struct product *p = job;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
-    uint32_t size = e->device->caps.coopmat_size[bf16], lanes = e->device->caps.subgroup, n = units_subgroups(e, p);
-    uint32_t rows = pow2_at_least(min_u32((uint32_t)p->m, size));
+    uint32_t lanes = e->device->caps.subgroup;
+    struct units_cut c = cut_units(e, p);
     bool parts = invariant_parts(e, p) > 1;
     struct launch l;
     prepare(e, &l, p, 1, 8);
     use_kernel(e, bf16 ? K_MATMUL_FEW_BF16 : K_MATMUL_FEW_F16, &l.push.strided, sizeof l.push.strided,
-               &(struct matmul_few_constants){ .threads = n * lanes, .type = p->array[MAT_A]->dtype,
-                   .epilogue = l.epilogue, .subgroups = n, .size = size, .lanes = lanes, .rows = rows,
-                   .span = parts ? INVARIANT_K : (uint32_t)round_up((size_t)p->k, 2 * UNITS_CHUNK),
-                   .stretch = UNITS_CHUNK }, sizeof(struct matmul_few_constants));
-    launch(e, p, &l, ceil_div((uint64_t)p->n, size), ceil_div((uint64_t)p->m, rows));
+               &(struct matmul_few_constants){ .threads = c.subgroups * lanes, .type = p->array[MAT_A]->dtype,
+                   .epilogue = l.epilogue, .subgroups = c.subgroups, .size = c.size, .lanes = lanes, .rows = c.rows,
+                   .span = parts ? INVARIANT_K : (uint32_t)round_up((size_t)p->k, 2 * UNITS_STRETCH),
+                   .stretch = UNITS_STRETCH }, sizeof(struct matmul_few_constants));
+    launch(e, p, &l, ceil_div((uint64_t)p->n, c.size), ceil_div((uint64_t)p->m, c.rows));
 }
 
 /* Chosen where it was measured: an H100, 8 rows x 4096 x 4096 14.3 us by matvec and 12.8 so, 16 rows 25.7 by tiles and

@@ -29,10 +29,10 @@ ACCESS(d)
 const uint EIGHTS = STRETCH / 8u, PITCH = EIGHTS + 1u, AREA = SIZE * SIZE, THREADS = SUBGROUPS * LANES;
 const uint FETCH_A = (ROWS * EIGHTS + LANES - 1u) / LANES, FETCH_B = (SIZE * EIGHTS + LANES - 1u) / LANES;
 const uint EACH = (AREA + THREADS - 1u) / THREADS;     // elements of the result that a thread adds up
-// Of each subgroup: ROWS of a, SIZE rows of b. Where ROWS are fewer than a matrix has, it has something of what lies behind them,
-// in rows that are not stored.
+// Of each subgroup: ROWS of a, SIZE rows of b. Where ROWS are fewer than a matrix has, it has some of b's for the others, whose
+// results are not stored.
 const uint OWN = (ROWS + SIZE) * PITCH;
-shared uvec4 stage[SUBGROUPS * OWN + SIZE * PITCH];
+shared uvec4 stage[SUBGROUPS * OWN];
 shared float sums[2u * SUBGROUPS * AREA];
 uvec4 next_a[2u * FETCH_A], next_b[2u * FETCH_B];
 
