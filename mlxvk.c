@@ -434,8 +434,7 @@ static const struct gate_row { const char *name; int value; const char *what; } 
 
 /* Fusions of other bits than the operations they stand for, which apply or not as rows are few or many, or as a command
  * buffer ends: off where GATE_INVARIANT is on. */
-static const uint8_t fusions_that_vary[] = { GATE_NORM_ROPE, GATE_ROPE_SDPA, GATE_CHAINS, GATE_QMM_GROUP,
-                                             GATE_QMM_NORM };
+static const uint8_t fusions_that_vary[] = { GATE_CHAINS, GATE_QMM_GROUP, GATE_QMM_NORM };
 
 /* What follows NAME= in "NAME=value NAME=value", else in the environment; NULL where it is in neither. */
 static const char *gate_text(const char *text, const char *name)
@@ -13266,6 +13265,9 @@ static bool spreads(const struct encoder *e, const struct decode_cut *cut, uint3
     return lanes >= 4 && cut->rows * decode_ahead(e, cut, lanes) == lanes;
 }
 
+/* Are results kept as parts of a row? GATE_INVARIANT: those of one part, too. */
+static bool keeps_parts(const struct decode_cut *cut) { return cut->splits > 1 || cut->each == INVARIANT_KEYS; }
+
 /* One dispatch: where the keys are split, the last workgroup to finish a row adds up the parts. */
 static void attention_decode(struct encoder *e, const void *job)
 {
@@ -13276,7 +13278,7 @@ static void attention_decode(struct encoder *e, const void *job)
     struct array *parts = NULL;
     NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), cut.splits,
          size_class(min_u32(cut.each, a->keys)));
-    if ((cut.splits > 1 || cut.each == INVARIANT_KEYS) &&
+    if (keeps_parts(&cut) &&
         !(parts = scratch(e, a->q->size / d * cut.splits * (dv + 2), MLXVK_FLOAT32))) return;
     p = bind_attention(e, a, true);
     p.splits = cut.splits;
@@ -13336,8 +13338,8 @@ static struct decode_cut cut_step(const struct encoder *e, const struct attentio
     const struct decode_row *t = decode_tuning(e);
     bool forced = gate[GATE_SDPA_SPLIT] || gate[GATE_SDPA_ROWS] || by_queries(e->device, GATE_SPLIT_PARTS, 1);
     struct decode_cut cut = { 1, UINT32_MAX, 1, DECODE_SUBGROUPS };
-    if (a->keys > t->alone || forced) cut = cut_decode(e, a);
-    if (cut.splits == 1 && a->keys > t->wide && a->keys <= t->alone &&
+    if (is_invariant(e) || a->keys > t->alone || forced) cut = cut_decode(e, a);
+    if (cut.splits == 1 && a->keys > t->wide && a->keys <= t->alone && !is_invariant(e) &&
         2 * cut.subgroups * pow2_at_least((uint32_t)a->q->shape[3]) <= DECODE_ROOM) cut.subgroups *= 2;
     return cut;
 }
@@ -13353,10 +13355,10 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     struct attention_rope_push p = { .query_heads = heads, .key_count = a->keys - 1, .value_width = d,
         .group_size = head_group(a), .offset = n->rope->offset, .scale = a->scale * 1.44269504088896341f,
         .eps = n->eps, .rope_scale = n->rope->scale, .base_high = rate_high(n->rope), .base_low = rate_low(n->rope) };
-    old.keys--;
+    if (!is_invariant(e)) old.keys--;                /* else in parts as if the newest were there */
     cut = cut_step(e, &old);
     lanes = decode_lanes(e, a, &cut);
-    if (cut.splits > 1 && !(parts = scratch(e, (size_t)heads * cut.splits * (d + 2), MLXVK_FLOAT32))) return;
+    if (keeps_parts(&cut) && !(parts = scratch(e, (size_t)heads * cut.splits * (d + 2), MLXVK_FLOAT32))) return;
     p.splits = cut.splits;
     p.split_keys = cut.each;
     set_late(e, offsetof(struct attention_rope_push, key_count));
@@ -13400,7 +13402,7 @@ static bool newest_fit(const struct encoder *e, const struct attention *a, const
     int width = q->shape[3];
     uint32_t eight = 16 / (uint32_t)item_size(q), two = 4 / (uint32_t)item_size(q);
     if (!has_kernel(e->device, K_ATTENTION_ROPE) || a->flags || !a->keys) return false;
-    if (width % 8 || n->rope->dims != width || n->rope->traditional) return false;
+    if (width % (n->norm ? 16 : 8) || n->rope->dims != width || n->rope->traditional) return false;
     if ((uint32_t)k->shape[1] > e->device->caps.max_groups[2]) return false;      /* heads of keys: its grid's depth */
     if (!is_step_row(n->q, q->shape[1], width, q->dtype) || !is_step_row(n->k, k->shape[1], width, q->dtype) ||
         !is_step_row(n->v, k->shape[1], width, q->dtype) || k->strides[3] != 1 || v->strides[3] != 1) return false;

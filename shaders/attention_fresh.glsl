@@ -24,6 +24,7 @@ const uint batches = 1u, query_count = 1u;
 uint newest_key;                                        // its number, in the part that it belongs to
 #define k_width v_width                                 // there is one
 bool has(const uint flag) { return (flags & flag & ~SINKS) != 0u; }
+#include "normed.glsl"
 #include "rope.glsl"
 #define LINKS 12
 #include "links.glsl"
@@ -115,27 +116,52 @@ void keep_two(const vec2 x, const uint i, const uint to, const bool keep)
         if (keep) k32[(to + i) / 2u] = a | b << 16;
     }
 }
+float rounded(const float x) { return bits_to_float(float_to_bits(x, DTYPE), DTYPE); }
 void prepare_two(const vec2 x, const uint r, const uint i)
 {
-    PREPARED(r, i) = bits_to_float(float_to_bits(x.x, DTYPE), DTYPE) * scale;
-    PREPARED(r, i + 1u) = bits_to_float(float_to_bits(x.y, DTYPE), DTYPE) * scale;
+    PREPARED(r, i) = rounded(x.x) * scale;
+    PREPARED(r, i + 1u) = rounded(x.y) * scale;
+}
+vec2 normed(const vec2 v, const float factor, const vec2 weight)
+{
+    precise vec2 r = v * factor;
+    if (NORM == 2u) r = r * weight;
+    return vec2(rounded(r.x), rounded(r.y));
+}
+// The sum of a row's squares by norm.comp's tree: four neighbours have an eight of each half, whose sums all lanes add up. The
+// row is in sixteens.
+float row_squares(const uint lane)
+{
+    const uint eights = v_width() / 16u, each = gl_SubgroupSize / 4u;       // of a half; of it in a subgroup at once
+    float sums[2u * TWOS];
+    vec4 sum = vec4(0.0);
+    [[unroll]] for (uint n = 0u; n < 2u * TWOS; n++) {
+        precise vec2 squares = n < TWOS ? low[n] * low[n] : high_half[n - TWOS] * high_half[n - TWOS];
+        float s = squares.x + squares.y;
+        s += subgroupShuffleXor(s, 1u);
+        sums[n] = s + subgroupShuffleXor(s, 2u);
+    }
+    [[unroll]] for (uint n = 0u; n < 2u * TWOS; n++)
+        [[unroll]] for (uint j = 0u; j < 16u; j++) {
+            uint i = n % TWOS * each + j;
+            if (j < each && i < eights) sum[(n / TWOS * eights + i) % 4u] += subgroupShuffle(sums[n], 4u * j);
+        }
+    return (sum.x + sum.y) + (sum.z + sum.w);
 }
 void prepare_row(const uint r, const uint to, const bool keep, const uint lane)
 {
     const uint half_row = v_width() / 2u;
-    float factor = 1.0, sum = 0.0;
-    [[unroll]] for (uint n = 0u; NORM != 0u && n < TWOS; n++)
-        if (n * gl_SubgroupSize + lane < v_width() / 4u) sum += dot(low[n], low[n]) + dot(high_half[n], high_half[n]);
-    if (NORM != 0u) factor = inversesqrt(subgroupAdd(sum) / float(v_width()) + eps);
+    float factor = 1.0;
+    if (NORM != 0u) factor = norm_factor(row_squares(lane), v_width(), eps);
     [[unroll]] for (uint n = 0u; n < TWOS; n++) {
         uint i = 2u * (n * gl_SubgroupSize + lane);
-        vec2 a = low[n] * factor, b = high_half[n] * factor, c = angles[n].xz, s = angles[n].yw;
+        vec2 a = low[n], b = high_half[n], c = angles[n].xz, s = angles[n].yw;
         if (i >= half_row) continue;
-        if (NORM == 2u) {
-            a *= low_weight[n];
-            b *= high_weight[n];
+        if (NORM != 0u) {
+            a = normed(a, factor, low_weight[n]);
+            b = normed(b, factor, high_weight[n]);
         }
-        vec2 x = a * c - b * s, y = a * s + b * c;
+        vec2 x = turned_first(a, b, c, s), y = turned_second(a, b, c, s);
         if (r == ROWS) {
             keep_two(x, i, to, keep);
             keep_two(y, i + half_row, to, keep);

@@ -224,7 +224,7 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
         place[i % SLOTS] += !has(MEAN) || lane + i * LANES < groups ? squares : 0.0;
     }
     ask(min(lane, last));                              // before the row is added up
-    float factor = inversesqrt(row_total() / float(n) + eps);
+    float factor = norm_factor(row_total(), n, eps);
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
         uint g = min(lane + i * LANES, last);
         eight v = minus(held(i), mean), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
@@ -278,7 +278,7 @@ void by_elements(const uvec4 at, const uint lane, const bool inside)
                          loadf_x(at.y + i * x_step, DTYPE) + loadf_residual(at.z + i * residual_step, DTYPE));
     }
     if (has(MEAN)) mean = total_of(at, lane, count, 0.0, false) / float(n);
-    float factor = inversesqrt(total_of(at, lane, count, mean, true) / float(n) + eps);
+    float factor = norm_factor(total_of(at, lane, count, mean, true), n, eps);
     for (uint first = 8u * lane; first < count; first += 8u * LANES) finish(at, first, mean, factor);
 }
 #endif

@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Rotary position embedding of (batch, heads, tokens, width), any strides on both sides. LANES threads share one token of
 // one batch for some heads, so that an angle is computed once for all of them. NORM: RMS-normalises each row first
-// (then width = dims, and one thread's elements are all it needs: LANES * 8 >= dims).
+// (then width = dims, and one thread's elements are all it needs: LANES * 8 >= dims), with the bits that norm.comp gives.
 layout(constant_id = 1) const uint LANES = 16;
 layout(constant_id = 2) const uint BY_FOUR = 0;        // four pairs a thread and step, aligned; else one
 layout(constant_id = 3) const uint DTYPE = 10;
@@ -33,16 +33,43 @@ bool has(const uint flag) { return (flags & flag) != 0u; }
 
 #include "rope.glsl"
 
-vec4 normed(vec4 v, const float factor, const uint feature)
+vec4 normed(const vec4 v, const float factor, const uint feature)
 {
-    v *= factor;
-    return NORM == 2u ? v * loadf4_weight((weight_at + feature) / 4u, DTYPE) : v;
+    precise vec4 r = v * factor;
+    if (NORM == 2u) r = r * loadf4_weight((weight_at + feature) / 4u, DTYPE);
+    [[unroll]] for (uint i = 0u; i < 4u; i++) r[i] = bits_to_float(float_to_bits(r[i], DTYPE), DTYPE);
+    return r;
 }
 
-// The first and the second of a rotated pair. Where products meet sums is said, so that a row has the same bits by fours
-// and one by one, whatever lies beside it.
-vec4 turned_first(const vec4 a, const vec4 b, const vec4 c, const vec4 s) { precise vec4 t = b * s; return fma(a, c, -t); }
-vec4 turned_second(const vec4 a, const vec4 b, const vec4 c, const vec4 s) { precise vec4 t = b * c; return fma(a, s, t); }
+// The sum of a row's squares by norm.comp's tree, whose places are eights: where a thread's fours are not neighbours, two
+// threads' make one. All threads of the workgroup call it.
+shared vec4 fours[gl_WorkGroupSize.x / 2u + 1u];
+float four_squares(const vec4 v)
+{
+    precise vec4 r = v * v;
+    precise float sum = (r.x + r.y) + (r.z + r.w);
+    return sum;
+}
+float row_squares(const vec4 a, const vec4 b)
+{
+    uint thread = gl_LocalInvocationID.x, lane = thread & (LANES - 1u), first = 2u * (thread - lane);
+    bool apart = !has(TRADITIONAL) && 8u * lane < dims;
+    uint i = first + (apart ? lane : 2u * lane), j = first + (apart ? dims / 8u + lane : 2u * lane + 1u);
+    vec4 sum = vec4(0.0);
+    barrier();
+    fours[i / 4u][i % 4u] = four_squares(a);
+    fours[j / 4u][j % 4u] = four_squares(b);
+    barrier();
+    if (LANES < 4u || LANES > 32u) {
+        uint at = first + 2u * lane;
+        return row_sum(fours[at / 4u][at % 4u] + fours[at / 4u][at % 4u + 1u]);
+    }
+    for (uint n = 0u; n < LANES / 4u; n++) {           // as row_sum() adds them up
+        vec4 v = fours[first / 4u + 2u * n], w = fours[first / 4u + 2u * n + 1u];
+        sum += vec4(v.x + v.y, v.z + v.w, w.x + w.y, w.z + w.w);
+    }
+    return added(sum);
+}
 
 // Four pairs in each of `count` heads, of which `real` are there: all threads of a workgroup take as many steps.
 void rotate_fours(const uint pair, uint y_row, uint x_row, const uint count, const uint real, const float position)
@@ -62,7 +89,7 @@ void rotate_fours(const uint pair, uint y_row, uint x_row, const uint count, con
             b = loadf4_x((x_row + second) / 4u, DTYPE);
         }
         if (NORM != 0u) {
-            float factor = inversesqrt(row_sum(dot(a, a) + dot(b, b)) / float(width) + eps);
+            float factor = norm_factor(row_squares(a, b), width, eps);
             if (inside) {
                 a = normed(a, factor, first);
                 b = normed(b, factor, second);

@@ -7,7 +7,8 @@
 float inverse_frequency(const uint j)
 {
     if (has(FREQS)) return 1.0 / uintBitsToFloat(freqs32[freqs_at + j * freqs_step]);
-    float k = float(j), whole = clamp(roundEven(k * base_high), -126.0, 127.0), f = (k * base_high - whole) + k * base_low;
+    precise float k = float(j), high = k * base_high, whole = clamp(roundEven(high), -126.0, 127.0), rest = high - whole;
+    float f = fma(k, base_low, rest);
     return fma(exp2_tail(f), f, 1.0) * uintBitsToFloat(uint(int(whole) + 127) << 23);
 }
 
@@ -44,4 +45,12 @@ vec2 cos_sin(const float angle)
     if ((quadrant & 2u) != 0u) { s = -s; k = -k; }
     return vec2(k, angle < 0.0 ? -s : s);
 }
+
+// The first and the second of rotated pairs. Where products meet sums is said, so that a row has the same bits by fours, by
+// twos and one by one, whatever lies beside it.
+#define TURNED(type) \
+    type turned_first(const type a, const type b, const type c, const type s) { precise type t = b * s; return fma(a, c, -t); } \
+    type turned_second(const type a, const type b, const type c, const type s) { precise type t = b * c; return fma(a, s, t); }
+TURNED(vec2)
+TURNED(vec4)
 #endif

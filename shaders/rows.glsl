@@ -3,6 +3,7 @@
 #define ROWS_GLSL
 #include "common.glsl"
 #include "eights.glsl"
+#include "normed.glsl"
 //! enum NORM_: flags of the kernels of norms
 const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
 

@@ -129,7 +129,7 @@ static void test_equal(void **state)
 }
 
 /* Each head of (2, 3, heads, dims) normalised, then turned, as float32. With the weight or without. */
-static size_t normed_rope(const char *gates, mlxvk_dtype dtype, int dims, bool traditional, float *values)
+static size_t normed_rope(const char *gates, mlxvk_dtype dtype, int dims, bool traditional, float *values, const char **kind)
 {
     enum { HEADS = 5 };
     struct bench t = bench_open(gates, dtype);
@@ -145,6 +145,7 @@ static size_t normed_rope(const char *gates, mlxvk_dtype dtype, int dims, bool t
     if (dims <= 512) assert_int_equal(stats_of(t.device).dispatches, gates ? 2 : 1);      /* wider ones: as threads allow */
     OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, t.s), t.s);
     OK(mlxvk_array_read(y, values, mlxvk_array_nbytes(y), t.s), t.s);
+    OK_DEVICE(mlxvk_device_info_get_string(kind, t.device, "type"), t.device);
     mlxvk_array_free(x);
     mlxvk_array_free(y);
     mlxvk_array_free(weight);
@@ -153,20 +154,21 @@ static size_t normed_rope(const char *gates, mlxvk_dtype dtype, int dims, bool t
 }
 
 /* As apart: rows of one thread, of two, of several, of more than a tree's half, and of more than a CPU driver's rows have;
- * halves that do not lie at eights. Half types are not rounded in between, so that where much cancels little is alike. */
+ * halves that do not lie at eights. Bit by bit on CPU drivers; elsewhere compilers may see to some in another way. */
 static void test_norm_rope(void **state)
 {
     static const int dims[] = { 8, 16, 24, 72, 128, 264, 520, 1024 };
     static const struct { mlxvk_dtype dtype; double ulp; } kinds[] = { { MLXVK_FLOAT32, 0x1p-23 }, { MLXVK_BFLOAT16, 0x1p-7 },
                                                                        { MLXVK_FLOAT16, 0x1p-10 } };
     static float on[30 * 1024], apart[30 * 1024];
+    const char *kind;
     (void)state;
     for (size_t i = 0; i < COUNT(dims); i++)
         for (int traditional = 0; traditional < 2; traditional++) {
-            size_t k = (i + (size_t)traditional) % COUNT(kinds), n = normed_rope(NULL, kinds[k].dtype, dims[i], traditional, on);
-            assert_int_equal(n, normed_rope("MLX_VK_ENABLE_RMSNORM_ROPE=0", kinds[k].dtype, dims[i], traditional, apart));
+            size_t k = (i + (size_t)traditional) % COUNT(kinds), n = normed_rope(NULL, kinds[k].dtype, dims[i], traditional, on, &kind);
+            assert_int_equal(n, normed_rope("MLX_VK_ENABLE_RMSNORM_ROPE=0", kinds[k].dtype, dims[i], traditional, apart, &kind));
             for (size_t j = 0; j < n; j++)
-                if (!(fabs(on[j] - apart[j]) <= 8 * kinds[k].ulp * fmax(1, fabs(apart[j]))))
+                if (!(fabs(on[j] - apart[j]) <= (strcmp(kind, "cpu") ? 4 * kinds[k].ulp * fmax(1, fabs(apart[j])) : 0)))
                     fail_msg("%d features of %s%s: element %zu is %.9g fused and %.9g apart", dims[i], mlxvk_dtype_name(kinds[k].dtype),
                              traditional ? ", traditional" : "", j, on[j], apart[j]);
         }
