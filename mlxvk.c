@@ -335,6 +335,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(MX_NEAREST,    "MLX_VK_MX_SCALES_NEAREST",         0,                                                           \
       "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up")                          \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
+    X(QMM_BESIDE,    "MLX_VK_ENABLE_QMM_BESIDE",         1, "several such side by side, each on a part of the device") \
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
@@ -626,7 +627,7 @@ struct pool { void *first; uint32_t count; };
 
 struct kernel_count { uint64_t count, ns; };
 /* the callers' own; fused ones, with a gate */
-enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };
+enum { FUSIONS_MOST = 20, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };
 
 /* ---- tuning: one row a class of devices ---- */
 
@@ -13184,7 +13185,7 @@ static struct decode_cut cut_decode(const struct encoder *e, const struct attent
     uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries);
     struct decode_cut cut = { ceil_div(all, blocks), UINT32_MAX, 1, DECODE_SUBGROUPS };
     if (is_invariant(e)) {
-        cut.rows = decode_rows(e);
+        cut.rows = min_u32(all, decode_rows(e));
         for (chunk = INVARIANT_KEYS; a->keys / SPLIT_MOST >= chunk; chunk *= 2) ;
         if (!d->tuning->deep) return cut;
         cut.each = chunk;
@@ -13224,7 +13225,7 @@ static const char *decode_fits(const struct encoder *e, const void *job)
 static uint32_t decode_lanes(const struct encoder *e, const struct attention *a, const struct decode_cut *cut)
 {
     int wide = a->q->shape[3] > a->v->shape[3] ? a->q->shape[3] : a->v->shape[3];
-    uint32_t chunks = decode_tuning(e)->chunks[cut->rows > 2];
+    uint32_t chunks = decode_tuning(e)->chunks[cut->rows > 2 || is_invariant(e)];
     return min_u32(pow2_at_least(ceil_div((uint64_t)wide, 8 * chunks)), e->device->caps.subgroup);
 }
 static uint32_t decode_threads(const struct encoder *e, uint32_t subgroups)
@@ -13235,11 +13236,12 @@ static uint32_t decode_threads(const struct encoder *e, uint32_t subgroups)
 
 /* Keys that a thread reads at once: for more than two rows as many as give each of the lanes that share keys one score,
  * where the rows divide them (an H200, Qwen3-32B with eight rows at a depth of 8192: two keys 95.8 tokens/s, four
- * 89.8). */
+ * 89.8). GATE_INVARIANT: as many for few rows as for many, whose largest score is what sums are scaled by. */
 static uint32_t decode_ahead(const struct encoder *e, const struct decode_cut *cut, uint32_t lanes)
 {
-    bool divides = cut->rows > 2 && lanes % cut->rows == 0 && lanes > cut->rows;
-    return divides ? lanes / cut->rows : decode_tuning(e)->ahead[cut->rows > 2];
+    uint32_t rows = is_invariant(e) ? decode_rows(e) : cut->rows;
+    bool divides = rows > 2 && lanes % rows == 0 && lanes > rows;
+    return divides ? lanes / rows : decode_tuning(e)->ahead[rows > 2];
 }
 
 static uint32_t decode_buffers(const struct decode_cut *cut)
@@ -13291,7 +13293,7 @@ static void attention_decode(struct encoder *e, const void *job)
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
         .value_chunks = ceil_div(dv, 8 * lanes), .ahead = decode_ahead(e, &cut, lanes), .parts = parts != NULL,
         .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = decode_buffers(&cut),
-        .full = d == dv && is_full(e, d, lanes),
+        .full = d == dv && is_full(e, d, lanes), .in_order = is_invariant(e),
         .one_query = own_pipelines(e) && a->q->shape[2] == 1 && !is_invariant(e) &&
                      !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
@@ -13378,7 +13380,7 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
         .ahead = decode_ahead(e, &cut, lanes), .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
         .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = decode_buffers(&cut),
-        .full = is_full(e, d, lanes), .twos = ceil_div(d / 4, e->device->caps.subgroup));
+        .full = is_full(e, d, lanes), .in_order = is_invariant(e), .twos = ceil_div(d / 4, e->device->caps.subgroup));
     dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), heads / p.group_size);
     array_release(parts);
 }
@@ -14445,8 +14447,10 @@ struct quant_job {
     uint32_t epilogue;                               /* QMV_STORE, ... */
     struct quant_set set[QMV_SETS];
     const struct gather *gather;
-    struct array *norm;                              /* the weight of x's rms_norm, for qmv_held.comp alone; or NULL */
+    struct array *norm;                              /* the weight of x's rms_norm, or NULL */
+    struct array *times;                             /* what silu(x) is multiplied by first, or NULL */
     float eps;
+    uint32_t beside;                                 /* rows of all weights that x meets at once; 0: this one's */
 };
 
 /* For the kernel that holds x in registers: rows of W a round, threads a workgroup, subgroups to have on each
@@ -14568,6 +14572,7 @@ static struct quant_push quant_bind(struct encoder *e, const struct quant_job *j
     }
     if (j->residual) p.r_at = set_input(e, sets ? SLOT_qmv_sets_res : SLOT_qmv_res, j->residual);
     if (j->norm) p.weight_at = set_input(e, sets ? SLOT_qmv_held_sets_weight : SLOT_qmv_held_weight, j->norm);
+    if (j->times) p.weight_at = set_input(e, SLOT_qmv_matrix_bf16_weight, j->times);
     return p;
 }
 
@@ -14718,6 +14723,7 @@ static const char *held_fits(const struct encoder *e, const void *job)
         return "the device's workgroups are small";
     if (!h.rounds) return "more rows than pay at a time";
     if (h.rows * h.m > d->caps.subgroup) return "the device's subgroups are small";
+    if (j->times) return "x is to be multiplied";
     if (j->norm && place_of_array(e, j->norm) % 8) return "not aligned";
     return quant_alignment(e, j) == (QUANT_EVEN_X | QUANT_EVEN_W) ? NULL : "not aligned";
 }
@@ -14786,7 +14792,16 @@ static bool has_chains(const struct device *d, const struct quant_job *j)
 static uint32_t matrix_memory(const struct matrix_cut *c, uint32_t group)
 {
     uint32_t stage = c->known ? 1 : c->warps * c->size * (group / 8 + 1);
-    return 16 * stage + c->warps * c->chunk * c->size * 8 + (2 * c->warps + c->kept) * c->size * c->size * 4;
+    return 16 * (stage + 4) + c->warps * c->chunk * c->size * 8 + (2 * c->warps + c->kept) * c->size * c->size * 4;
+}
+
+/* Workgroups that run at once; of a device that is shared with other products, this one's part by its rows, so that all
+ * begin together (an H100, 8 rows x 4096 by weights of 4096, 1024 and 1024 rows, each on the whole device: two of them
+ * leave room for one of 132 workgroups, and the third waits for theirs). */
+static uint32_t matrix_groups(const struct device *d, const struct quant_job *j, uint32_t warps)
+{
+    uint64_t all = d->tuning->processors * (MATRIX_SUBGROUPS / warps);
+    return (uint32_t)max_size(j->beside ? all * j->set[0].rows / j->beside : all, 1);
 }
 
 /* With so many subgroups a workgroup. Where there are few rounds, holding x is most of the work: two groups at a time
@@ -14794,12 +14809,12 @@ static uint32_t matrix_memory(const struct matrix_cut *c, uint32_t group)
 static struct matrix_cut cut_by_warps(const struct device *d, const struct quant_job *j, uint32_t warps)
 {
     struct matrix_cut c = { .size = d->caps.coopmat_size[j->to == MLXVK_BFLOAT16], .warps = warps };
-    uint32_t group = (uint32_t)j->format.group, at_once = d->tuning->processors * (MATRIX_SUBGROUPS / warps), rounds;
+    uint32_t group = (uint32_t)j->format.group, rounds;
     c.known = d->caps.quirks & QUIRK_KNOWN_PLACES && c.size == 16 && d->caps.subgroup == 32;
     c.groups = j->k / group;
     c.all = ceil_div(j->set[0].rows, c.size);
     c.chunk = min_u32(MATRIX_CODES / group, ceil_div(c.groups, warps));
-    rounds = ceil_div(c.all, at_once);
+    rounds = ceil_div(c.all, matrix_groups(d, j, warps));
     c.rounded = has_chains(d, j);
     c.narrow = c.known && j->m <= MATRIX_NARROW;
     if (c.rounded) c.chunk = MATRIX_CODES / group;
@@ -14827,9 +14842,23 @@ static struct matrix_cut cut_for_matrices(const struct device *d, const struct q
     return c;
 }
 
+/* What keeps qmv_matrix.comp from x as norm or silu(x) * times make it: a lane prepares eight of a chunk; a norm adds
+ * up the squares of all at once, as norm.comp does more than 32 and up to 512 eights. */
+static const char *prepared_fits(const struct encoder *e, const struct quant_job *j, const struct matrix_cut *c)
+{
+    uint32_t group = (uint32_t)j->format.group;
+    if (!j->norm && !j->times) return NULL;
+    if (j->m != 1 || j->batch != 1 || !c->narrow || c->chunk * group != 8 * e->device->caps.subgroup)
+        return "x is prepared for one row, in whole chunks";
+    if (place_of_array(e, j->norm ? j->norm : j->times) % 8) return "not aligned";
+    if (j->norm && (c->groups > c->warps * c->chunk || j->k <= 8 * 32 || j->k > 8 * 512)) return "a norm of a long row";
+    return NULL;
+}
+
 /* What keeps qmv_matrix.comp from a job. A lane's words hold a quarter of a group's codes. */
 static const char *few_matrices_fit(const struct encoder *e, const void *job)
 {
+    struct matrix_cut c;
     const struct device *d = e->device;
     const struct quant_job *j = job;
     uint32_t bits = (uint32_t)j->format.bits, group = (uint32_t)j->format.group, size;
@@ -14843,9 +14872,10 @@ static const char *few_matrices_fit(const struct encoder *e, const void *job)
     size = d->caps.coopmat_size[j->to == MLXVK_BFLOAT16];
     if (!has_kernel(d, few_matrices_kernel(j)) || !size) return "the device lacks cooperative matrices";
     if (size != 8 && size != 16) return "the device's matrices are large";
-    if (!cut_for_matrices(d, j).warps) return "the device's workgroups are small";
+    c = cut_for_matrices(d, j);
+    if (!c.warps) return "the device's workgroups are small";
     if (j->set[0].rows < size) return "few rows of W";
-    return quant_alignment(e, j) == (QUANT_EVEN_X | QUANT_EVEN_W) ? NULL : "not aligned";
+    return quant_alignment(e, j) == (QUANT_EVEN_X | QUANT_EVEN_W) ? prepared_fits(e, j, &c) : "not aligned";
 }
 
 static struct product product_of_job(const struct quant_job *j, struct array *a, struct array *b)
@@ -14913,7 +14943,7 @@ static void plan_few_matrices(struct encoder *e, const void *job)
     use_quant(e, few_matrices_kernel(j), j, &p, NULL, &(struct qmv_matrix_constants){ .threads = c.warps * lanes,
             FORMAT(j), .size = c.size, .known = c.known, .lanes = lanes, .group = (uint32_t)j->format.group,
             .chunk = c.chunk, .groups = c.groups, .epilogue = j->epilogue, .kept = c.kept, .rounded = c.rounded,
-            .narrow = c.narrow },
+            .narrow = c.narrow, .prepare = j->norm ? PREPARE_NORMED : j->times ? PREPARE_GATED : PREPARE_AS_IS },
             sizeof(struct qmv_matrix_constants));
     dispatch(e, c.grid, ceil_div(j->m, c.size), j->batch);
 }
@@ -14952,13 +14982,14 @@ static int forced_kernel(const struct device *d)
     return wanted < 1 || wanted >= (int)COUNT(kernels) ? 0 : kernels[wanted];
 }
 
-/* By the best of a table. False: x has a norm, which one kernel alone does, and that is not the best. */
+/* By the best of a table. False: x is to be prepared, which is not for the best. */
 static bool quant_by(struct encoder *e, const struct quant_job *j, const struct candidate *table, size_t count,
                      int forced)
 {
     const char *text = NOTED(e->device, NOTE_QMM, JOB(j));
     const struct candidate *c = choose(e, table, count, forced, NOTE_QMM, j, text);
-    if (j->norm && c->plan != plan_held) return false;
+    if (j->norm && c->plan != plan_held && c->plan != plan_few_matrices) return false;
+    if (j->times && c->plan != plan_few_matrices) return false;
     NOTE(e->device, NOTE_QMM, c->name, NULL, "%s", text);
     if (!e->step.work) set_work(e, quant_work(j));   /* a fusion's */
     c->plan(e, j);
@@ -15486,11 +15517,12 @@ static void quant_close(struct quant_job *j)
     }
 }
 
-/* One weight: all rows of x are one matrix. */
-static void one_weight(struct encoder *e, const struct node *n)
+/* One weight: all rows of x are one matrix. beside: of a job. */
+static void one_weight(struct encoder *e, const struct node *n, uint32_t beside)
 {
     struct quant_job j;
     quant_open(e, n, &j);
+    j.beside = beside;
     struct quant_set *t = &j.set[0];
     struct array *in[] = { t->w, t->scales, t->biases ? t->biases : t->scales }, a[JOB_ARRAYS] = { 0 };
     a[JOB_X] = stack_of(j.x, 1, 0, (int)j.m, (int32_t)j.x_row, (int)j.k);
@@ -15524,7 +15556,7 @@ static void many_weights(struct encoder *e, const struct node *n)
 
 static void lower_quantized_matmul(struct encoder *e, const struct node *n)
 {
-    if (n->in[1]->ndim == 2) one_weight(e, n);
+    if (n->in[1]->ndim == 2) one_weight(e, n, 0);
     else many_weights(e, n);
 }
 
@@ -20589,8 +20621,8 @@ static bool fuse_embedding(struct encoder *e, struct stream *s, struct members *
     return true;
 }
 
-/* Can the product go into one dispatch with others of the same x? */
-static bool groups_well(const struct encoder *e, const struct node *n)
+/* Can the product go into one dispatch with others of the same x, of `most` rows at most? */
+static bool groups_well(const struct encoder *e, const struct node *n, uint32_t most)
 {
     const struct array *x = n->in[0], *w = n->in[1];
     uint32_t stride;
@@ -20599,24 +20631,36 @@ static bool groups_well(const struct encoder *e, const struct node *n)
     if (n->op != OP_QUANTIZED_MATMUL) return false;
     rows = n->out[0]->size / (size_t)dim_of(n->out[0], -1);
     array_span(w, &low, &high);
-    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) && rows <= QMV_MAX_M &&
+    return n->p.quant.transpose && w->ndim == 2 && x->ndim && one_row_stride(x, &stride) && rows <= most &&
            specialised(e->device, (uint32_t)rows) && by_subgroups(e->device, (uint32_t)rows) && dense_matrix(w) &&
            dense_matrix(n->in[2]) && dense_matrix(n->in[3]) &&
            (size_t)(high - low) + 2 * e->device->caps.offset_align <= e->device->caps.max_range;
 }
 
-/* Do several products of one x go by one dispatch? Where matrices take so many rows, they are faster one by one (an
- * H200, two of 12288 x 4096: for four rows 59 us together, 35 so; an H100, 4096 and two of 1024 by 4096: 19.1 together,
- * 14.0 so). */
-static bool goes_with_others(struct encoder *e, const struct node *n)
+/* Is the product, which groups well, one of a few rows on cooperative matrices? */
+static bool goes_by_matrices(struct encoder *e, const struct node *n)
 {
+    int forced = forced_kernel(e->device);
     struct quant_job j;
     bool matrices;
-    if (!groups_well(e, n)) return false;
+    if (forced && forced != QMM_FEW_MATRICES) return false;
     quant_open(e, n, &j);
-    matrices = !few_matrices_fit(e, &j) && few_matrices_cost(e, &j) < held_cost(e, &j);
+    matrices = !few_matrices_fit(e, &j) && (is_invariant(e) ? invariant_units(e) : forced ||
+                                            few_matrices_cost(e, &j) < held_cost(e, &j));
     quant_close(&j);
-    return !matrices;
+    return matrices;
+}
+
+/* Do several products of one x go by one dispatch? Where matrices take so many rows, they are faster side by side (an
+ * H200, two of 12288 x 4096: for four rows 59 us together, 35 one by one; an H100, 4096 and two of 1024 by 4096: 19.1
+ * together, 14.0 one by one). */
+static bool goes_with_others(struct encoder *e, const struct node *n)
+{
+    return groups_well(e, n, QMV_MAX_M) && !goes_by_matrices(e, n);
+}
+static bool goes_beside_others(struct encoder *e, const struct node *n)
+{
+    return groups_well(e, n, MATRIX_MOST) && goes_by_matrices(e, n);
 }
 
 static bool same_product_kind(const struct node *a, const struct node *b)
@@ -20664,11 +20708,27 @@ static int products_of(struct encoder *e, struct stream *s, uint32_t m[1 + QMV_S
     for (uint32_t i = m[0] + 1; i < last && count < QMV_SETS; i++) {
         const struct node *n = &s->nodes[i];
         if (n->done || n->op != OP_QUANTIZED_MATMUL || n->in[0]->storage != x->storage) continue;
-        if (!groups_well(e, n) || !can_join(s, m, 1 + count, i) || (count && !same_product_kind(&s->nodes[m[1]], n)))
-            return 0;
+        if (!groups_well(e, n, QMV_MAX_M) || !can_join(s, m, 1 + count, i) ||
+            (count && !same_product_kind(&s->nodes[m[1]], n))) return 0;
         m[1 + count++] = i;
     }
     return x->storage->readers == count ? count : 0;
+}
+
+/* The products of m[0]'s x and kind that go with it as `fits` says, into m: their number, which is 1 where there are no
+ * others, and 0 where it does not. */
+static int products_like(struct encoder *e, struct stream *s, uint32_t m[QMV_SETS], uint32_t end,
+                         bool fits(struct encoder *, const struct node *))
+{
+    uint32_t at = m[0], last = min_u32(end, at + FUSE_WINDOW);
+    const struct node *first = &s->nodes[at];
+    int count = 1;
+    if (!fits(e, first)) return 0;
+    for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
+        const struct node *n = &s->nodes[i];
+        if (!n->done && fits(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
+    }
+    return count;
 }
 
 /* Adds the products m[1..count-1] to the job of m[0]. */
@@ -20701,17 +20761,11 @@ static int join_swiglu(struct stream *s, struct quant_job *j, uint32_t m[5], int
  * follows. */
 static bool fuse_products(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t *m = all->node, at = m[0], last = min_u32(end, at + FUSE_WINDOW);
-    const struct node *first = &s->nodes[at];
+    uint32_t *m = all->node;
+    const struct node *first = &s->nodes[m[0]];
     struct quant_job j;
-    int count = 1;
-    if (!has_kernel(e->device, K_QMV_SETS) || !goes_with_others(e, first)) return false;
-    for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
-        const struct node *n = &s->nodes[i];
-        if (!n->done && goes_with_others(e, n) && same_product_kind(first, n) && can_join(s, m, count, i))
-            m[count++] = i;
-    }
-    if (count == 1) return false;
+    int count = has_kernel(e->device, K_QMV_SETS) ? products_like(e, s, m, end, goes_with_others) : 0;
+    if (count < 2) return false;
     quant_open(e, first, &j);
     join_products(s, &j, m, count);
     all->count = join_swiglu(s, &j, m, count, end);
@@ -20720,9 +20774,21 @@ static bool fuse_products(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
+/* Products of one x that each are a dispatch with workgroups enough for all of the device: each gets its part. */
+static bool fuse_beside(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node, rows = 0;
+    int count = products_like(e, s, m, end, goes_beside_others);
+    if (count < 2) return false;
+    for (int i = 0; i < count; i++) rows += (uint32_t)dim_of(s->nodes[m[i]].out[0], -1);
+    for (int i = 0; i < count; i++) one_weight(e, &s->nodes[m[i]], rows);
+    all->count = count;
+    return true;
+}
+
 /* May the product go into one dispatch of matrices with others of the same x? Where no other kernel is better for so
  * many rows than unpacked weights, and no gate says otherwise. */
-static bool goes_unpacked(const struct encoder *e, const struct node *n)
+static bool goes_unpacked(struct encoder *e, const struct node *n)
 {
     const struct device *d = e->device;
     const int *gate = d->gate;
@@ -20740,17 +20806,12 @@ static bool goes_unpacked(const struct encoder *e, const struct node *n)
  * unpacked side by side, then one dispatch; with silu(y0) * y1 where that is all that follows. */
 static bool fuse_unpacked(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t *m = all->node, at = m[0], last = min_u32(end, at + FUSE_WINDOW);
-    const struct node *first = &s->nodes[at];
+    uint32_t *m = all->node;
+    const struct node *first = &s->nodes[m[0]];
     const struct tile_row *tile;
     struct quant_job j, plain;
-    int count = 1;
-    if (!goes_unpacked(e, first)) return false;
-    for (uint32_t i = at + 1; i < last && count < QMV_SETS; i++) {
-        const struct node *n = &s->nodes[i];
-        if (!n->done && goes_unpacked(e, n) && same_product_kind(first, n) && can_join(s, m, count, i)) m[count++] = i;
-    }
-    if (count == 1) return false;
+    int count = products_like(e, s, m, end, goes_unpacked);
+    if (count < 2) return false;
     quant_open(e, first, &j);
     join_products(s, &j, m, count);
     plain = j;
@@ -20807,31 +20868,115 @@ static bool adds_as_alone(const struct encoder *e, const struct quant_job *j)
     return (kernel == QMM_FEW || kernel == QMM_FEW_MATRICES) && (place_of_array(e, j->x) | j->x_row) % unit == 0;
 }
 
+/* The addition of something of its shape behind the product m[count - 1], with that as its residual and the sum as its
+ * result: its node into m[count], one member more. */
+static int join_addition(struct stream *s, struct quant_job *j, uint32_t *m, int count, uint32_t end)
+{
+    const struct array *y = s->nodes[m[count - 1]].out[0];
+    const struct node *add;
+    struct array *residual;
+    if (!only_between(y)) return count;
+    m[count] = reader_of(s, m[count - 1], end, y);
+    if (m[count] == UINT32_MAX || !can_join(s, m, count, m[count])) return count;
+    add = &s->nodes[m[count]];
+    if (!is_binary(add, B_add) || add->in[0]->storage == add->in[1]->storage) return count;
+    residual = add->in[add->in[0]->storage == y->storage];
+    if (!same_view(add->in[residual == add->in[0]], y) || !same_shape(add->out[0], y) || !same_shape(residual, y) ||
+        !residual->row || residual->dtype != y->dtype || add->out[0]->dtype != y->dtype) return count;
+    j->epilogue = QMV_ADD;
+    j->residual = residual;
+    j->set[0].y = add->out[0];
+    return count + 1;
+}
+
 /* A product of few rows, then the addition of something of its shape. */
 static bool fuse_product_add(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t *m = all->node, at = m[0];
-    const struct node *product = &s->nodes[at], *add;
-    struct array *y = product->out[0], *residual;
+    const struct node *product = &s->nodes[all->node[0]];
     struct quant_job j;
     bool taken;
-    if (!groups_well(e, product) || !only_between(y)) return false;
-    m[1] = reader_of(s, at, end, y);
-    if (m[1] == UINT32_MAX || !can_join(s, m, 1, m[1])) return false;
-    add = &s->nodes[m[1]];
-    if (!is_binary(add, B_add) || add->in[0]->storage == add->in[1]->storage) return false;
-    residual = add->in[add->in[0]->storage == y->storage];
-    if (!same_view(add->in[residual == add->in[0]], y) || !same_shape(add->out[0], y) || !same_shape(residual, y) ||
-        !residual->row ||
-        residual->dtype != y->dtype || add->out[0]->dtype != y->dtype) return false;
+    if (!groups_well(e, product, QMV_MAX_M)) return false;
     quant_open(e, product, &j);
-    j.epilogue = QMV_ADD;
-    j.residual = residual;
-    j.set[0].y = add->out[0];
-    taken = !is_invariant(e) || adds_as_alone(e, &j);
+    all->count = join_addition(s, &j, all->node, 1, end);
+    taken = all->count == 2 && (!is_invariant(e) || adds_as_alone(e, &j));
     if (taken) qmv_dispatch(e, &j);
     quant_close(&j);
-    all->count = 2;
+    return taken;
+}
+
+/* Does the one row that a node makes go into products by matrices alone, which prepare it themselves? */
+static bool is_prepared(const struct array *row, const struct array *x)
+{
+    uint32_t stride;
+    return !row->storage->owned && row->storage->writers == 1 && x->dtype == row->dtype && row->ndim &&
+           (size_t)dim_of(row, -1) == row->size && x->size == row->size && x->row && one_row_stride(x, &stride);
+}
+
+/* A job's x as it was before the node that makes a product's. */
+static void prepare_job(struct quant_job *j, struct array *x)
+{
+    array_release(j->x);
+    x->refs++;
+    j->x = x;
+    j->x_row = j->k;
+}
+
+/* rms_norm of one row, then the products that read it, on cooperative matrices: each does the norm for itself, with the
+ * bits that it has alone. */
+static bool fuse_norm_beside(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node, rows = 0;
+    const struct node *norm = &s->nodes[m[0]];
+    struct array *x = norm->in[0], *weight = norm->in[1], *out = norm->out[0];
+    bool taken = true;
+    int count;
+    if (norm->p.norm.flags || !weight || weight->dtype != out->dtype || weight->ndim != 1 || !weight->row ||
+        !is_prepared(out, x)) return false;
+    count = products_of(e, s, m, end, out);
+    for (int i = 1; i <= count; i++) {
+        if (!goes_by_matrices(e, &s->nodes[m[i]]) || dim_of(s->nodes[m[i]].in[0], -1) != dim_of(out, -1)) return false;
+        rows += (uint32_t)dim_of(s->nodes[m[i]].out[0], -1);
+    }
+    for (int i = 1; i <= count && taken; i++) {
+        struct quant_job j;
+        quant_open(e, &s->nodes[m[i]], &j);
+        prepare_job(&j, x);
+        j.norm = weight;
+        j.eps = norm->p.norm.eps;
+        j.beside = rows;
+        taken = !few_matrices_fit(e, &j) && qmv_dispatch(e, &j);
+        quant_close(&j);
+    }
+    all->count = 1 + count;
+    return taken && count;
+}
+
+/* silu(x) * y of one row, then the product of that on cooperative matrices, which does it for itself, then maybe an
+ * addition. */
+static bool fuse_swiglu_product(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node;
+    const struct array *made;
+    struct array *x = s->nodes[m[0]].in[0], *times;
+    const struct node *last, *product;
+    struct quant_job j;
+    bool taken;
+    if (!is_invariant(e) || !find_swiglu(s, m[0], end, m)) return false;
+    last = &s->nodes[m[2]];
+    made = last->out[0];
+    times = last->in[last->in[0]->storage == s->nodes[m[1]].out[0]->storage];
+    if (!only_between(made) || !is_prepared(made, x) || !times->row || times->dtype != x->dtype) return false;
+    m[3] = reader_of(s, m[2], end, made);
+    if (m[3] == UINT32_MAX || !can_join(s, m, 3, m[3])) return false;
+    product = &s->nodes[m[3]];
+    if (!groups_well(e, product, 1) || product->in[0]->storage != made->storage || !goes_by_matrices(e, product) ||
+        dim_of(product->in[0], -1) != dim_of(made, -1)) return false;
+    quant_open(e, product, &j);
+    prepare_job(&j, x);
+    j.times = times;
+    all->count = join_addition(s, &j, m, 4, end);
+    taken = !few_matrices_fit(e, &j) && qmv_dispatch(e, &j);
+    quant_close(&j);
     return taken;
 }
 
@@ -20991,6 +21136,7 @@ static bool fuse_chain(struct encoder *e, struct stream *s, struct members *all,
 /* One row a fusion: tries to plan the nodes that begin with the first member as one; true where it did. */
 typedef bool (*fuse_function)(struct encoder *e, struct stream *s, struct members *all, uint32_t end);
 static const struct fusion_row { const char *name; enum gate gate; int op; fuse_function apply; } fusion_table[] = {
+    { "silu * x + product (+ addition)", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu_product },
     { "silu * x", GATE_SWIGLU, OP_ELEMENTWISE, fuse_swiglu },
     { "add + rms_norm", GATE_ADD_RMSNORM, OP_ELEMENTWISE, fuse_add_norm },
     { "rms_norm + rope + cache writes + attention", GATE_ROPE_SDPA, OP_NORM, fuse_attention },
@@ -21001,7 +21147,9 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "products of one x", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_products },
     { "products of one x, many rows", GATE_QMM_GROUP, OP_QUANTIZED_MATMUL, fuse_unpacked },
     { "product + addition", GATE_QMM_ADD, OP_QUANTIZED_MATMUL, fuse_product_add },
+    { "products of one x side by side", GATE_QMM_BESIDE, OP_QUANTIZED_MATMUL, fuse_beside },
     { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
+    { "rms_norm + products side by side", GATE_QMM_BESIDE, OP_NORM, fuse_norm_beside },
     { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
     { "search + addition or subtraction of a number", GATE_SEARCH, OP_SEARCH, fuse_search },
     { "sum * number", GATE_SUM_TIMES, OP_REDUCE, fuse_sum_times },

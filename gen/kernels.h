@@ -90,6 +90,9 @@ enum { POSITIONS_COUNT = 3, POSITIONS_STRICT = 4, POSITIONS_ADD = 8, POSITIONS_T
 /* shaders/qmv.glsl: what is stored: products; + residual; silu(first) * second */
 enum { QMV_STORE = 0, QMV_ADD = 1, QMV_SWIGLU = 2 };
 
+/* shaders/qmv_matrix.comp: what meets W: x as it is; rms_norm(x, weight), K in one go; silu(x) * weight. With the bits of norm.comp, binary.comp */
+enum { PREPARE_AS_IS = 0, PREPARE_NORMED = 1, PREPARE_GATED = 2 };
+
 /* shaders/quant.glsl: codes of a block; TS where codes are small floats; what can be read or written 16 bytes at a time */
 enum { QUANT_BLOCK = 32, QUANT_E8M0 = 32, QUANT_E4M3 = 33, QUANT_EVEN_X = 1, QUANT_EVEN_W = 2, QUANT_EVEN_Y = 4 };
 
@@ -472,7 +475,7 @@ enum { SLOT_attention_coopmat2_f16_o = 0, SLOT_attention_coopmat2_f16_q = 1, SLO
     SLOT_attention_coopmat2_f16_sinks = 5 };
 
 struct attention_decode_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts,
-    subgroups, spread, buffers, full, one_query; };
+    subgroups, spread, buffers, full, in_order, one_query; };
 typedef struct attention_decode_constants attention_decode_constants; typedef struct attention_push attention_decode_push;
 enum { SLOT_attention_decode_o = 0, SLOT_attention_decode_q = 1, SLOT_attention_decode_k = 2,
     SLOT_attention_decode_v = 3, SLOT_attention_decode_mask = 4, SLOT_attention_decode_sinks = 5,
@@ -483,7 +486,7 @@ enum { SLOT_attention_f16_o = 0, SLOT_attention_f16_q = 1, SLOT_attention_f16_k 
     SLOT_attention_f16_mask = 4, SLOT_attention_f16_sinks = 5 };
 
 struct attention_rope_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts,
-    subgroups, spread, buffers, full, norm, twos; };
+    subgroups, spread, buffers, full, in_order, norm, twos; };
 typedef struct attention_rope_constants attention_rope_constants; typedef struct attention_rope_push attention_rope_push;
 enum { SLOT_attention_rope_o = 0, SLOT_attention_rope_q = 1, SLOT_attention_rope_k = 2,
     SLOT_attention_rope_v = 3, SLOT_attention_rope_mask = 4, SLOT_attention_rope_new_k = 5,
@@ -833,14 +836,16 @@ enum { SLOT_qmv_held_sets_x = 0, SLOT_qmv_held_sets_wa = 1, SLOT_qmv_held_sets_s
     SLOT_qmv_held_sets_link = 15 };
 
 struct qmv_matrix_constants { uint32_t threads, bits, tx, ts, ty, size, known, lanes, group, chunk, groups,
-    epilogue, kept, rounded, narrow; };
+    epilogue, kept, rounded, narrow, prepare; };
 typedef struct qmv_matrix_constants qmv_matrix_bf16_constants; typedef struct quant_push qmv_matrix_bf16_push;
 enum { SLOT_qmv_matrix_bf16_x = 0, SLOT_qmv_matrix_bf16_wa = 1, SLOT_qmv_matrix_bf16_sa = 2,
-    SLOT_qmv_matrix_bf16_ba = 3, SLOT_qmv_matrix_bf16_ya = 4, SLOT_qmv_matrix_bf16_res = 5 };
+    SLOT_qmv_matrix_bf16_ba = 3, SLOT_qmv_matrix_bf16_ya = 4, SLOT_qmv_matrix_bf16_res = 5,
+    SLOT_qmv_matrix_bf16_weight = 6 };
 
 typedef struct qmv_matrix_constants qmv_matrix_f16_constants; typedef struct quant_push qmv_matrix_f16_push;
 enum { SLOT_qmv_matrix_f16_x = 0, SLOT_qmv_matrix_f16_wa = 1, SLOT_qmv_matrix_f16_sa = 2,
-    SLOT_qmv_matrix_f16_ba = 3, SLOT_qmv_matrix_f16_ya = 4, SLOT_qmv_matrix_f16_res = 5 };
+    SLOT_qmv_matrix_f16_ba = 3, SLOT_qmv_matrix_f16_ya = 4, SLOT_qmv_matrix_f16_res = 5,
+    SLOT_qmv_matrix_f16_weight = 6 };
 
 typedef struct qmv_constants qmv_plain_constants; typedef struct quant_push qmv_plain_push;
 enum { SLOT_qmv_plain_x = 0, SLOT_qmv_plain_wa = 1, SLOT_qmv_plain_sa = 2, SLOT_qmv_plain_ba = 3,
@@ -974,9 +979,9 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 6, 0x1, 128, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 13, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 14, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_rope, ATTENTION_ROPE, 13, 0x10cd, 128, 14, CAP_SUBGROUP | CAP_SMALL) \
+    X(attention_rope, ATTENTION_ROPE, 13, 0x10cd, 128, 15, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_vjp, ATTENTION_VJP, 8, 0x3, 120, 7, CAP_SMALL) \
     X(attention_vjp_bf16, ATTENTION_VJP_BF16, 8, 0x3, 120, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_vjp_f16, ATTENTION_VJP_F16, 8, 0x3, 120, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
@@ -1057,8 +1062,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(qmv_held, QMV_HELD, 8, 0x90, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_gather, QMV_HELD_GATHER, 8, 0x10, 108, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_sets, QMV_HELD_SETS, 16, 0x9c00, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
-    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 6, 0x10, 128, 15, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmv_matrix_f16, QMV_MATRIX_F16, 6, 0x10, 128, 15, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 7, 0x10, 128, 16, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_f16, QMV_MATRIX_F16, 7, 0x10, 128, 16, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmv_plain, QMV_PLAIN, 6, 0x10, 128, 11, CAP_SMALL) \
     X(qmv_sets, QMV_SETS, 14, 0x1c00, 128, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(quantize, QUANTIZE, 4, 0xe, 24, 5, CAP_SMALL) \

@@ -19,11 +19,12 @@ layout(constant_id = 8) const uint SUBGROUPS = 8;      // at most so many are di
 layout(constant_id = 9) const bool SPREAD = false;     // AHEAD * ROWS is LANES: each has one score
 layout(constant_id = 10) const uint BUFFERS = 1;       // times AHEAD keys that are on their way
 layout(constant_id = 11) const bool FULL = false;       // queries and values are WIDTH wide
+layout(constant_id = 12) const bool IN_ORDER = false;   // parts are added up one by one, however many rows and subgroups there are
 #ifdef FRESH
-layout(constant_id = 12) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
-layout(constant_id = 13) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
+layout(constant_id = 13) const uint NORM = 0;           // 1: query and key are RMS-normalised first, 2: with weights
+layout(constant_id = 14) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
 #else
-layout(constant_id = 12) const bool ONE_QUERY = false;  // see attention.glsl
+layout(constant_id = 13) const bool ONE_QUERY = false;  // see attention.glsl
 #define ONE_QUERY ONE_QUERY
 #endif
 uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
@@ -46,7 +47,7 @@ layout(std430, set = 0, binding = 7) coherent buffer finished_words { uint finis
 
 vec4 qs[ROWS * CHUNKS * 2u], os[ROWS * VALUE_CHUNKS * 2u];
 uvec4 ks[BUFFERS * AHEAD * CHUNKS * WORDS], vs[BUFFERS * AHEAD * VALUE_CHUNKS * WORDS];     // as they are in memory: half as many registers
-float high[ROWS], total[ROWS], score[AHEAD * ROWS];
+float high[ROWS], total[AHEAD * ROWS], score[AHEAD * ROWS];                                 // totals: of each of the keys at once
 row_place place[ROWS];
 
 // SPREAD: of the scores of AHEAD keys and ROWS rows a lane has one, and what belongs to its row; the others that share the
@@ -61,7 +62,6 @@ void load_queries(const uint batch, const uint head, const uint first_row, const
     [[unroll]] for (uint r = 0u; r < ROWS; r++) {
         place[r] = place_of(batch, head, first_row + r);
         high[r] = LOWEST;
-        total[r] = 0.0;
         [[unroll]] for (uint c = 0u; c < CHUNKS; c++) {
             uint f = 8u * (c * LANES + share);
             bool there = f < k_width() && first_row + r < query_count * block_heads();
@@ -79,6 +79,7 @@ void load_queries(const uint batch, const uint head, const uint first_row, const
         }
         [[unroll]] for (uint c = 0u; c < 2u * VALUE_CHUNKS; c++) os[r * VALUE_CHUNKS * 2u + c] = vec4(0.0);
     }
+    [[unroll]] for (uint i = 0u; i < AHEAD * ROWS; i++) total[i] = 0.0;
     if (SPREAD) own = place_of(batch, head, first_row + share % ROWS);
     own_high = LOWEST;
     own_total = 0.0;
@@ -177,7 +178,7 @@ void spread_weights(const uint thread, const uint share)
     shrink = exp2(own_high - best);
     own_high = best;
     s = s <= LOWEST ? 0.0 : exp2(s - best);
-    own_total = own_total * shrink + s;
+    own_total = fma(own_total, shrink, s);
     subgroupBarrier();
     if (share < SCORES) weights[base + ROWS + share] = s;
     if (share < ROWS) weights[base + share] = shrink;
@@ -188,9 +189,15 @@ void spread_weights(const uint thread, const uint share)
         [[unroll]] for (uint c = 0u; c < 2u * VALUE_CHUNKS; c++) os[r * VALUE_CHUNKS * 2u + c] *= weights[base + r];
 }
 
-// What the lanes have of their rows, for all rows.
-void gather_rows(const uint lane, const uint share)
+// One total of each row: of all its keys at once, by halves, or of what the lanes have.
+void join_totals(const uint lane, const uint share)
 {
+    if (!SPREAD) {
+        [[unroll]] for (uint d = 1u; d < AHEAD; d *= 2u)
+            [[unroll]] for (uint i = 0u; i + d < AHEAD; i += 2u * d)
+                [[unroll]] for (uint r = 0u; r < ROWS; r++) total[i * ROWS + r] += total[(i + d) * ROWS + r];
+        return;
+    }
     [[unroll]] for (uint d = ROWS; d < SCORES; d *= 2u) own_total += subgroupShuffleXor(own_total, d);
     [[unroll]] for (uint r = 0u; r < ROWS; r++) {
         high[r] = subgroupShuffle(own_high, lane - share + r);
@@ -207,12 +214,11 @@ void add_values(const uint buf, const uint thread, const uint share)
             if (score[u * ROWS + r] > best) best = score[u * ROWS + r];
         float shrink = exp2(high[r] - best);
         high[r] = best;
-        total[r] *= shrink;
         [[unroll]] for (uint c = 0u; c < 2u * VALUE_CHUNKS; c++) os[r * VALUE_CHUNKS * 2u + c] *= shrink;
         [[unroll]] for (uint u = 0u; u < AHEAD; u++) {
             float s = score[u * ROWS + r];
             score[u * ROWS + r] = s <= LOWEST ? 0.0 : exp2(s - best);
-            total[r] += score[u * ROWS + r];
+            total[u * ROWS + r] = fma(total[u * ROWS + r], shrink, score[u * ROWS + r]);
         }
     }
     [[unroll]] for (uint u = 0u; u < AHEAD; u++)
@@ -265,8 +271,8 @@ void join_parts(const uint batch, const uint head, const uint first_row, const u
 {
     const uint BATCH = 8u;
     uint first = ((batch * query_heads + head) * query_count + first_row) * splits, fours = v_width() / 4u;
-    uint chunks = (fours + gl_SubgroupSize - 1u) / gl_SubgroupSize, units = ROWS * chunks;   // not by count: the order of additions
-    uint shares = max(gl_NumSubgroups / units, 1u), share = shares > 1u ? gl_SubgroupID / units : 0u;
+    uint chunks = (fours + gl_SubgroupSize - 1u) / gl_SubgroupSize, units = ROWS * chunks;
+    uint shares = IN_ORDER ? 1u : max(gl_NumSubgroups / units, 1u), share = shares > 1u ? gl_SubgroupID / units : 0u;
     for (uint unit = gl_SubgroupID - share * units; unit < units; unit += gl_NumSubgroups) {
         uint r = unit / chunks, column = (unit - r * chunks) * gl_SubgroupSize + lane;
         row_place spot = place_of(batch, head, first_row + min(r, count - 1u));
@@ -391,7 +397,7 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
             first += AHEAD * step;
         }
     }
-    if (SPREAD) gather_rows(lane, share);
+    join_totals(lane, share);
     join_lanes();
     [[unroll]] for (uint from = 0u; from < ROWS; from += AT_ONCE) {
         [[unroll]] for (uint i = 0u; i < AT_ONCE; i++) {

@@ -63,10 +63,12 @@ void put(const uint i, const uvec2 codes, const float scale, const float bias)
         value[k] = FP ? scale * code_number(code_of(codes, k)) : scale * float(code_of(codes, k)) + bias;
 #ifndef ROWS
     if (CLASS != 0u) {
+        uint place = chain_place(i % (CLASS / 2u) * BITS % 16u);         // of all eight: they are of one bit of half words
         vec2 f = chain_factors(scale, bias);
+        if (place != 8u) f = chain_factors_high(f);
         [[unroll]] for (uint k = 0u; k < 8u; k++) {
-            value[k] = chain_value(code_of(codes, k) << CHAIN_BIT, CHAIN_MAGIC, f);
-            if (TX == BF16) value[k] = uintBitsToFloat(chain_bits(value[k]) & 0xffff0000u);
+            value[k] = chain_value(code_of(codes, k) << place, place, CHAIN_MAGIC, f);
+            if (TX == BF16) value[k] = uintBitsToFloat(floatBitsToUint(value[k]) & 0xffff0000u);
         }
     }
 #endif

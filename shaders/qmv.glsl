@@ -34,8 +34,10 @@ SOURCE(14, weight)
 TARGET_OF(PASSED, 4, ya)
 SOURCE_OF(PASSED, 5, res)
 #ifdef LINKED
-SOURCE(6, weight)
 #define LINKS 7
+#endif
+#if defined(LINKED) || defined(PREPARED)
+SOURCE(6, weight)
 #endif
 #endif
 #ifdef LINKED

@@ -24,7 +24,10 @@
 #define ELEMENT(bits) uint16BitsToFloat16(uint16_t(bits))
 #endif
 #define PRODUCT
+#define PREPARED
 #include "quant.glsl"
+#include "halves.glsl"
+#include "normed.glsl"
 layout(constant_id = 5) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE; 8 or 16
 layout(constant_id = 6) const bool KNOWN = false;      // 16, of 32 lanes
 layout(constant_id = 7) const uint LANES = 32;
@@ -35,6 +38,9 @@ layout(constant_id = 11) const uint EPILOGUE = 0;      // of QMV_
 layout(constant_id = 12) const uint KEPT = 1;          // rounds of a workgroup whose sums are kept between goes
 layout(constant_id = 13) const bool ROUNDED = false;   // KNOWN; codes meet x as values in x's type, a chunk's in one sum: chains
 layout(constant_id = 14) const bool NARROW = false;    // KNOWN; up to 8 rows of x: those of the matrices' second half are not there
+layout(constant_id = 15) const uint PREPARE = 0;       // NARROW; one row of x, of PREPARE_, a chunk in eights of the lanes
+//! enum PREPARE_: what meets W: x as it is; rms_norm(x, weight), K in one go; silu(x) * weight. With the bits of norm.comp, binary.comp
+const uint AS_IS = 0, NORMED = 1, GATED = 2;
 #include "qmv.glsl"
 
 const uint STEPS = GROUP / SIZE, WARPS = gl_WorkGroupSize.x / LANES, AREA = SIZE * SIZE;
@@ -46,6 +52,8 @@ const uint ROW = GROUP / 8 + 1;                        // uvec4s of a staged row
 shared uvec4 stage[KNOWN ? 1 : WARPS * SIZE * ROW];
 shared vec2 factor[WARPS * CHUNK * SIZE];              // of a group of a row of W: scale, and bias less the offset
 shared float part[2 * WARPS * AREA], kept[KEPT * AREA];
+
+shared vec4 square_sums[4];
 
 // 8 bits of a bfloat16 are two digits: its mantissa holds 7.
 #ifdef BF
@@ -100,6 +108,61 @@ uint two_of(const uint a, const uint b, const uint first, const uint second)    
     return (first % 2u == 0u ? a & 0xffffu : a >> 16) | (second % 2u == 0u ? b << 16 : b & 0xffff0000u);
 }
 
+float gated(const float x, const float y) { return rounded(x * rounded(sigmoid_half(x), TX), TX) * y; }
+vec2 two_numbers(const uint w) { return vec2(number(w & 0xffffu, TX), number(w >> 16, TX)); }
+float added(const vec4 v) { return (v.x + v.y) + (v.z + v.w); }
+
+// The sum of the row's squares, of which this thread has eight, by norm.comp's tree: an eight has a place, what is above 64 of
+// them is added to what is below, half by half, and those by row_sum()'s steps. Places lie where parts will.
+#define PLACES(i) vec4(part[4u * (i)], part[4u * (i) + 1u], part[4u * (i) + 2u], part[4u * (i) + 3u])
+float row_squares(const uvec4 x, const uint thread)
+{
+    vec4 sum = vec4(0.0);
+    float half_sum[2];
+    [[unroll]] for (uint i = 0u; i < 2u; i++) {
+        vec4 v = vec4(two_numbers(x[2u * i]), two_numbers(x[2u * i + 1u]));
+        precise vec4 s = v * v;
+        half_sum[i] = added(s);
+    }
+    part[thread] = half_sum[0] + half_sum[1];
+    for (uint i = gl_WorkGroupSize.x + thread; i < 512u; i += gl_WorkGroupSize.x) part[i] = 0.0;
+    barrier();
+    if (thread < 16u) {
+        vec4 part_of[8];
+        [[unroll]] for (uint i = 0u; i < 8u; i++) part_of[i] = PLACES(thread + 16u * i);
+        [[unroll]] for (uint d = 4u; d > 0u; d /= 2u)
+            [[unroll]] for (uint i = 0u; i < d; i++) part_of[i] += part_of[i + d];
+        square_sums[thread / 4u][thread % 4u] = added(part_of[0]);
+    }
+    barrier();
+    [[unroll]] for (uint i = 0u; i < 4u; i++) sum += square_sums[i];
+    return added(sum);
+}
+
+// The eight of the row that is a lane's of the chunk from group `first` on.
+uint own_eight(const uint first, const uint lane) { return min(first * GROUP + 8u * lane, GROUPS * GROUP - 8u) / 8u; }
+
+// That eight as it meets W, for all lanes of the subgroup, which find it where its part `to` will be.
+uint prepared_at;
+void prepare_eight(const uint first, const uint x_first, const float factor, const uint to, const uint lane)
+{
+    uint at = own_eight(first, lane);
+    uvec4 x = x128[(x_first >> 3) + at], w = weight128[(weight_at >> 3) + at];
+    [[unroll]] for (uint c = 0u; c < 4u; c++) {
+        vec2 a = two_numbers(x[c]), b = two_numbers(w[c]);
+        precise vec2 r;
+        if (PREPARE == NORMED) {
+            r = a * factor;
+            r = r * b;
+        } else r = vec2(gated(a.x, b.x), gated(a.y, b.y));
+        x[c] = float_to_bits(r.x, TX) | float_to_bits(r.y, TX) << 16;
+    }
+    prepared_at = (to * WARPS + gl_SubgroupID) * AREA;
+    subgroupBarrier();
+    [[unroll]] for (uint c = 0u; c < 4u; c++) part[prepared_at + 4u * lane + c] = uintBitsToFloat(x[c]);
+    subgroupBarrier();
+}
+
 // Group g's x, by way of shared memory; behind K there are zeros.
 void hold_any(const uint g, const uint group, const uint x_first, const uint count, const uint lane)
 {
@@ -126,7 +189,8 @@ void hold_known(const uint g, const uint group, const uint x_first, const uint c
         uint row = lane / 4u + 8u * h, word[CLASS / 2u];
         uint at = x_first + min(row, count - 1u) * x_row + min(group, GROUPS - 1u) * GROUP + lane % 4u * CLASS;
         [[unroll]] for (uint i = 0u; i < CLASS / 8u; i++) {
-            uvec4 q = NARROW && h > 0u ? uvec4(0u) : x128[(at >> 3) + i];
+            uvec4 q = NARROW && h > 0u ? uvec4(0u) : PREPARE == AS_IS ? x128[(at >> 3) + i]
+                    : floatBitsToUint(PLACES(prepared_at / 4u + (g * GROUP + lane % 4u * CLASS) / 8u + i));
             [[unroll]] for (uint c = 0u; c < 4u; c++) word[4u * i + c] = row < count && group < GROUPS ? q[c] : 0u;
         }
         [[unroll]] for (uint v = 0u; v < CLASS / 2u; v++) {
@@ -229,12 +293,14 @@ MATRIX_A known_matrix(const uint g, const uint j, const bool high, const vec4 fa
         uint t = 2u * j + i % 2u, w = (g * 2u + i / 2u) * WORDS + t / HALF;
         uint two = code[w] >> t % HALF * BITS + (high ? 4u : 0u) & PAIR | (high ? magics.y : magics.x);
         if (ROUNDED) {
+            const uint bit = t % HALF * BITS, place = chain_place(bit);
             vec2 f = i < 2u ? factors.xy : factors.zw;
-            float lower = chain_value(code[w] << CHAIN_BIT - t % HALF * BITS, magics.x, f);
-            float upper = chain_value(code[w] >> t % HALF * BITS + 16u - CHAIN_BIT, magics.x, f);
+            if (place != 8u) f = chain_factors_high(f);
+            float lower = chain_value(bit < place ? code[w] << place - bit : code[w] >> bit - place, place, magics.x, f);
+            float upper = chain_value(code[w] >> bit + 16u - place, place, magics.x, f);
 #ifdef BF
-            a[2u * i] = uintBitsToBFloat16EXT(unpack16(chain_bits(lower)).y);
-            a[2u * i + 1u] = uintBitsToBFloat16EXT(unpack16(chain_bits(upper)).y);
+            a[2u * i] = uintBitsToBFloat16EXT(unpack16(floatBitsToUint(lower)).y);
+            a[2u * i + 1u] = uintBitsToBFloat16EXT(unpack16(floatBitsToUint(upper)).y);
 #else
             a[2u * i] = T(lower);
             a[2u * i + 1u] = T(upper);
@@ -317,6 +383,7 @@ void finish(const uint n, const uvec2 at, const uint from, const bool started, c
 void main()
 {
     const uint goes = (GROUPS + CHUNK * WARPS - 1u) / (CHUNK * WARPS);
+    float factor = 1.0;
     uint lane = gl_SubgroupInvocationID, thread = gl_SubgroupID * LANES + lane, first = gl_SubgroupID * CHUNK;
     uint m0 = gl_WorkGroupID.y * SIZE, x_first = x_at + x_matrix * x_batch + m0 * x_row, to = 0u;
     uint count = (rows[0] + SIZE - 1u) / SIZE, mine = (count - gl_WorkGroupID.x + gl_NumWorkGroups.x - 1u) / gl_NumWorkGroups.x;
@@ -326,7 +393,9 @@ void main()
     load_factors(at.y, first, lane);
     if (KNOWN)
         [[unroll]] for (uint g = 0u; g < CHUNK; g++) load_codes(at.y, first, g, lane);
+    if (PREPARE == NORMED) factor = norm_factor(row_squares(x128[(x_first >> 3) + own_eight(first, lane)], thread), k, eps);
     for (uint c = 0u; c < goes; c++) {
+        if (PREPARE != AS_IS) prepare_eight(first, x_first, factor, to, lane);
         hold(first, x_first, min(m - m0, SIZE), lane);
         for (uint n = 0u; n < mine; n++) {
             bool last = n + 1u == mine;

@@ -72,20 +72,25 @@ float quotient(const float a, const float b)
     return is_inf(q) || is_nan(q) || is_nan(r) || is_inf(r) ? q : q + r / b;
 }
 
-// Values that meet x in chains, see qmv_matrix.comp, of codes at bit CHAIN_BIT of a word, where they need no conversion: with
-// 256 more, which the bias makes up for. bfloat16 is rounded to nearest, ties away from 0, by an addition. What is not finite
+// Values that meet x in chains, see qmv_matrix.comp. A code is moved within its word to one of two places, so that few words make
+// them all, and is there the mantissa of 256 and a little more, which needs no conversion and which the bias makes up for. Of
+// bfloat16 the upper half is taken as it is, which is less code than rounding: factors are larger by what that takes away on
+// average, half of the last bit. That is less than a bit for all, so that what bfloat16 holds stays what it is. What is not finite
 // gives infinity, for what is no number would not outlast that.
-const uint CHAIN_BIT = 15, CHAIN_MAGIC = 0x43800000u;
+const uint CHAIN_MAGIC = 0x43800000u;
+const float CHAIN_MORE = TX == BF16 ? 1.0027 : 1.0;
+uint chain_place(const uint bit) { return 8u + (bit & 4u); }            // of the code that begins at a word's bit
+// For codes at place 8; for those at place 12.
 vec2 chain_factors(const float scale, const float bias)
 {
-    float b = fma(-256.0, scale, bias);
-    return is_nan(b) || is_inf(b) ? vec2(0.0, uintBitsToFloat(0x7f800000u)) : vec2(scale, b);
+    float s = scale * (128.0 * CHAIN_MORE), b = fma(-256.0, s, bias * CHAIN_MORE);
+    return is_nan(b) || is_inf(b) ? vec2(0.0, uintBitsToFloat(0x7f800000u)) : vec2(s, b);
 }
-float chain_value(const uint w, const uint magic, const vec2 factors)
+vec2 chain_factors_high(const vec2 low) { return vec2(0.0625 * low.x, fma(240.0, low.x, low.y)); }
+float chain_value(const uint moved, const uint place, const uint magic, const vec2 factors)
 {
-    return fma(uintBitsToFloat(w & MASK << CHAIN_BIT | magic), factors.x, factors.y);
+    return fma(uintBitsToFloat(moved & MASK << place | magic), factors.x, factors.y);
 }
-uint chain_bits(const float x) { return floatBitsToUint(x) + 0x8000u; }             // in the upper half
 float rounded(const float x, const uint t) { return t == F32 ? x : number(float_to_bits(x, t), t); }
 
 // Codes of 2, 4 and 8 bits as floats without a conversion: their byte is moved to bits 15 to 22, the mantissa's upper ones,
