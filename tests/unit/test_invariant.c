@@ -404,6 +404,112 @@ static void attention(bool strict)
         }
 }
 
+/* ---- what a product prepares of its row: a norm, silu(x) * y ---- */
+
+/* A layer's way for `rows` rows of k: a norm, two products of it, silu(x) * y of these, a product back, an addition. */
+struct prepared {
+    const char *name;
+    bool normed, gated;                                /* what goes into the products, where the device does that */
+    int rows, k, inner;
+    bool norm_owned, product_owned, no_weight, odd_weight, odd_times;
+};
+
+static mlxvk_array product_of(mlxvk_array x, const mlxvk_array w[3])
+{
+    const mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    mlxvk_array y = { NULL };
+    OK(mlxvk_quantized_matmul(&y, x, w[0], w[1], w[2], true, group, bits, "affine", stream), stream);
+    return y;
+}
+
+static void free_all(mlxvk_array *a, size_t count)
+{
+    for (size_t i = 0; i < count; i++) mlxvk_array_free(a[i]);
+}
+
+/* The bytes of its result under these gates, and its dispatches. */
+static unsigned char *prepared_run(const struct prepared *p, const char *gates, size_t *size, uint64_t *dispatches)
+{
+    struct trial w[3] = { { .mode = "affine", .group = { 64, true }, .bits = { 4, true } } };
+    mlxvk_array x, weight, norm = { NULL }, y[2], sigmoid = { NULL }, product = { NULL }, none = { NULL };
+    const mlxvk_device own_device = device;
+    const mlxvk_stream own_stream = stream;
+    struct setting s = start(gates);
+    device = s.device;
+    stream = s.stream;
+    w[1] = w[2] = w[0];
+    for (int i = 0; i < 3; i++)
+        quantize(&w[i], RANDOM(MLXVK_BFLOAT16, 80 + (uint32_t)i, i < 2 ? p->inner : p->k, i < 2 ? p->k : p->inner));
+    x = RANDOM(MLXVK_BFLOAT16, 83, p->rows, p->k);
+    weight = RANDOM(MLXVK_BFLOAT16, 84, p->k + p->odd_weight);
+    take_slice(&weight, 0, p->odd_weight, p->k + p->odd_weight, 1);
+    OK(mlxvk_synchronize(stream), stream);
+    mlxvk_reset_stats(device);
+    OK(mlxvk_fast_rms_norm(&norm, x, p->no_weight ? none : weight, 1e-5f, stream), stream);
+    for (int i = 0; i < 2; i++) y[i] = product_of(norm, w[i].operand);
+    if (p->odd_times) take_slice(&y[1], 1, p->inner - 1, -p->inner - 1, -1);
+    OK(mlxvk_sigmoid(&sigmoid, y[0], stream), stream);
+    OK(mlxvk_multiply(&product, y[0], sigmoid, stream), stream);
+    OK(mlxvk_multiply(&product, product, y[1], stream), stream);
+    free_all((mlxvk_array[]){ y[0], y[1], sigmoid }, 3);
+    if (!p->norm_owned) mlxvk_array_free(norm);
+    mlxvk_array back = product_of(product, w[2].operand);
+    if (!p->product_owned) mlxvk_array_free(product);
+    OK(mlxvk_add(&back, back, x, stream), stream);
+    OK(eval_one(back), stream);
+    OK(mlxvk_synchronize(stream), stream);
+    *dispatches = stats_of(device).dispatches;
+    if (p->norm_owned) mlxvk_array_free(norm);
+    if (p->product_owned) mlxvk_array_free(product);
+    unsigned char *data = rows_read(back, 0, size);
+    for (int i = 0; i < 3; i++) free_all(w[i].operand, 3);
+    free_all((mlxvk_array[]){ x, weight }, 2);
+    device = own_device;
+    stream = own_stream;
+    finish(&s);
+    return data;
+}
+
+/* The bits of the operations apart; and what keeps each of the two from it, one thing at a time. */
+static void test_prepared(void **state)
+{
+#define SIZES(m, columns, between) .rows = m, .k = columns, .inner = between
+    static const struct prepared cases[] = {
+        { .name = "as Qwen3-0.6B has it", .normed = true, .gated = true, SIZES(1, 1024, 3072) },
+        { .name = "more than a go for the product back", .normed = true, .gated = true, SIZES(1, 512, 4352) },
+        { .name = "eights that are no power of two", .normed = true, .gated = true, SIZES(1, 2560, 768) },
+        { .name = "as many eights as there are places", .normed = true, .gated = true, SIZES(1, 4096, 256) },
+        { .name = "a row of few eights", .gated = true, SIZES(1, 256, 512) },
+        { .name = "a long row", .gated = true, SIZES(1, 4352, 256) },
+        { .name = "two rows", SIZES(2, 1024, 512) },
+        { .name = "a norm that somebody has", .gated = true, SIZES(1, 1024, 512), .norm_owned = true },
+        { .name = "silu(x) * y that somebody has", .normed = true, SIZES(1, 1024, 512), .product_owned = true },
+        { .name = "a norm without a weight", .gated = true, SIZES(1, 1024, 512), .no_weight = true },
+        { .name = "a norm's weight at an odd element", .gated = true, SIZES(1, 1024, 512), .odd_weight = true },
+        { .name = "factors from the last to the first", .normed = true, SIZES(1, 1024, 512), .odd_times = true },
+    };
+    bool does = false;
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const struct prepared *p = &cases[i];
+        uint64_t with, no_norm, apart;
+        size_t size, n;
+        unsigned char *got = prepared_run(p, "MLX_VK_BATCH_INVARIANT=1", &size, &with);
+        unsigned char *half = prepared_run(p, "MLX_VK_BATCH_INVARIANT=1 MLX_VK_ENABLE_QMM_BESIDE=0", &n, &no_norm);
+        unsigned char *want = prepared_run(p, "MLX_VK_BATCH_INVARIANT=1 MLX_VK_ENABLE_QMM_BESIDE=0 "
+                                              "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0", &n, &apart);
+        if (memcmp(got, want, size) || memcmp(half, want, size)) fail_msg("%s: other bits than apart", p->name);
+        if (!i) does = with < no_norm;
+        if (does && p->normed != (with < no_norm))
+            fail_msg("%s: %d dispatches, %d without the norm's", p->name, (int)with, (int)no_norm);
+        if (does && (no_norm + (p->gated ? 3 : 2) != apart))
+            fail_msg("%s: %d dispatches, %d without silu(x) * y's", p->name, (int)no_norm, (int)apart);
+        free(got);
+        free(half);
+        free(want);
+    }
+}
+
 /* ---- what always gives a row the same bits ---- */
 
 enum { SUM, LSE, SOFTMAX, RMS, CUMSUM, CUMPROD, LOGCUMSUMEXP, ROPE, SORT, ROW_OPS };
@@ -522,7 +628,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),      cmocka_unit_test(test_dense),     cmocka_unit_test(test_batched),
         cmocka_unit_test(test_gathered),  cmocka_unit_test(test_quantized), cmocka_unit_test(test_chained),
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_model),
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_prepared),  cmocka_unit_test(test_model),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("invariant", tests, set_up_poisoned, tear_down);
