@@ -14909,23 +14909,38 @@ static struct array *in_classes(struct encoder *e, const struct quant_job *j)
     return x;
 }
 
-/* Many rows with the bits that few have: the weight is unpacked, and K passed in chains. */
+/* Do many rows of a job of one set, which qmv_matrix.comp would take, go in chains? */
+static bool goes_in_chains(const struct encoder *e, const struct quant_job *j)
+{
+    return j->m >= CHAIN_FROM && has_chains(e->device, j) &&
+           !((size_t)j->set[0].y->offset % 16 | j->set[0].y_row % 8) &&
+           (size_t)j->m * j->k * 2 <= e->device->caps.max_range;
+}
+
+/* Many rows with the bits that few have: the weights are unpacked side by side, and K passed in chains. */
 static void plan_chains(struct encoder *e, const struct quant_job *j)
 {
-    const struct quant_set *t = &j->set[0];
-    struct array *w = scratch(e, (size_t)j->k * t->rows, j->to), *x;
-    set_work(e, 0);                                  /* it is the product's */
-    x = w ? in_classes(e, j) : NULL;
-    if (x) {
-        struct product p = product_of_job(j, x, w);
+    struct array *w[QMV_SETS] = { NULL }, *x;
+    set_work(e, 0);                                  /* it is the products' */
+    x = in_classes(e, j);
+    for (int i = 0; i < j->sets && !e->code; i++) {
+        const struct quant_set *t = &j->set[i];
+        if (!(w[i] = scratch(e, (size_t)j->k * t->rows, j->to))) break;
+        unpack_in_classes(e, &j->format, t->w, t->scales, t->biases, NULL, w[i], j->to, (uint32_t)j->format.group / 4);
+    }
+    for (int i = 0; i < j->sets && !e->code; i++) {
+        struct quant_job one = *j;
+        struct product p;
+        one.sets = 1;
+        one.set[0] = j->set[i];
+        p = product_of_job(&one, x, w[i]);
         p.a_row = j->k;
         p.chain = MATRIX_CODES;
-        unpack_in_classes(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to, (uint32_t)j->format.group / 4);
-        set_work(e, quant_work(j));
+        set_work(e, quant_work(&one));
         product_coopmat2(e, &p);
     }
+    for (int i = 0; i < j->sets; i++) array_release(w[i]);
     array_release(x);
-    array_release(w);
 }
 
 static void plan_few_matrices(struct encoder *e, const void *job)
@@ -14934,8 +14949,7 @@ static void plan_few_matrices(struct encoder *e, const void *job)
     struct matrix_cut c = cut_for_matrices(e->device, j);
     uint32_t lanes = e->device->caps.subgroup;
     struct quant_push p;
-    if (c.rounded && j->m >= CHAIN_FROM && !((size_t)j->set[0].y->offset % 16 | j->set[0].y_row % 8) &&
-        (size_t)j->m * j->k * 2 <= e->device->caps.max_range) {
+    if (goes_in_chains(e, j)) {
         plan_chains(e, j);
         return;
     }
@@ -20774,11 +20788,44 @@ static bool fuse_products(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
+/* GATE_INVARIANT: does a product of many rows go in chains, of x and a weight where they lie? */
+static bool goes_chained(struct encoder *e, const struct node *n)
+{
+    struct quant_job j;
+    bool chained;
+    if (!groups_well(e, n, INT_MAX) || !goes_by_matrices(e, n)) return false;
+    quant_open(e, n, &j);
+    chained = goes_in_chains(e, &j);
+    quant_close(&j);
+    return chained;
+}
+
+/* Such products of one x, which is put in order once, as many as may be unpacked at a time. */
+static bool fuse_chained(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node;
+    const struct node *first = &s->nodes[m[0]];
+    struct quant_job j;
+    size_t rows = 0;
+    int count = products_like(e, s, m, end, goes_chained);
+    if (count < 2) return false;
+    for (int i = 0; i < count; i++) rows += (size_t)dim_of(s->nodes[m[i]].out[0], -1);
+    if (rows * (size_t)dim_of(first->in[0], -1) > UNPACK_MOST) return false;
+    quant_open(e, first, &j);
+    join_products(s, &j, m, count);
+    plan_chains(e, &j);
+    quant_close(&j);
+    all->count = count;
+    return true;
+}
+
 /* Products of one x that each are a dispatch with workgroups enough for all of the device: each gets its part. */
 static bool fuse_beside(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
     uint32_t *m = all->node, rows = 0;
-    int count = products_like(e, s, m, end, goes_beside_others);
+    int count;
+    if (fuse_chained(e, s, all, end)) return true;
+    count = products_like(e, s, m, end, goes_beside_others);
     if (count < 2) return false;
     for (int i = 0; i < count; i++) rows += (uint32_t)dim_of(s->nodes[m[i]].out[0], -1);
     for (int i = 0; i < count; i++) one_weight(e, &s->nodes[m[i]], rows);
