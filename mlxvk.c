@@ -389,6 +389,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(SCAN_COLUMNS,  "MLX_VK_SCAN_COLUMNS",              0,                                                           \
       "scans along another axis than the last: columns (or fours) that are not cut (0: by device)")                   \
     X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps and tiles of scans wait for each other (2: on every driver)")   \
+    X(CHAIN_REDUCE,  "MLX_VK_ENABLE_CHAIN_REDUCE",       1,                                                            \
+      "a reduction of rows in the kernel of a chain before it, on GPUs (2: everywhere)")                               \
     X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort (2: even where merges are faster; 0: nowhere)")  \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
@@ -2988,7 +2990,7 @@ struct encoder {
 struct wait { struct timeline *line; VkSemaphore semaphore; uint64_t value; };
 
 /* The nodes of a fusion, ascending; the first is where lowering stands. */
-enum { MEMBERS_MOST = 16 };
+enum { MEMBERS_MOST = 17 };
 struct members { uint32_t node[MEMBERS_MOST]; int count; };
 
 /* How far a plan is encoded: the next step; the next donation; steps before skip_to have nothing to do. */
@@ -19391,13 +19393,14 @@ int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_a
  * zero goes into second operands, for x - x is not 0 where x is NaN, as it knows only while it takes the two for
  * different numbers. */
 
-enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3,
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, FOLD_PUSH = 4,
        CHAINS_MOST = 1024,
-       CHAIN_BUCKETS = 256, CHAIN_KEY = 4 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
+       CHAIN_BUCKETS = 256, CHAIN_KEY = 5 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
 /* In the order of main in shaders/chain.comp. */
 #define CHAIN_FUNCTIONS(X)                                                                                            \
-    X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves) X(random_first)
+    X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves) X(random_at)           \
+    X(four) X(joined_add) X(joined_swap) X(fold) X(fold_row) X(fold_result)
 #define CHAIN_REAL_UNARY(X)                                                                                           \
     X(square) X(floor) X(ceil) X(round) X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) \
     X(log1p) X(sin) X(cos) X(tan) X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) \
@@ -19447,6 +19450,13 @@ static const uint8_t chain_binary[B_COUNT][2] = {
 #undef X
 };
 
+/* A reduction behind a chain: threads of a workgroup, fours of the piece of a row that it takes, elements of a row at
+ * least. */
+enum { FOLD_THREADS = 256, FOLD_FOURS = REDUCE_PIECE / 4, FOLD_LEAST = 1024 };
+static_assert((int)R_mean == (int)FOLD_MEAN && (int)R_max == (int)FOLD_MAX && (int)R_argmin == (int)FOLD_ARGMIN,
+              "chain.comp reduces as reduce.comp does");
+static_assert((int)JOINED_MOST_ROWS == (int)FOLD_COUNTED, "where pieces are joined");
+
 /* How an operand's elements are found: beside the result's; the same one always; in the push constants; by strides:
  * each by its own, four in a row, or one for four. */
 enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_STRIDED, WALK_FOUR, WALK_SAME };
@@ -19454,7 +19464,17 @@ enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_STRIDED, WALK_FOUR, WALK_SAM
 struct chain_step {
     struct array *out;
     uint8_t function, from, to, inputs, in[3];       /* in: operands; from CHAIN_OPERANDS on, steps */
+    uint8_t word, words;                             /* random: which one of how many; else 0 */
     bool wanted;                                     /* by others than the chain */
+};
+
+/* A reduction of one step's result, row by row, by a workgroup for each piece of a row; out: NULL: there is none. */
+struct fold {
+    struct array *out;
+    uint8_t step;
+    enum reduction op;
+    float scale;                                     /* of a mean */
+    uint32_t fours, rows;                            /* of a row; how many rows there are */
 };
 
 struct chain {
@@ -19467,6 +19487,7 @@ struct chain {
     uint8_t walk[CHAIN_OPERANDS], slot[CHAIN_OPERANDS];
     int steps, operands, bound, results, strided;
     bool four, leftover;                             /* four elements a thread; and, behind them, up to three alone */
+    struct fold fold;
     struct dims dims;                                /* of the results and those operands that go by strides */
     uint32_t push[CHAIN_PUSH], pushed;
 };
@@ -19514,7 +19535,7 @@ static int chain_function_of(const struct node *n)
     const struct elementwise_params *p = &n->p.elementwise;
     const struct array *x;
     int function;
-    if (n->op == OP_RANDOM) return draws_word(n) ? CHAIN_random_first : -1;
+    if (n->op == OP_RANDOM) return draws_word(n) ? CHAIN_random_at : -1;
     if (n->op != OP_ELEMENTWISE) return -1;
     x = n->in[n->inputs - 1];
     if (item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
@@ -19568,7 +19589,8 @@ static bool chain_fits(struct chain *c)
     c->strided = 0;
     for (int i = 0; i < c->operands; i++) if (c->walk[i] >= WALK_STRIDED) list[++c->strided] = c->operand[i];
     c->dims = c->strided ? merge_dims(list, 1 + c->strided) : (struct dims){ .ndim = 1 };
-    return CHAIN_FIRST + c->operands + CHAIN_RESULTS + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
+    return CHAIN_FIRST + c->operands + CHAIN_RESULTS + (c->fold.out ? FOLD_PUSH : 0) + c->dims.ndim * (1 + c->strided) <=
+        CHAIN_PUSH;
 }
 
 /* The words of a random node's key, each a number of its own, which nothing takes over the memory of; false where the
@@ -19598,7 +19620,7 @@ static bool chain_add(struct chain *c, const struct node *n)
                                  .from = (uint8_t)n->in[n->inputs - 1]->dtype,
                                  .to = (uint8_t)n->out[0]->dtype, .inputs = n->inputs };
     if (n->op == OP_RANDOM && !chain_key_words(c, n)) return false;
-    if (n->op == OP_RANDOM) step->inputs = 2;
+    if (n->op == OP_RANDOM) step->inputs = 2, step->words = 1;
     for (int i = 0; i < step->inputs; i++) {
         int k = chain_operand(c, n->op == OP_RANDOM ? &c->key[i] : n->in[i]);
         if (k < 0) return false;
@@ -19626,6 +19648,7 @@ static bool chain_results(struct chain *c)
         int inside = 0;
         for (int j = i + 1; j < c->steps; j++)
             for (int k = 0; k < c->step[j].inputs; k++) inside += c->step[j].in[k] == CHAIN_OPERANDS + i;
+        inside += c->fold.out && c->fold.step == i;
         c->step[i].wanted = st->owned || st->readers > inside;
         c->results += c->step[i].wanted;
         once = once && (!c->step[i].wanted || c->step[i].out->size == c->whole->size);
@@ -19639,12 +19662,14 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
     uint32_t n = 0;
     key[n++] = (uint32_t)c->steps | (uint32_t)c->operands << 8 | (uint32_t)walks << 16;
     if (walks) key[n++] = (uint32_t)c->four | (uint32_t)c->leftover << 1 | (uint32_t)c->dims.ndim << 8;
+    key[n++] = c->fold.out ? 1 | (uint32_t)c->fold.step << 8 | (uint32_t)c->fold.op << 16 : 0;
     for (int i = 0; i < c->operands; i++)
         key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
     for (int i = 0; i < c->steps; i++) {
         const struct chain_step *s = &c->step[i];
         key[n++] = (uint32_t)s->function | (uint32_t)s->from << 8 | (uint32_t)s->to << 16 | (uint32_t)s->wanted << 24;
-        key[n++] = (uint32_t)s->in[0] | (uint32_t)s->in[1] << 8 | (uint32_t)s->in[2] << 16;
+        key[n++] = (uint32_t)s->in[0] | (uint32_t)s->in[1] << 8 | (uint32_t)s->in[2] << 16 | (uint32_t)s->word << 24 |
+                   (uint32_t)s->words << 28;
     }
     return n;
 }
@@ -19655,9 +19680,13 @@ enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_TYPE_VECTOR = 23,
        SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
        SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134,
            SPIRV_SELECT = 169,
-       SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_MERGE = 247, SPIRV_LAST_BRANCH = 255 };
-/* Decorations; a storage class */
-enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
+       SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_ATOMIC_EXCHANGE = 229, SPIRV_ATOMIC_ADD = 234, SPIRV_MERGE = 247,
+       SPIRV_RETURN_VALUE = 254, SPIRV_LAST_BRANCH = 255 };
+/* Decorations; storage classes; a scope */
+enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_INPUT = 1, SPIRV_PUSH_CONSTANT = 9,
+       SPIRV_SCOPE_DEVICE = 1 };
+/* The binding of the words that workgroups of a reduction share. */
+enum { FOLD_SLOT = 0 };
 
 /* The parts of a module, in this order: its head, decorations, types and globals, functions. */
 enum { PART_HEAD, PART_DECORATE, PART_DECLARE, PART_CODE, PARTS };
@@ -19669,7 +19698,7 @@ struct writer {
     struct list part[PARTS];                         /* of words */
     const uint32_t *library, *declarations, *functions, *library_end;   /* of chain.comp: where they begin */
     uint32_t bound, main, function[CHAIN_FUNCTION_COUNT];
-    bool called[CHAIN_FUNCTION_COUNT], failed;
+    bool called[CHAIN_FUNCTION_COUNT], written[CHAIN_FUNCTION_COUNT], failed;   /* written: not copied, but made here */
     uint32_t uint_type, bool_type, push, index;
     uint32_t view_type[VIEWS], view[MAX_BINDINGS][VIEWS];
     uint32_t global[2 + MAX_BINDINGS * VIEWS], globals;
@@ -19842,7 +19871,8 @@ static uint32_t push_word(struct writer *m, uint32_t index)
 /* Where the words pushed for operands, results, the shape and the strides begin, behind the count and the zeros. */
 static uint32_t push_of_operand(int i) { return CHAIN_FIRST + (uint32_t)i; }
 static uint32_t push_of_result(const struct chain *c, int r) { return CHAIN_FIRST + (uint32_t)(c->operands + r); }
-static uint32_t push_of_dims(const struct chain *c) { return CHAIN_FIRST + (uint32_t)(c->operands + c->results); }
+static uint32_t push_of_fold(const struct chain *c) { return CHAIN_FIRST + (uint32_t)(c->operands + c->results); }
+static uint32_t push_of_dims(const struct chain *c) { return push_of_fold(c) + (c->fold.out ? FOLD_PUSH : 0); }
 
 /* The positions, without the offset, of element i of those operands that go by strides, in order. */
 static void put_positions(struct writer *m, const struct chain *c, uint32_t i, uint32_t *at)
@@ -19937,10 +19967,10 @@ static void put_steps(struct writer *m, const struct chain *c)
             if (once && j) { v[j] = v[0]; continue; }
             for (int i = 0; i < s->inputs; i++) words[n++] = m->value[s->in[i]][j];
             if (s->inputs == 2) words[2] = WORD(m, SPIRV_XOR, words[2], other);
-            words[n++] = constant_word(m, s->from);
-            words[n++] = constant_word(m, s->to);
+            words[n++] = constant_word(m, s->words ? s->word : s->from);
+            words[n++] = constant_word(m, s->words ? s->words : s->to);
             v[j] = put_value(m, SPIRV_CALL, m->uint_type, words, n);
-            if (k + 1 < c->steps) v[j] = WORD(m, SPIRV_XOR, v[j], zero);
+            if (k + 1 < c->steps || c->fold.out) v[j] = WORD(m, SPIRV_XOR, v[j], zero);
         }
     }
 }
@@ -19974,18 +20004,67 @@ static void put_leftover_body(struct writer *m, const struct chain *c, uint32_t 
     put_label(m, label[5]);
 }
 
-static void put_main(struct writer *m, const struct chain *c)
+/* Begins a function of the library's, in place of its body there; false without it. p: its parameters. */
+static bool put_function(struct writer *m, enum chain_function function, uint32_t *p, uint32_t count)
 {
-    uint32_t nothing = declare(m, SPIRV_TYPE_VOID, 0, NULL, 0), type = TYPE(m, SPIRV_TYPE_FUNCTION, nothing);
-    uint32_t words, i, n, inside = 0, four = 0;
-    uint32_t body = m->bound++, out = m->bound++;
-    words = m->bound++;
-    PUT(m, PART_DECLARE, SPIRV_TYPE_ARRAY, words, m->uint_type, constant_word(m, CHAIN_PUSH));
-    m->push = put_global(m, SPIRV_PUSH_CONSTANT, words, 4);
-    m->main = m->bound++;
-    PUT(m, PART_CODE, SPIRV_FUNCTION, nothing, m->main, 0, type);
+    struct spirv_instruction i = spirv_between(m->functions, m->library_end);
+    while (spirv_next(&i) && !(i.op == SPIRV_FUNCTION && i.w[1] == m->function[function])) {}
+    if (i.op != SPIRV_FUNCTION) return !(m->failed = true);
+    m->written[function] = true;
+    PUT(m, PART_CODE, SPIRV_FUNCTION, i.w[0], i.w[1], i.w[2], i.w[3]);
+    for (uint32_t k = 0; k < count; k++) p[k] = put_value(m, SPIRV_PARAMETER, m->uint_type, NULL, 0);
     put_label(m, m->bound++);
-    i = WORD(m, SPIRV_CALL, called(m, CHAIN_thread_index));
+    return true;
+}
+
+static void end_function(struct writer *m, uint32_t value)
+{
+    PUT(m, PART_CODE, SPIRV_RETURN_VALUE, value);
+    put_words(m, PART_CODE, (uint32_t[]){ 1u << 16 | SPIRV_FUNCTION_END }, 1);
+}
+
+/* What a reduction's functions call: a word of all workgroups is changed, and four elements are computed. */
+static void put_fold_functions(struct writer *m, const struct chain *c)
+{
+    static const struct { enum chain_function function; uint32_t op; } atomic[2] = {
+        { CHAIN_joined_add, SPIRV_ATOMIC_ADD }, { CHAIN_joined_swap, SPIRV_ATOMIC_EXCHANGE } };
+    uint32_t p[2], *v = m->value[CHAIN_OPERANDS + c->fold.step];
+    for (int k = 0; k < 2; k++) {
+        if (!put_function(m, atomic[k].function, p, 2)) return;
+        uint32_t word = element(m, FOLD_SLOT, VIEW_WORD, p[0]);
+        end_function(m, WORD(m, atomic[k].op, word, constant_word(m, SPIRV_SCOPE_DEVICE), constant_word(m, 0), p[1]));
+    }
+    if (!put_function(m, CHAIN_four, p, 1)) return;
+    load_others(m, c, p[0]);
+    load_flat(m, c, p[0], true, m->value);
+    put_steps(m, c);
+    store_results(m, c, p[0], true);
+    uint32_t quad = TYPE(m, SPIRV_TYPE_VECTOR, m->uint_type, 4);
+    end_function(m, VALUE(m, SPIRV_COMPOSITE_CONSTRUCT, quad, v[0], v[1], v[2], v[3]));
+}
+
+/* Main where a reduction is behind the chain: a row's result is stored by the thread that has it. */
+static void put_fold(struct writer *m, const struct chain *c)
+{
+    const struct array *out = c->fold.out;
+    uint32_t at = push_of_fold(c), op = constant_word(m, (uint32_t)c->fold.op), yes = m->bound++, no = m->bound++;
+    uint32_t offset = push_word(m, at), fours = push_word(m, at + 1), rows = push_word(m, at + 2), i, v;
+    uint32_t from = constant_word(m, c->step[c->fold.step].to);
+    uint32_t ends = VALUE(m, SPIRV_CALL, m->bool_type, called(m, CHAIN_fold), fours, rows, op, from);
+    put_branch(m, ends, yes, no, no);
+    put_label(m, yes);
+    i = WORD(m, SPIRV_ADD, offset, WORD(m, SPIRV_CALL, called(m, CHAIN_fold_row)));
+    v = CALL(m, CHAIN_fold_result, push_word(m, at + 3), op, constant_word(m, (uint32_t)out->dtype));
+    store_one(m, (uint32_t)(c->bound + c->results), (int)out->dtype, i, v);
+    PUT(m, PART_CODE, SPIRV_BRANCH, no);
+    put_label(m, no);
+}
+
+/* A thread's elements, where no reduction is behind the chain. */
+static void put_elements(struct writer *m, const struct chain *c)
+{
+    uint32_t n, inside = 0, four = 0, body = m->bound++, out = m->bound++;
+    uint32_t i = WORD(m, SPIRV_CALL, called(m, CHAIN_thread_index));
     n = push_word(m, 0);
     if (c->four) {
         uint32_t quarter = WORD(m, SPIRV_SHIFT_RIGHT, n, constant_word(m, 2));
@@ -20008,7 +20087,21 @@ static void put_main(struct writer *m, const struct chain *c)
     }
     PUT(m, PART_CODE, SPIRV_BRANCH, out);
     put_label(m, out);
+}
+
+static void put_main(struct writer *m, const struct chain *c)
+{
+    uint32_t nothing = declare(m, SPIRV_TYPE_VOID, 0, NULL, 0), type = TYPE(m, SPIRV_TYPE_FUNCTION, nothing);
+    uint32_t words = m->bound++;
+    PUT(m, PART_DECLARE, SPIRV_TYPE_ARRAY, words, m->uint_type, constant_word(m, CHAIN_PUSH));
+    m->push = put_global(m, SPIRV_PUSH_CONSTANT, words, 4);
+    m->main = m->bound++;
+    PUT(m, PART_CODE, SPIRV_FUNCTION, nothing, m->main, 0, type);
+    put_label(m, m->bound++);
+    if (c->fold.out) put_fold(m, c);
+    else put_elements(m, c);
     put_words(m, PART_CODE, (uint32_t[]){ 1u << 16 | SPIRV_RETURN, 1u << 16 | SPIRV_FUNCTION_END }, 2);
+    if (c->fold.out) put_fold_functions(m, c);
 }
 
 /* ---- what is taken from the library ---- */
@@ -20037,12 +20130,14 @@ static void open_library(struct writer *m)
     m->bool_type = declare(m, SPIRV_TYPE_BOOL, 0, NULL, 0);
 }
 
-/* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. */
+/* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. Of
+ * those that are written here only the name is used. */
 static void mark_functions(const struct writer *m, uint8_t *used)
 {
     struct spirv_instruction i;
     bool inside = false;
-    for (int k = 0; k < CHAIN_FUNCTION_COUNT; k++) if (m->called[k]) used[m->function[k]] = 1;
+    for (int k = 0; k < CHAIN_FUNCTION_COUNT; k++)
+        if (m->called[k] || m->written[k]) used[m->function[k]] = m->written[k] ? 3 : 1;
     for (bool more = true; more;) {
         more = false;
         for (i = spirv_between(m->functions, m->library_end); spirv_next(&i);) {
@@ -20056,6 +20151,17 @@ static void mark_functions(const struct writer *m, uint8_t *used)
     }
 }
 
+/* How many operands of the library's entry point a chain without a reduction has: the globals that are read alone, which
+ * the shader uses first, and not those that a reduction's functions share. */
+static uint32_t plain_globals(const struct writer *m, const struct spirv_instruction *entry)
+{
+    uint32_t n = 4;                                  /* with the name, "main" */
+    struct spirv_instruction i = spirv_between(m->declarations, m->functions);
+    while (spirv_next(&i))
+        if (i.op == SPIRV_VARIABLE && i.w[2] == SPIRV_INPUT && n < entry->n && entry->operands[n] == i.w[1]) n++;
+    return n;
+}
+
 /* Copies the library's functions that are used, and what they need. */
 static void copy_library(struct writer *m, const uint8_t *used)
 {
@@ -20066,9 +20172,10 @@ static void copy_library(struct writer *m, const uint8_t *used)
         if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
         if (w >= m->functions) { if (inside) put_words(m, PART_CODE, w, i.n + 1); }
         else if (i.op == SPIRV_ENTRY_POINT) {                /* with the globals of this module beside its own */
-            uint32_t head[3] = { (i.n + 1 + m->globals) << 16 | i.op, i.w[0], m->main };
+            uint32_t own = m->written[CHAIN_four] ? i.n : plain_globals(m, &i);
+            uint32_t head[3] = { (own + 1 + m->globals) << 16 | i.op, i.w[0], m->main };
             put_words(m, PART_HEAD, head, 3);
-            put_words(m, PART_HEAD, w + 3, i.n - 2);
+            put_words(m, PART_HEAD, w + 3, own - 2);
             put_words(m, PART_HEAD, m->global, m->globals);
         } else if (i.op == SPIRV_EXECUTION_MODE) {
             put_words(m, PART_HEAD, (uint32_t[]){ w[0], m->main }, 2);
@@ -20168,7 +20275,7 @@ static void plan_chain(struct encoder *e, struct chain_entry *entry, const struc
 {
     struct device *d = e->device;
     entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion, .spec_count = 1,
-        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results), .words = write_chain(d, c) };
+        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results + (c->fold.out != NULL)), .words = write_chain(d, c) };
     if (!entry->pipeline.words.count)
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
     else if (d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry);
@@ -20181,7 +20288,8 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
 {
     uint32_t mask = 0;
     c->pushed = CHAIN_FIRST;
-    c->bound = 0;
+    c->bound = c->fold.out != NULL;
+    if (c->fold.out) set_joined(e, FOLD_SLOT);
     c->push[0] = (uint32_t)c->whole->size;
     c->push[1] = c->push[2] = 0;
     for (int i = 0; i < c->operands; i++) {
@@ -20199,6 +20307,11 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
     }
     for (int i = 0, r = 0; i < c->steps; i++)
         if (c->step[i].wanted) mask |= c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + r++), c->step[i].out);
+    if (!c->fold.out) return mask;
+    c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + c->results), c->fold.out);
+    c->push[c->pushed++] = c->fold.fours;
+    c->push[c->pushed++] = c->fold.rows;
+    memcpy(&c->push[c->pushed++], &c->fold.scale, 4);
     return mask;
 }
 
@@ -20208,7 +20321,7 @@ static void choose_walks(struct chain *c, uint32_t mask)
     const struct dims *g = &c->dims;
     int inner = g->ndim - 1, k = 0;
     c->four = !(mask & 3) && (!c->strided || g->shape[inner] % 4 == 0);
-    c->leftover = c->four && !c->strided;
+    c->leftover = c->four && !c->strided && !c->fold.out;
     for (int i = 0; i < c->operands; i++) {
         bool aligned = !(c->push[push_of_operand(i)] & 3);
         if (c->walk[i] < WALK_STRIDED) continue;
@@ -20226,7 +20339,7 @@ static void choose_walks(struct chain *c, uint32_t mask)
 /* Does it have an array that the device cannot bind whole, or more of them than it binds? */
 static bool too_large(struct encoder *e, const struct chain *c)
 {
-    uint32_t bindings = (uint32_t)c->results;
+    uint32_t bindings = (uint32_t)c->results + (c->fold.out ? 2 : 0);
     for (int i = 0; i < c->operands; i++) bindings += c->walk[i] != WALK_LITERAL;
     if (bindings > e->device->caps.max_bindings) return true;
     for (int i = 0; i < c->operands; i++) if (!fits_binding(e->device, c->operand[i])) return true;
@@ -20247,7 +20360,8 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (e->code) { encoder_reset(e); return; }
     e->step.pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
-    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), chain_threads(e->device)));
+    if (c->fold.out) dispatch_groups(e, (uint64_t)c->fold.rows * ceil_div(c->fold.fours, FOLD_FOURS));
+    else dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), chain_threads(e->device)));
 }
 
 /* ==== >>fusion ==================================================================================================== */
@@ -20948,14 +21062,63 @@ static void donate_chain(struct encoder *e, const struct chain *c)
     for (int i = 0; i < c->steps; i++) if (c->step[i].wanted) donate(e, c->step[i].out, in, count);
 }
 
-/* Finds the chain that begins with the node `at`; false where it cannot be. */
-static bool find_chain_at(struct stream *s, struct chain *c, uint32_t *m, uint32_t at, uint32_t end, bool inlines)
+/* Do the chain's threads walk by fours, where their operands begin at multiples of four and rows have as many? */
+static bool walks_by_fours(const struct encoder *e, const struct chain *c)
+{
+    for (int i = 0; i < c->operands; i++)
+        if (c->walk[i] == WALK_FLAT && place_of_array(e, c->operand[i]) & 3) return false;
+    return !c->strided || c->dims.shape[c->dims.ndim - 1] % 4 == 0;
+}
+
+/* Is it a reduction of step k's result that the chain's kernel does: of the last axes, as float numbers, of few long
+ * rows, by fours? Its kernel is that of workgroups of FOLD_THREADS. */
+static bool folds(const struct encoder *e, struct chain *c, int k, const struct node *n)
+{
+    const struct array *a = n->in[0], *out = n->out[0], *of = c->step[k].out;
+    enum reduction op = (enum reduction)n->p.reduce.op;
+    uint32_t mask = n->p.reduce.mask, all = (1u << a->ndim) - 1;
+    uint64_t length = 1;
+    bool takes = op == R_sum || op == R_mean || op == R_max || op == R_min || is_arg(op);
+    if (!takes || !is_float(a->dtype) || !sees_step(of, a) || !a->row || a->size != c->whole->size || !mask) return false;
+    if (((~mask & all) + 1) & ~mask & all) return false;         /* an axis that stays behind one that does not */
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) length *= (uint64_t)a->shape[i];
+    if (length % 4 || length < FOLD_LEAST || length > (uint64_t)JOINED_MOST_PIECES * REDUCE_PIECE) return false;
+    c->fold = (struct fold){ n->out[0], (uint8_t)k, op, n->p.reduce.scale, (uint32_t)length / 4,
+                             (uint32_t)(a->size / length) };
+    return out->row && out->storage->writers == 1 && !out->storage->buffer && c->fold.rows <= JOINED_MOST_ROWS &&
+           (uint64_t)c->fold.rows * ceil_div(c->fold.fours, FOLD_FOURS) <= JOINED_MOST_PIECES && chain_fits(c) &&
+           walks_by_fours(e, c);
+}
+
+/* Takes in a reduction that reads what a step came to. */
+static void find_fold(const struct encoder *e, struct stream *s, struct chain *c, uint32_t *m, uint32_t end)
+{
+    uint32_t last = min_u32(end, m[0] + FUSE_WINDOW);
+    int at;
+    if (!saves_dispatch(e->device, GATE_CHAIN_REDUCE) || chain_threads(e->device) != FOLD_THREADS) return;
+    for (uint32_t j = m[0] + 1; j < last; j++) {
+        const struct node *n = &s->nodes[j];
+        if (n->done || n->op != OP_REDUCE || n->in[0]->storage->failed) continue;
+        for (int k = 0; k < c->steps; k++) {
+            if (c->step[k].out->storage != n->in[0]->storage || !can_join(s, m, c->steps, j)) continue;
+            if (!folds(e, c, k, n)) { c->fold.out = NULL; continue; }
+            for (at = c->steps; m[at - 1] > j; at--) m[at] = m[at - 1];
+            m[at] = j;
+            return;
+        }
+    }
+}
+
+/* Finds the chain that begins with the node `at`, and a reduction behind it; false where it cannot be. */
+static bool find_chain_at(const struct encoder *e, struct stream *s, struct chain *c, uint32_t *m, uint32_t at,
+                          uint32_t end, bool inlines)
 {
     uint32_t kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
     struct chain before;
     c->steps = c->operands = 0;
     c->inlines = inlines;
     c->drawn = false;
+    c->fold.out = NULL;
     if (!chain_add(c, &s->nodes[at])) return false;
     for (uint32_t j = at + 1; j < last; j++) {
         bool member = s->nodes[j].done || !chain_reads(c, &s->nodes[j]);
@@ -20965,7 +21128,8 @@ static bool find_chain_at(struct stream *s, struct chain *c, uint32_t *m, uint32
         memcpy(kept, m, sizeof kept);
         if (!join_chain(s, c, m, j, end, 2)) { *c = before; memcpy(m, kept, sizeof kept); }
     }
-    return chain_results(c) && c->steps > 1 && c->results <= CHAIN_RESULTS;
+    find_fold(e, s, c, m, end);
+    return chain_results(c) && (c->steps > 1 || c->fold.out) && c->results <= CHAIN_RESULTS;
 }
 
 /* Operations with results of as many elements each that read each other's results: one kernel, made for them. On GPUs
@@ -20978,11 +21142,12 @@ static bool fuse_chain(struct encoder *e, struct stream *s, struct members *all,
     struct chain c;
     if (!has_kernel(d, K_BINARY) || !chain_takes(&s->nodes[at])) return false;
     if (reader_of(s, at, end, s->nodes[at].out[0]) == UINT32_MAX) return false;
-    if (!(inlines && find_chain_at(s, &c, m, at, end, true)) && !find_chain_at(s, &c, m, at, end, false)) return false;
+    if (!(inlines && find_chain_at(e, s, &c, m, at, end, true)) && !find_chain_at(e, s, &c, m, at, end, false))
+        return false;
     if (too_large(e, &c) || !chain_pays(s, &c)) return false;
     donate_chain(e, &c);
     chain_dispatch(e, &c);
-    all->count = c.steps;
+    all->count = c.steps + (c.fold.out != NULL);
     return true;
 }
 
@@ -21008,7 +21173,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
 };
 
 static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
-static_assert((int)CHAIN_STEPS <= (int)MEMBERS_MOST, "members of any fusion");
+static_assert((int)CHAIN_STEPS < (int)MEMBERS_MOST, "members of any fusion");
 
 /* Plans a fusion that begins at the first member; e->fusion stays set until the plan is bound. What a limit of the
  * device or the judge refuses leaves nothing behind, no members either. */
