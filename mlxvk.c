@@ -2990,7 +2990,7 @@ struct encoder {
 struct wait { struct timeline *line; VkSemaphore semaphore; uint64_t value; };
 
 /* The nodes of a fusion, ascending; the first is where lowering stands. */
-enum { MEMBERS_MOST = 17 };
+enum { MEMBERS_MOST = 18 };
 struct members { uint32_t node[MEMBERS_MOST]; int count; };
 
 /* How far a plan is encoded: the next step; the next donation; steps before skip_to have nothing to do. */
@@ -19470,7 +19470,7 @@ struct chain_step {
 
 /* A reduction of one step's result, row by row, by a workgroup for each piece of a row; out: NULL: there is none. */
 struct fold {
-    struct array *out;
+    struct array *out, *times;                       /* times: one number by which sums are multiplied; NULL: nothing */
     uint8_t step;
     enum reduction op;
     float scale;                                     /* of a mean */
@@ -19662,7 +19662,7 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
     uint32_t n = 0;
     key[n++] = (uint32_t)c->steps | (uint32_t)c->operands << 8 | (uint32_t)walks << 16;
     if (walks) key[n++] = (uint32_t)c->four | (uint32_t)c->leftover << 1 | (uint32_t)c->dims.ndim << 8;
-    key[n++] = c->fold.out ? 1 | (uint32_t)c->fold.step << 8 | (uint32_t)c->fold.op << 16 : 0;
+    key[n++] = c->fold.out ? 1 | (c->fold.times ? 2 : 0) | (uint32_t)c->fold.step << 8 | (uint32_t)c->fold.op << 16 : 0;
     for (int i = 0; i < c->operands; i++)
         key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
     for (int i = 0; i < c->steps; i++) {
@@ -20054,7 +20054,12 @@ static void put_fold(struct writer *m, const struct chain *c)
     put_branch(m, ends, yes, no, no);
     put_label(m, yes);
     i = WORD(m, SPIRV_ADD, offset, WORD(m, SPIRV_CALL, called(m, CHAIN_fold_row)));
-    v = CALL(m, CHAIN_fold_result, push_word(m, at + 3), op, constant_word(m, (uint32_t)out->dtype));
+    v = push_word(m, at + 3);
+    if (c->fold.times) {                             /* which is done as to sums for a mean */
+        v = load_one(m, (uint32_t)(c->bound + c->results + 1), MLXVK_FLOAT32, v);
+        op = constant_word(m, FOLD_MEAN);
+    }
+    v = CALL(m, CHAIN_fold_result, v, op, constant_word(m, (uint32_t)out->dtype));
     store_one(m, (uint32_t)(c->bound + c->results), (int)out->dtype, i, v);
     PUT(m, PART_CODE, SPIRV_BRANCH, no);
     put_label(m, no);
@@ -20275,7 +20280,8 @@ static void plan_chain(struct encoder *e, struct chain_entry *entry, const struc
 {
     struct device *d = e->device;
     entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion, .spec_count = 1,
-        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results + (c->fold.out != NULL)), .words = write_chain(d, c) };
+        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results + (c->fold.out != NULL) +
+        (c->fold.times != NULL)), .words = write_chain(d, c) };
     if (!entry->pipeline.words.count)
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
     else if (d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry);
@@ -20311,7 +20317,8 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
     c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + c->results), c->fold.out);
     c->push[c->pushed++] = c->fold.fours;
     c->push[c->pushed++] = c->fold.rows;
-    memcpy(&c->push[c->pushed++], &c->fold.scale, 4);
+    if (c->fold.times) c->push[c->pushed++] = set_input(e, (uint32_t)(c->bound + c->results + 1), c->fold.times);
+    else memcpy(&c->push[c->pushed++], &c->fold.scale, 4);
     return mask;
 }
 
@@ -20339,7 +20346,7 @@ static void choose_walks(struct chain *c, uint32_t mask)
 /* Does it have an array that the device cannot bind whole, or more of them than it binds? */
 static bool too_large(struct encoder *e, const struct chain *c)
 {
-    uint32_t bindings = (uint32_t)c->results + (c->fold.out ? 2 : 0);
+    uint32_t bindings = (uint32_t)c->results + (c->fold.out ? 3 : 0);
     for (int i = 0; i < c->operands; i++) bindings += c->walk[i] != WALK_LITERAL;
     if (bindings > e->device->caps.max_bindings) return true;
     for (int i = 0; i < c->operands; i++) if (!fits_binding(e->device, c->operand[i])) return true;
@@ -20969,12 +20976,13 @@ static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
-/* The number that a node of two operands takes with `result`; NULL: there is no such, or it cannot be bound. */
+/* The number that a node of two operands takes with `result`, whatever its shape; NULL: there is no such, or it cannot
+ * be bound. */
 static struct array *number_beside(const struct encoder *e, const struct node *n, const struct array *result)
 {
     int at = n->in[0]->storage != result->storage;
     struct array *number = n->in[!at];
-    return same_view(n->in[at], result) && number->storage != result->storage && walks_once(walk_of(number)) &&
+    return sees_step(result, n->in[at]) && n->out[0]->size == result->size && number->storage != result->storage && walks_once(walk_of(number)) &&
            fits_binding(e->device, number) ? number : NULL;
 }
 
@@ -21015,7 +21023,7 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
     job.less = is_binary(sum, B_subtract);
     if ((!job.less && !is_binary(sum, B_add)) || !can_join(s, m, 1, m[1])) return false;
     job.number = number_beside(e, sum, place);
-    if (!job.number || job.number->dtype != place->dtype || (job.less && job.number == sum->in[0])) return false;
+    if (!job.number || !same_shape(sum->out[0], place) || job.number->dtype != place->dtype || (job.less && job.number == sum->in[0])) return false;
     a[0] = sum->out[0];
     search_part(e, a, &job);
     all->count = 2;
@@ -21083,11 +21091,29 @@ static bool folds(const struct encoder *e, struct chain *c, int k, const struct 
     if (((~mask & all) + 1) & ~mask & all) return false;         /* an axis that stays behind one that does not */
     for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) length *= (uint64_t)a->shape[i];
     if (length % 4 || length < FOLD_LEAST || length > (uint64_t)JOINED_MOST_PIECES * REDUCE_PIECE) return false;
-    c->fold = (struct fold){ n->out[0], (uint8_t)k, op, n->p.reduce.scale, (uint32_t)length / 4,
+    c->fold = (struct fold){ n->out[0], NULL, (uint8_t)k, op, n->p.reduce.scale, (uint32_t)length / 4,
                              (uint32_t)(a->size / length) };
     return out->row && out->storage->writers == 1 && !out->storage->buffer && c->fold.rows <= JOINED_MOST_ROWS &&
            (uint64_t)c->fold.rows * ceil_div(c->fold.fours, FOLD_FOURS) <= JOINED_MOST_PIECES && chain_fits(c) &&
            walks_by_fours(e, c);
+}
+
+/* How many nodes the chain stands for. */
+static int chain_nodes(const struct chain *c) { return c->steps + (c->fold.out != NULL) + (c->fold.times != NULL); }
+
+/* Takes in the product of float32 sums with one number, behind all members. */
+static void find_times(const struct encoder *e, struct stream *s, struct chain *c, uint32_t *m, uint32_t end)
+{
+    int count = chain_nodes(c);
+    uint32_t j = c->fold.op == R_sum && c->fold.out->dtype == MLXVK_FLOAT32 && only_between(c->fold.out)
+        ? reader_of(s, m[count - 1], end, c->fold.out) : UINT32_MAX;
+    const struct node *n = j == UINT32_MAX ? NULL : &s->nodes[j];
+    if (!n || !is_binary(n, B_multiply) || !n->out[0]->row || n->out[0]->storage->writers != 1 ||
+        n->out[0]->storage->buffer || !can_join(s, m, count, j)) return;
+    c->fold.times = number_beside(e, n, c->fold.out);
+    if (!c->fold.times) return;
+    c->fold.out = n->out[0];
+    m[count] = j;
 }
 
 /* Takes in a reduction that reads what a step came to. */
@@ -21104,6 +21130,7 @@ static void find_fold(const struct encoder *e, struct stream *s, struct chain *c
             if (!folds(e, c, k, n)) { c->fold.out = NULL; continue; }
             for (at = c->steps; m[at - 1] > j; at--) m[at] = m[at - 1];
             m[at] = j;
+            find_times(e, s, c, m, end);
             return;
         }
     }
@@ -21118,7 +21145,7 @@ static bool find_chain_at(const struct encoder *e, struct stream *s, struct chai
     c->steps = c->operands = 0;
     c->inlines = inlines;
     c->drawn = false;
-    c->fold.out = NULL;
+    c->fold = (struct fold){ NULL };
     if (!chain_add(c, &s->nodes[at])) return false;
     for (uint32_t j = at + 1; j < last; j++) {
         bool member = s->nodes[j].done || !chain_reads(c, &s->nodes[j]);
@@ -21147,7 +21174,7 @@ static bool fuse_chain(struct encoder *e, struct stream *s, struct members *all,
     if (too_large(e, &c) || !chain_pays(s, &c)) return false;
     donate_chain(e, &c);
     chain_dispatch(e, &c);
-    all->count = c.steps + (c.fold.out != NULL);
+    all->count = chain_nodes(&c);
     return true;
 }
 
@@ -21173,7 +21200,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
 };
 
 static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
-static_assert((int)CHAIN_STEPS < (int)MEMBERS_MOST, "members of any fusion");
+static_assert((int)CHAIN_STEPS + 2 <= (int)MEMBERS_MOST, "members of any fusion");
 
 /* Plans a fusion that begins at the first member; e->fusion stays set until the plan is bound. What a limit of the
  * device or the judge refuses leaves nothing behind, no members either. */

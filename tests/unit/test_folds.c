@@ -173,7 +173,7 @@ static void test_assumptions(void **state)
 
 enum { EACH = 4 * 4096 };
 enum shape { AS_IT_IS, IN_A_ROW, ALL_AXES, FIRST_AXIS, LAST_TWO, TURNED, FROM_ONE, PARTS, READ_TWICE, TWO_FOLDS, STEPS_BEHIND,
-             NUMBER_BEHIND, SHAPES };
+             NUMBER_BEHIND, NUMBER_TWICE, NUMBERS_BEHIND, SUM_HELD, SHAPES };
 
 /* The results of a case whose shapes or readers matter. */
 static uint64_t run_shape(struct bench *b, enum shape shape, float *result, size_t *count)
@@ -203,9 +203,11 @@ static uint64_t run_shape(struct bench *b, enum shape shape, float *result, size
     else OK(mlxvk_sum_axis(&x, y, -1, false, b->s), b->s);
     if (shape == TWO_FOLDS) OK(mlxvk_max_axis(&z, y, 2, false, b->s), b->s);
     if (shape == STEPS_BEHIND) OK(mlxvk_sqrt(&x, x, b->s), b->s);
-    if (shape == NUMBER_BEHIND) {
-        mlxvk_array number = floats(b->device, data, NULL, 0);
-        OK(mlxvk_multiply(&x, x, number, b->s), b->s);
+    if (shape >= NUMBER_BEHIND) {
+        mlxvk_array number = floats(b->device, data, (int[]){ 2 }, shape == NUMBERS_BEHIND);
+        OK(mlxvk_reshape(&x, x, (int[]){ 2, 1, 2 }, 3, b->s), b->s);
+        if (shape == SUM_HELD) OK(mlxvk_array_set(&z, x), b->s);
+        OK(mlxvk_multiply(&x, x, shape == NUMBER_TWICE ? x : number, b->s), b->s);
         mlxvk_array_free(number);
     }
     mlxvk_array_free(y);
@@ -213,7 +215,7 @@ static uint64_t run_shape(struct bench *b, enum shape shape, float *result, size
     dispatches = stats_of(b->device).dispatches;
     OK(mlxvk_array_read(x, result, mlxvk_array_nbytes(x), b->s), b->s);
     *count = mlxvk_array_size(x);
-    if (shape == TWO_FOLDS || shape == READ_TWICE) {
+    if (shape == TWO_FOLDS || shape == READ_TWICE || shape == SUM_HELD) {
         OK(mlxvk_array_read(z, result + *count, mlxvk_array_nbytes(z), b->s), b->s);
         *count += mlxvk_array_size(z);
     }
@@ -226,12 +228,13 @@ static uint64_t run_shape(struct bench *b, enum shape shape, float *result, size
 static void test_shapes(void **state)
 {
     static const uint8_t dispatches[SHAPES] = {
-        [AS_IT_IS] = 1, [IN_A_ROW] = 1, [ALL_AXES] = 1, [LAST_TWO] = 1, [READ_TWICE] = 2, [STEPS_BEHIND] = 2, [NUMBER_BEHIND] = 2,
+        [AS_IT_IS] = 1, [IN_A_ROW] = 1, [ALL_AXES] = 1, [LAST_TWO] = 1, [READ_TWICE] = 2, [STEPS_BEHIND] = 2, [NUMBER_BEHIND] = 1,
         [FIRST_AXIS] = 2,                            /* columns */
         [TURNED] = 2,                                /* rows in another order than the chain's elements */
         [FROM_ONE] = 2,                              /* operands that do not begin at a multiple of four */
         [PARTS] = 2,                                 /* of some of the elements */
         [TWO_FOLDS] = 2,                             /* a chain has one */
+        [NUMBER_TWICE] = 2, [NUMBERS_BEHIND] = 2, [SUM_HELD] = 2,      /* not one number; others want the sum */
     };
     static float got[2 * EACH], want[2 * EACH];
     struct bench apart = bench_open(OFF), together = bench_open(ON);
