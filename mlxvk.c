@@ -19393,7 +19393,7 @@ int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_a
  * zero goes into second operands, for x - x is not 0 where x is NaN, as it knows only while it takes the two for
  * different numbers. */
 
-enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, FOLD_PUSH = 4,
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 5, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, FOLD_PUSH = 4, CHAIN_DRAWS = 2, CHAIN_WORDS = 4,
        CHAINS_MOST = 1024,
        CHAIN_BUCKETS = 256, CHAIN_KEY = 5 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
@@ -19481,8 +19481,8 @@ struct chain {
     struct chain_step step[CHAIN_STEPS];
     struct array *whole;                             /* a result of the shape that threads stand for */
     bool inlines;                                    /* numbers are computed at each element of what reads them */
-    bool drawn;                                      /* one of the steps is random: */
-    struct array key[2];                             /* the words of its key */
+    int nodes, draws;                                /* nodes that are steps now; those that draw random words: */
+    struct array key[CHAIN_DRAWS][2], word[CHAIN_DRAWS][CHAIN_WORDS];   /* the words of their keys; theirs, each a step */
     struct array *operand[CHAIN_OPERANDS];
     uint8_t walk[CHAIN_OPERANDS], slot[CHAIN_OPERANDS];
     int steps, operands, bound, results, strided;
@@ -19522,10 +19522,10 @@ static enum walk walk_of(const struct array *a)
 }
 static bool walks_once(enum walk walk) { return walk == WALK_ONE || walk == WALK_LITERAL; }
 
-/* Is it one word of random bits, from a key that lies in memory? What the host knows is pushed elsewhere. */
-static bool draws_word(const struct node *n)
+/* Is it a few words of random bits, from a key that lies in memory? What the host knows is pushed elsewhere. */
+static bool draws_words(const struct node *n)
 {
-    return n->p.random.kind == RANDOM_BITS && n->out[0]->size == 1 && n->out[0]->dtype == MLXVK_UINT32 &&
+    return n->p.random.kind == RANDOM_BITS && n->out[0]->size <= CHAIN_WORDS && n->out[0]->dtype == MLXVK_UINT32 &&
            n->in[0]->ndim == 1 && !is_literal(n->in[0]);
 }
 
@@ -19535,7 +19535,7 @@ static int chain_function_of(const struct node *n)
     const struct elementwise_params *p = &n->p.elementwise;
     const struct array *x;
     int function;
-    if (n->op == OP_RANDOM) return draws_word(n) ? CHAIN_random_at : -1;
+    if (n->op == OP_RANDOM) return draws_words(n) ? CHAIN_random_at : -1;
     if (n->op != OP_ELEMENTWISE) return -1;
     x = n->in[n->inputs - 1];
     if (item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
@@ -19572,8 +19572,13 @@ static bool sees_step(const struct array *out, const struct array *a)
  * goes by strides has the chain's shape. */
 static int chain_operand(struct chain *c, struct array *a)
 {
-    for (int i = 0; i < c->steps; i++)
-        if (c->step[i].out->storage == a->storage) return sees_step(c->step[i].out, a) ? CHAIN_OPERANDS + i : -1;
+    bool inside = false;                             /* of several words, each a step, one is meant */
+    for (int i = 0; i < c->steps; i++) {
+        if (c->step[i].out->storage != a->storage) continue;
+        if (sees_step(c->step[i].out, a)) return CHAIN_OPERANDS + i;
+        inside = true;
+    }
+    if (inside) return -1;
     for (int i = 0; i < c->operands; i++) if (same_view(c->operand[i], a)) return i;
     if (c->operands == CHAIN_OPERANDS || runs_across(a)) return -1;
     c->walk[c->operands] = (uint8_t)walk_of(a);
@@ -19593,18 +19598,53 @@ static bool chain_fits(struct chain *c)
         CHAIN_PUSH;
 }
 
-/* The words of a random node's key, each a number of its own, which nothing takes over the memory of; false where the
- * chain has some already, or more elements: twenty rounds at each of them are no saving. */
-static bool chain_key_words(struct chain *c, const struct node *n)
+/* One of the words that an array's elements are, as a number of its own, which nothing takes over the memory of. */
+static struct array one_word(const struct array *a, int i, int64_t apart)
 {
-    if (c->drawn || c->whole->size > 1) return false;
-    c->drawn = true;
+    struct array word = *a;
+    word.offset += 4 * i * apart;
+    word.ndim = 1;
+    word.size = (size_t)(word.shape[0] = 1);
+    word.strides[0] = 1;
+    word.row = false;
+    word.refs = 1;
+    return word;
+}
+
+/* Appends one operation, but for its operands; NULL: there are too many. */
+static struct chain_step *chain_step(struct chain *c, const struct node *n, struct array *out)
+{
+    struct chain_step *step = &c->step[c->steps];
+    if (c->steps == CHAIN_STEPS) return NULL;
+    if (!c->steps || out->size > c->whole->size) c->whole = out;
+    *step = (struct chain_step){ .out = out, .function = (uint8_t)chain_function_of(n),
+                                 .from = (uint8_t)n->in[n->inputs - 1]->dtype,
+                                 .to = (uint8_t)out->dtype, .inputs = n->inputs };
+    return step;
+}
+
+/* Appends random words, each a step; false where the chain has some of two nodes already, or more elements: twenty
+ * rounds at each of them are no saving. */
+static bool chain_draws(struct chain *c, const struct node *n)
+{
+    struct array *key = c->key[c->draws], *word = c->word[c->draws];
+    int words = (int)n->out[0]->size, operand[2];
+    if (c->draws == CHAIN_DRAWS || (c->steps && c->whole->size > 1)) return false;
+    c->draws++;
     for (int i = 0; i < 2; i++) {
-        c->key[i] = *n->in[0];
-        c->key[i].offset += 4 * i * n->in[0]->strides[0];
-        c->key[i].size = (size_t)(c->key[i].shape[0] = 1);
-        c->key[i].row = false;
-        c->key[i].refs = 1;
+        key[i] = one_word(n->in[0], i, n->in[0]->strides[0]);
+        operand[i] = chain_operand(c, &key[i]);
+        if (operand[i] < 0) return false;
+    }
+    for (int i = 0; i < words; i++) {
+        struct chain_step *step = NULL;
+        word[i] = one_word(n->out[0], i, 1);
+        if (!(step = chain_step(c, n, words == 1 ? n->out[0] : &word[i]))) return false;
+        step->inputs = 2;
+        for (int k = 0; k < 2; k++) step->in[k] = (uint8_t)operand[k];
+        step->word = (uint8_t)i;
+        step->words = (uint8_t)words;
+        c->steps++;
     }
     return true;
 }
@@ -19613,21 +19653,20 @@ static bool chain_key_words(struct chain *c, const struct node *n)
  * shape. Behind numbers alone, something larger gives the chain its shape. */
 static bool chain_add(struct chain *c, const struct node *n)
 {
-    struct chain_step *step = &c->step[c->steps];
-    if (c->steps == CHAIN_STEPS) return false;
-    if (!c->steps || n->out[0]->size > c->whole->size) c->whole = n->out[0];
-    *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n),
-                                 .from = (uint8_t)n->in[n->inputs - 1]->dtype,
-                                 .to = (uint8_t)n->out[0]->dtype, .inputs = n->inputs };
-    if (n->op == OP_RANDOM && !chain_key_words(c, n)) return false;
-    if (n->op == OP_RANDOM) step->inputs = 2, step->words = 1;
-    for (int i = 0; i < step->inputs; i++) {
-        int k = chain_operand(c, n->op == OP_RANDOM ? &c->key[i] : n->in[i]);
-        if (k < 0) return false;
-        step->in[i] = (uint8_t)k;
+    if (n->op == OP_RANDOM) {
+        if (!chain_draws(c, n)) return false;
+    } else {
+        struct chain_step *step = chain_step(c, n, n->out[0]);
+        if (!step) return false;
+        for (int i = 0; i < step->inputs; i++) {
+            int k = chain_operand(c, n->in[i]);
+            if (k < 0) return false;
+            step->in[i] = (uint8_t)k;
+        }
+        c->steps++;
     }
     if (!chain_fits(c)) return false;
-    c->steps++;
+    c->nodes++;
     return true;
 }
 
@@ -21035,7 +21074,7 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
 /* May a result be a step's: as many elements as the chain has, or one number beside or in front of more? */
 static bool chain_shape_fits(const struct chain *c, const struct array *out)
 {
-    bool begins = c->whole->size == 1 && out->size && !c->drawn;
+    bool begins = c->whole->size == 1 && out->size && !c->draws;
     return out->size == c->whole->size || (c->inlines && (out->size == 1 || begins));
 }
 
@@ -21050,11 +21089,11 @@ static bool join_chain(struct stream *s, struct chain *c, uint32_t *members, uin
     for (int i = 0; i < n->inputs; i++) {
         uint32_t w = writer_of(s, members[0] + 1, j, n->in[i]);
         bool member = w == UINT32_MAX;
-        for (int k = 0; k < c->steps; k++) member = member || members[k] == w;
+        for (int k = 0; k < c->nodes; k++) member = member || members[k] == w;
         if (!member && (!depth || !join_chain(s, c, members, w, end, depth - 1))) return false;
     }
-    if (!can_join(s, members, c->steps, j) || !chain_add(c, n)) return false;
-    for (at = c->steps - 1; members[at - 1] > j; at--) members[at] = members[at - 1];
+    if (!can_join(s, members, c->nodes, j) || !chain_add(c, n)) return false;
+    for (at = c->nodes - 1; members[at - 1] > j; at--) members[at] = members[at - 1];
     members[at] = j;
     return true;
 }
@@ -21067,7 +21106,8 @@ static void donate_chain(struct encoder *e, const struct chain *c)
     for (int i = 0; i < c->steps; i++)
         for (int k = 0; k < c->step[i].inputs; k++)
             if (c->step[i].in[k] < CHAIN_OPERANDS) in[count++] = c->operand[c->step[i].in[k]];
-    for (int i = 0; i < c->steps; i++) if (c->step[i].wanted) donate(e, c->step[i].out, in, count);
+    for (int i = 0; i < c->steps; i++)
+        if (c->step[i].wanted && c->step[i].words < 2) donate(e, c->step[i].out, in, count);
 }
 
 /* Do the chain's threads walk by fours, where their operands begin at multiples of four and rows have as many? */
@@ -21099,7 +21139,7 @@ static bool folds(const struct encoder *e, struct chain *c, int k, const struct 
 }
 
 /* How many nodes the chain stands for. */
-static int chain_nodes(const struct chain *c) { return c->steps + (c->fold.out != NULL) + (c->fold.times != NULL); }
+static int chain_nodes(const struct chain *c) { return c->nodes + (c->fold.out != NULL) + (c->fold.times != NULL); }
 
 /* Takes in the product of float32 sums with one number, behind all members. */
 static void find_times(const struct encoder *e, struct stream *s, struct chain *c, uint32_t *m, uint32_t end)
@@ -21126,9 +21166,9 @@ static void find_fold(const struct encoder *e, struct stream *s, struct chain *c
         const struct node *n = &s->nodes[j];
         if (n->done || n->op != OP_REDUCE || n->in[0]->storage->failed) continue;
         for (int k = 0; k < c->steps; k++) {
-            if (c->step[k].out->storage != n->in[0]->storage || !can_join(s, m, c->steps, j)) continue;
+            if (c->step[k].out->storage != n->in[0]->storage || !can_join(s, m, c->nodes, j)) continue;
             if (!folds(e, c, k, n)) { c->fold.out = NULL; continue; }
-            for (at = c->steps; m[at - 1] > j; at--) m[at] = m[at - 1];
+            for (at = c->nodes; m[at - 1] > j; at--) m[at] = m[at - 1];
             m[at] = j;
             find_times(e, s, c, m, end);
             return;
@@ -21142,21 +21182,20 @@ static bool find_chain_at(const struct encoder *e, struct stream *s, struct chai
 {
     uint32_t kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
     struct chain before;
-    c->steps = c->operands = 0;
+    c->steps = c->operands = c->nodes = c->draws = 0;
     c->inlines = inlines;
-    c->drawn = false;
     c->fold = (struct fold){ NULL };
     if (!chain_add(c, &s->nodes[at])) return false;
     for (uint32_t j = at + 1; j < last; j++) {
         bool member = s->nodes[j].done || !chain_reads(c, &s->nodes[j]);
-        for (int k = 0; k < c->steps; k++) member = member || m[k] == j;
+        for (int k = 0; k < c->nodes; k++) member = member || m[k] == j;
         if (member) continue;
         before = *c;
         memcpy(kept, m, sizeof kept);
         if (!join_chain(s, c, m, j, end, 2)) { *c = before; memcpy(m, kept, sizeof kept); }
     }
     find_fold(e, s, c, m, end);
-    return chain_results(c) && (c->steps > 1 || c->fold.out) && c->results <= CHAIN_RESULTS;
+    return chain_results(c) && (c->nodes > 1 || c->fold.out) && c->results <= CHAIN_RESULTS;
 }
 
 /* Operations with results of as many elements each that read each other's results: one kernel, made for them. On GPUs

@@ -334,7 +334,7 @@ static void test_other_shapes(void **state)
 /* ---- chains that begin with a random word ---- */
 
 enum drawn { ONE_WORD, OTHER_ROW, KEY_WITH_STEPS, KEY_OF_ONE, KEY_MADE_HERE, WORD_HELD, TWO_DRAWN, WORD_FOR_ALL, TWO_WORDS,
-             HALF_A_WORD, KEY_KNOWN, DRAWN };
+             HALF_A_WORD, KEY_KNOWN, SPLIT, SPLIT_HELD, SPLIT_ACROSS, SPLIT_TWICE, SPLIT_ALONE, SPLIT_OF_SIX, DRAWN };
 
 /* The key of a case: of words that lie in memory, but for one that the host knows. */
 static mlxvk_array key_of(struct bench *b, enum drawn drawn)
@@ -350,6 +350,18 @@ static mlxvk_array key_of(struct bench *b, enum drawn drawn)
     } else OK(mlxvk_slice(&k, k, &from, 1, (int[]){ from + step + 1 }, 1, &step, 1, b->s), b->s);
     if (drawn == KEY_MADE_HERE) OK(mlxvk_add(&k, k, k, b->s), b->s);
     return k;
+}
+
+/* One of the keys that one splits into, all of which are held, or two words across these. */
+static void split(struct bench *b, enum drawn drawn, mlxvk_array *key, mlxvk_array *held)
+{
+    mlxvk_array all = mlxvk_array_new();
+    int shape[2] = { drawn == SPLIT_OF_SIX ? 3 : 2, 2 }, from = drawn == SPLIT_ACROSS ? 1 : 2;
+    OK(mlxvk_random_bits(&all, shape, 2, 4, *key, b->s), b->s);
+    if (drawn == SPLIT_HELD) OK(mlxvk_array_set(held, all), b->s);
+    OK(mlxvk_reshape(&all, all, (int[]){ 2 * shape[0] }, 1, b->s), b->s);
+    OK(mlxvk_slice(key, all, &from, 1, (int[]){ from + 2 }, 1, (int[]){ 1 }, 1, b->s), b->s);
+    mlxvk_array_free(all);
 }
 
 /* u / 2^32, of a random word u. */
@@ -369,14 +381,17 @@ static mlxvk_array unit_of(struct bench *b, enum drawn drawn, mlxvk_array key, m
 static uint64_t run_drawn(struct bench *b, enum drawn drawn, float *result, uint32_t *word)
 {
     float numbers[LONG];
-    mlxvk_array key, z, held = mlxvk_array_new(), x;
+    mlxvk_array key, z = mlxvk_array_new(), held = mlxvk_array_new(), x;
     uint64_t dispatches;
     for (int i = 0; i < LONG; i++) numbers[i] = (float)i;
     x = floats(b->device, numbers, (int[]){ LONG }, 1);
     OK(mlxvk_synchronize(b->s), b->s);
     mlxvk_reset_stats(b->device);
     key = key_of(b, drawn);
-    z = unit_of(b, drawn, key, &held);
+    if (drawn >= SPLIT) split(b, drawn, &key, &held);
+    if (drawn == SPLIT_TWICE) split(b, drawn, &key, &held);
+    if (drawn == SPLIT_ALONE) OK(mlxvk_astype(&z, key, MLXVK_FLOAT32, b->s), b->s);
+    else z = unit_of(b, drawn, key, &held);
     if (drawn == TWO_DRAWN) {
         mlxvk_array more = unit_of(b, OTHER_ROW, key, NULL);
         OK(mlxvk_add(&z, z, more, b->s), b->s);
@@ -386,7 +401,7 @@ static uint64_t run_drawn(struct bench *b, enum drawn drawn, float *result, uint
     OK(mlxvk_synchronize(b->s), b->s);
     dispatches = stats_of(b->device).dispatches;
     OK(mlxvk_array_read(z, result, mlxvk_array_nbytes(z), b->s), b->s);
-    if (drawn == WORD_HELD) OK(mlxvk_array_read(held, word, sizeof *word, b->s), b->s);
+    if (held.ctx && mlxvk_array_size(held)) OK(mlxvk_array_read(held, word, mlxvk_array_nbytes(held), b->s), b->s);
     mlxvk_array_free(key);
     mlxvk_array_free(z);
     mlxvk_array_free(held);
@@ -394,26 +409,28 @@ static uint64_t run_drawn(struct bench *b, enum drawn drawn, float *result, uint
     return dispatches;
 }
 
-/* One word from a key in memory is a chain's first step, or several; more words, parts of one, and those of a key that the
- * host knows are not, and nothing larger draws it at each element. */
+/* One word from a key in memory is a chain's first step, or several, also where that key is of those that another splits into;
+ * more than four words, parts of one, and those of a key that the host knows are not, and nothing larger draws it at each
+ * element. */
 static void test_drawn(void **state)
 {
     static const uint8_t dispatches[DRAWN][2] = {
         [ONE_WORD] = { 3, 1 }, [OTHER_ROW] = { 3, 1 }, [KEY_WITH_STEPS] = { 3, 1 }, [KEY_OF_ONE] = { 3, 1 },
         [KEY_MADE_HERE] = { 4, 2 }, [WORD_HELD] = { 3, 1 }, [TWO_DRAWN] = { 7, 2 }, [WORD_FOR_ALL] = { 4, 2 },
-        [TWO_WORDS] = { 3, 2 }, [HALF_A_WORD] = { 3, 2 }, [KEY_KNOWN] = { 3, 2 },
+        [TWO_WORDS] = { 3, 2 }, [HALF_A_WORD] = { 3, 2 }, [KEY_KNOWN] = { 3, 2 }, [SPLIT] = { 4, 1 }, [SPLIT_HELD] = { 4, 1 },
+        [SPLIT_ACROSS] = { 4, 1 }, [SPLIT_TWICE] = { 5, 2 }, [SPLIT_ALONE] = { 2, 2 }, [SPLIT_OF_SIX] = { 4, 2 },
     };
     struct bench alone = bench_open(OFF), together = bench_open(ON);
     (void)state;
     for (int i = 0; i < DRAWN; i++) {
         float want[LONG] = { 0 }, got[LONG] = { 0 };
-        uint32_t word = 0, want_word = 0;
-        uint64_t apart = run_drawn(&alone, (enum drawn)i, want, &want_word);
-        uint64_t fused = run_drawn(&together, (enum drawn)i, got, &word);
+        uint32_t word[4] = { 0 }, want_word[4] = { 0 };
+        uint64_t apart = run_drawn(&alone, (enum drawn)i, want, want_word);
+        uint64_t fused = run_drawn(&together, (enum drawn)i, got, word);
         if (apart != dispatches[i][0] || fused != dispatches[i][1])
             fail_msg("case %d: %llu dispatches apart, %llu fused", i, (unsigned long long)apart, (unsigned long long)fused);
         assert_memory_equal(got, want, sizeof want);
-        assert_int_equal(word, want_word);
+        assert_memory_equal(word, want_word, sizeof word);
         assert_true(want[0] > 0 || want[1] > 0);
     }
     bench_close(&alone);
