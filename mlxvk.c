@@ -19548,12 +19548,11 @@ static int chain_function_of(const struct node *n)
     return function ? function : -1;
 }
 
-/* Can the node be part of a chain? Its result is a fresh one, whole. */
+/* Can the node be part of a chain? Its result is a fresh one, whole; others may write there behind it. */
 static bool chain_takes(const struct node *n)
 {
     const struct array *out = n->out[0];
-    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->writers != 1 ||
-        out->storage->buffer ||
+    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->buffer ||
         out->storage->literal || out->storage->nbytes != array_bytes(out) || out->size > INT32_MAX) return false;
     for (int i = 0; i < n->inputs; i++)
         if (n->in[i]->storage->failed || (n->in[i]->ndim != out->ndim && n->op != OP_RANDOM)) return false;
@@ -19611,11 +19610,16 @@ static struct array one_word(const struct array *a, int i, int64_t apart)
     return word;
 }
 
-/* Appends one operation, but for its operands; NULL: there are too many. */
+/* Appends one operation, but for its operands; NULL: there are too many, or the result goes where the chain reads or
+ * writes already. */
 static struct chain_step *chain_step(struct chain *c, const struct node *n, struct array *out)
 {
     struct chain_step *step = &c->step[c->steps];
     if (c->steps == CHAIN_STEPS) return NULL;
+    for (int i = 0; i < c->steps + c->operands; i++) {
+        const struct array *a = i < c->steps ? c->step[i].out : c->operand[i - c->steps];
+        if (a->storage == out->storage && n->op != OP_RANDOM) return NULL;
+    }
     if (!c->steps || out->size > c->whole->size) c->whole = out;
     *step = (struct chain_step){ .out = out, .function = (uint8_t)chain_function_of(n),
                                  .from = (uint8_t)n->in[n->inputs - 1]->dtype,
@@ -19688,7 +19692,7 @@ static bool chain_results(struct chain *c)
         for (int j = i + 1; j < c->steps; j++)
             for (int k = 0; k < c->step[j].inputs; k++) inside += c->step[j].in[k] == CHAIN_OPERANDS + i;
         inside += c->fold.out && c->fold.step == i;
-        c->step[i].wanted = st->owned || st->readers > inside;
+        c->step[i].wanted = st->owned || st->readers > inside || st->writers > 1;
         c->results += c->step[i].wanted;
         once = once && (!c->step[i].wanted || c->step[i].out->size == c->whole->size);
     }

@@ -222,8 +222,8 @@ static void test_gelu(void **state)
 
 /* ---- results of other shapes: the same elements in a row, and numbers for all ---- */
 
-enum other { IN_A_ROW, STEPS_THEN_ROW, ROW_THEN_STEPS, PART_OF_IT, TURNED, AS_BITS, IN_MIDDLE_HELD,
-             NUMBER, TWO_NUMBERS, NUMBER_HELD, NUMBER_READ, NUMBER_BEHIND, NUMBER_OF_PART, OTHERS };
+enum other { IN_A_ROW, STEPS_THEN_ROW, ROW_THEN_STEPS, PART_OF_IT, TURNED, AS_BITS, IN_MIDDLE_HELD, WRITTEN_BEHIND,
+             WRITTEN_THEN_READ, NUMBER, TWO_NUMBERS, NUMBER_HELD, NUMBER_READ, NUMBER_BEHIND, NUMBER_OF_PART, OTHERS };
 enum { LONG = 6, WIDE = 12 };
 
 static mlxvk_array binary_of(struct bench *b, binary_function f, mlxvk_array x, mlxvk_array y)
@@ -247,6 +247,17 @@ static mlxvk_array seen_otherwise(struct bench *b, enum other other, mlxvk_array
     return a;
 }
 
+/* A copy in which a row is written then: the chain's result has another writer. */
+static mlxvk_array written_behind(struct bench *b, enum other other, mlxvk_array x)
+{
+    mlxvk_array a = mlxvk_array_new(), last = mlxvk_array_new();
+    OK(mlxvk_slice(&last, x, (int[]){ 5, 0 }, 2, (int[]){ 6, WIDE }, 2, (int[]){ 1, 1 }, 2, b->s), b->s);
+    OK(mlxvk_slice_update(&a, x, last, (int[]){ 1, 0 }, 2, (int[]){ 2, WIDE }, 2, (int[]){ 1, 1 }, 2, b->s), b->s);
+    if (other == WRITTEN_THEN_READ) OK(mlxvk_add(&a, a, x, b->s), b->s);
+    mlxvk_array_free(last);
+    return a;
+}
+
 /* What a case computes, and what it holds besides. data: LONG * 2 by WIDE. */
 static mlxvk_array of_other_shape(struct bench *b, enum other other, mlxvk_array data, mlxvk_array row, mlxvk_array *held)
 {
@@ -255,8 +266,8 @@ static mlxvk_array of_other_shape(struct bench *b, enum other other, mlxvk_array
     OK(mlxvk_slice(&x, data, (int[]){ 0, 0 }, 2, (int[]){ LONG * step, WIDE }, 2, (int[]){ step, 1 }, 2, b->s), b->s);
     if (other < NUMBER) {
         y = binary_of(b, mlxvk_multiply, x, x);
-        if (other == IN_MIDDLE_HELD) OK(mlxvk_array_set(held, y), b->s);
-        z = seen_otherwise(b, other, y, row);
+        if (other == IN_MIDDLE_HELD || other >= WRITTEN_BEHIND) OK(mlxvk_array_set(held, y), b->s);
+        z = other >= WRITTEN_BEHIND ? written_behind(b, other, y) : seen_otherwise(b, other, y, row);
     } else {
         mlxvk_array last = mlxvk_array_new();
         OK(mlxvk_slice(&n, row, (int[]){ 3 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, b->s), b->s);
@@ -313,7 +324,8 @@ static void test_other_shapes(void **state)
 {
     static const uint8_t dispatches[OTHERS][2] = {
         [IN_A_ROW] = { 2, 1 }, [STEPS_THEN_ROW] = { 2, 1 }, [ROW_THEN_STEPS] = { 2, 2 }, [PART_OF_IT] = { 2, 2 },
-        [TURNED] = { 2, 2 }, [AS_BITS] = { 2, 2 }, [IN_MIDDLE_HELD] = { 2, 1 }, [NUMBER] = { 2, 1 }, [TWO_NUMBERS] = { 3, 1 },
+        [TURNED] = { 2, 2 }, [AS_BITS] = { 2, 2 }, [IN_MIDDLE_HELD] = { 2, 1 }, [WRITTEN_BEHIND] = { 3, 2 },
+        [WRITTEN_THEN_READ] = { 4, 3 }, [NUMBER] = { 2, 1 }, [TWO_NUMBERS] = { 3, 1 },
         [NUMBER_HELD] = { 2, 2 }, [NUMBER_READ] = { 3, 3 }, [NUMBER_BEHIND] = { 4, 1 }, [NUMBER_OF_PART] = { 2, 2 },
     };
     struct bench alone = bench_open(OFF), together = bench_open(ON);
