@@ -390,7 +390,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "scans along another axis than the last: columns (or fours) that are not cut (0: by device)")                   \
     X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps and tiles of scans wait for each other (2: on every driver)")   \
     X(CHAIN_REDUCE,  "MLX_VK_ENABLE_CHAIN_REDUCE",       1,                                                            \
-      "a reduction of rows in the kernel of a chain before it, on GPUs (2: everywhere)")                               \
+      "a reduction of rows in the kernel of a chain before it, on GPUs (2: everywhere, 3: of short rows, too)")        \
     X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort (2: even where merges are faster; 0: nowhere)")  \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
@@ -8338,7 +8338,7 @@ static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
  * and a number is subtracted in 110 %. */
 static bool saves_dispatch(const struct device *d, enum gate gate)
 {
-    return d->gate[gate] == 2 || (d->gate[gate] && !d->tuning->apart);
+    return d->gate[gate] > 1 || (d->gate[gate] && !d->tuning->apart);
 }
 
 /* Are rows in parts joined by the dispatch that makes the parts? A workgroup for each, few enough for a set; what is
@@ -19393,7 +19393,8 @@ int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_a
  * zero goes into second operands, for x - x is not 0 where x is NaN, as it knows only while it takes the two for
  * different numbers. */
 
-enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 5, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3, FOLD_PUSH = 4, CHAIN_DRAWS = 2, CHAIN_WORDS = 4,
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 5, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3,
+       FOLD_PUSH = 4, CHAIN_DRAWS = 2, CHAIN_WORDS = 4,
        CHAINS_MOST = 1024,
        CHAIN_BUCKETS = 256, CHAIN_KEY = 5 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
@@ -19472,7 +19473,7 @@ struct chain_step {
 struct fold {
     struct array *out, *times;                       /* times: one number by which sums are multiplied; NULL: nothing */
     uint8_t step;
-    enum reduction op;
+    uint32_t code;                                   /* the operation, as shaders/chain.comp has it */
     float scale;                                     /* of a mean */
     uint32_t fours, rows;                            /* of a row; how many rows there are */
 };
@@ -19482,7 +19483,8 @@ struct chain {
     struct array *whole;                             /* a result of the shape that threads stand for */
     bool inlines;                                    /* numbers are computed at each element of what reads them */
     int nodes, draws;                                /* nodes that are steps now; those that draw random words: */
-    struct array key[CHAIN_DRAWS][2], word[CHAIN_DRAWS][CHAIN_WORDS];   /* the words of their keys; theirs, each a step */
+    /* the words of their keys; theirs, each a step */
+    struct array key[CHAIN_DRAWS][2], word[CHAIN_DRAWS][CHAIN_WORDS];
     struct array *operand[CHAIN_OPERANDS];
     uint8_t walk[CHAIN_OPERANDS], slot[CHAIN_OPERANDS];
     int steps, operands, bound, results, strided;
@@ -19593,8 +19595,8 @@ static bool chain_fits(struct chain *c)
     c->strided = 0;
     for (int i = 0; i < c->operands; i++) if (c->walk[i] >= WALK_STRIDED) list[++c->strided] = c->operand[i];
     c->dims = c->strided ? merge_dims(list, 1 + c->strided) : (struct dims){ .ndim = 1 };
-    return CHAIN_FIRST + c->operands + CHAIN_RESULTS + (c->fold.out ? FOLD_PUSH : 0) + c->dims.ndim * (1 + c->strided) <=
-        CHAIN_PUSH;
+    int places = c->operands + CHAIN_RESULTS + (c->fold.out ? FOLD_PUSH : 0);
+    return CHAIN_FIRST + places + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
 }
 
 /* One of the words that an array's elements are, as a number of its own, which nothing takes over the memory of. */
@@ -19705,7 +19707,7 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
     uint32_t n = 0;
     key[n++] = (uint32_t)c->steps | (uint32_t)c->operands << 8 | (uint32_t)walks << 16;
     if (walks) key[n++] = (uint32_t)c->four | (uint32_t)c->leftover << 1 | (uint32_t)c->dims.ndim << 8;
-    key[n++] = c->fold.out ? 1 | (c->fold.times ? 2 : 0) | (uint32_t)c->fold.step << 8 | (uint32_t)c->fold.op << 16 : 0;
+    key[n++] = c->fold.out ? 1 | (c->fold.times ? 2 : 0) | (uint32_t)c->fold.step << 8 | c->fold.code << 16 : 0;
     for (int i = 0; i < c->operands; i++)
         key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
     for (int i = 0; i < c->steps; i++) {
@@ -20090,7 +20092,7 @@ static void put_fold_functions(struct writer *m, const struct chain *c)
 static void put_fold(struct writer *m, const struct chain *c)
 {
     const struct array *out = c->fold.out;
-    uint32_t at = push_of_fold(c), op = constant_word(m, (uint32_t)c->fold.op), yes = m->bound++, no = m->bound++;
+    uint32_t at = push_of_fold(c), op = constant_word(m, c->fold.code), yes = m->bound++, no = m->bound++;
     uint32_t offset = push_word(m, at), fours = push_word(m, at + 1), rows = push_word(m, at + 2), i, v;
     uint32_t from = constant_word(m, c->step[c->fold.step].to);
     uint32_t ends = VALUE(m, SPIRV_CALL, m->bool_type, called(m, CHAIN_fold), fours, rows, op, from);
@@ -20199,8 +20201,8 @@ static void mark_functions(const struct writer *m, uint8_t *used)
     }
 }
 
-/* How many operands of the library's entry point a chain without a reduction has: the globals that are read alone, which
- * the shader uses first, and not those that a reduction's functions share. */
+/* How many operands of the library's entry point a chain without a reduction has: the globals that are read alone,
+ * which the shader uses first, and not those that a reduction's functions share. */
 static uint32_t plain_globals(const struct writer *m, const struct spirv_instruction *entry)
 {
     uint32_t n = 4;                                  /* with the name, "main" */
@@ -21025,7 +21027,8 @@ static struct array *number_beside(const struct encoder *e, const struct node *n
 {
     int at = n->in[0]->storage != result->storage;
     struct array *number = n->in[!at];
-    return sees_step(result, n->in[at]) && n->out[0]->size == result->size && number->storage != result->storage && walks_once(walk_of(number)) &&
+    if (!sees_step(result, n->in[at]) || n->out[0]->size != result->size) return NULL;
+    return number->storage != result->storage && walks_once(walk_of(number)) &&
            fits_binding(e->device, number) ? number : NULL;
 }
 
@@ -21066,7 +21069,8 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
     job.less = is_binary(sum, B_subtract);
     if ((!job.less && !is_binary(sum, B_add)) || !can_join(s, m, 1, m[1])) return false;
     job.number = number_beside(e, sum, place);
-    if (!job.number || !same_shape(sum->out[0], place) || job.number->dtype != place->dtype || (job.less && job.number == sum->in[0])) return false;
+    if (!job.number || !same_shape(sum->out[0], place) || job.number->dtype != place->dtype ||
+        (job.less && job.number == sum->in[0])) return false;
     a[0] = sum->out[0];
     search_part(e, a, &job);
     all->count = 2;
@@ -21122,21 +21126,24 @@ static bool walks_by_fours(const struct encoder *e, const struct chain *c)
     return !c->strided || c->dims.shape[c->dims.ndim - 1] % 4 == 0;
 }
 
-/* Is it a reduction of step k's result that the chain's kernel does: of the last axes, as float numbers, of few long
- * rows, by fours? Its kernel is that of workgroups of FOLD_THREADS. */
+/* Is it a reduction of step k's result that the chain's kernel does: of the last axes, as float numbers or a count of
+ * what is true, of few long rows, by fours? Its kernel is that of workgroups of FOLD_THREADS. */
 static bool folds(const struct encoder *e, struct chain *c, int k, const struct node *n)
 {
     const struct array *a = n->in[0], *out = n->out[0], *of = c->step[k].out;
     enum reduction op = (enum reduction)n->p.reduce.op;
     uint32_t mask = n->p.reduce.mask, all = (1u << a->ndim) - 1;
-    uint64_t length = 1;
+    uint64_t length = 1, least = e->device->gate[GATE_CHAIN_REDUCE] > 2 ? 4 : FOLD_LEAST;
     bool takes = op == R_sum || op == R_mean || op == R_max || op == R_min || is_arg(op);
-    if (!takes || !is_float(a->dtype) || !sees_step(of, a) || !a->row || a->size != c->whole->size || !mask) return false;
+    bool counts = op == R_sum && a->dtype == MLXVK_BOOL;
+    if (!takes || !(counts || is_float(a->dtype)) || !mask) return false;
+    if (!sees_step(of, a) || !a->row || a->size != c->whole->size) return false;
     if (((~mask & all) + 1) & ~mask & all) return false;         /* an axis that stays behind one that does not */
     for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) length *= (uint64_t)a->shape[i];
-    if (length % 4 || length < FOLD_LEAST || length > (uint64_t)JOINED_MOST_PIECES * REDUCE_PIECE) return false;
-    c->fold = (struct fold){ n->out[0], NULL, (uint8_t)k, op, n->p.reduce.scale, (uint32_t)length / 4,
-                             (uint32_t)(a->size / length) };
+    if (length % 4 || length < least || length > (uint64_t)JOINED_MOST_PIECES * REDUCE_PIECE) return false;
+    c->fold = (struct fold){ .out = n->out[0], .step = (uint8_t)k, .code = counts ? FOLD_COUNT : op,
+                             .scale = n->p.reduce.scale, .fours = (uint32_t)length / 4,
+                             .rows = (uint32_t)(a->size / length) };
     return out->row && out->storage->writers == 1 && !out->storage->buffer && c->fold.rows <= JOINED_MOST_ROWS &&
            (uint64_t)c->fold.rows * ceil_div(c->fold.fours, FOLD_FOURS) <= JOINED_MOST_PIECES && chain_fits(c) &&
            walks_by_fours(e, c);
@@ -21149,7 +21156,7 @@ static int chain_nodes(const struct chain *c) { return c->nodes + (c->fold.out !
 static void find_times(const struct encoder *e, struct stream *s, struct chain *c, uint32_t *m, uint32_t end)
 {
     int count = chain_nodes(c);
-    uint32_t j = c->fold.op == R_sum && c->fold.out->dtype == MLXVK_FLOAT32 && only_between(c->fold.out)
+    uint32_t j = c->fold.code == R_sum && c->fold.out->dtype == MLXVK_FLOAT32 && only_between(c->fold.out)
         ? reader_of(s, m[count - 1], end, c->fold.out) : UINT32_MAX;
     const struct node *n = j == UINT32_MAX ? NULL : &s->nodes[j];
     if (!n || !is_binary(n, B_multiply) || !n->out[0]->row || n->out[0]->storage->writers != 1 ||

@@ -28,8 +28,9 @@ enum { BINARY_ADD = 0, BINARY_SUBTRACT = 1, BINARY_MULTIPLY = 2, BINARY_DIVIDE =
 /* shaders/categorical.comp: elements a thread */
 enum { CATEGORICAL_EACH = 8 };
 
-/* shaders/chain.comp: as accumulate.glsl has them */
-enum { FOLD_MAX = 2, FOLD_MIN = 3, FOLD_MEAN = 4, FOLD_ARGMAX = 8, FOLD_ARGMIN = 9, FOLD_COUNTED = 128 };
+/* shaders/chain.comp: as accumulate.glsl has them, but for COUNT, a sum of bool */
+enum { FOLD_MAX = 2, FOLD_MIN = 3, FOLD_MEAN = 4, FOLD_COUNT = 5, FOLD_ARGMAX = 8, FOLD_ARGMIN = 9,
+    FOLD_COUNTED = 128 };
 
 /* shaders/combine.glsl: what is done */
 enum { SCATTER_NONE = 0, SCATTER_SUM = 1, SCATTER_PROD = 2, SCATTER_MAX = 3, SCATTER_MIN = 4 };

@@ -102,8 +102,8 @@ INTEGERS_OF_TWO(X)
 
 uvec4 chain_four(const uint i) { return uvec4(i); }    // the i-th four elements; mlxvk.c writes this one's body and two more
 
-//! enum FOLD_: as accumulate.glsl has them
-const uint MAX = 2, MIN = 3, MEAN = 4, ARGMAX = 8, ARGMIN = 9;
+//! enum FOLD_: as accumulate.glsl has them, but for COUNT, a sum of bool
+const uint MAX = 2, MIN = 3, MEAN = 4, COUNT = 5, ARGMAX = 8, ARGMIN = 9;
 // Words of all workgroups: a counter for each row, which is zero before and behind; from COUNTED on two for each piece.
 const uint COUNTED = 128;
 uint joined_add(const uint i, const uint v) { return i ^ v; }          // atomically; give what was there
@@ -122,7 +122,7 @@ uvec2 fold_both(const uvec2 a, const uvec2 b, const uint op)
 {
     if (op >= ARGMAX) return b.x > a.x || (b.x == a.x && b.y < a.y) ? b : a;
     float x = uintBitsToFloat(a.x), y = uintBitsToFloat(b.x);
-    if (op != MAX && op != MIN) return uvec2(floatBitsToUint(x + y), 0u);
+    if (op != MAX && op != MIN) return uvec2(op == COUNT ? a.x + b.x : floatBitsToUint(x + y), 0u);
     if (is_nan(x) || is_nan(y)) return uvec2(is_nan(x) && is_nan(y) ? max(a.x, b.x) : is_nan(x) ? a.x : b.x, 0u);
     if (x == y) return uvec2(op == MAX ? a.x & b.x : a.x | b.x, 0u);
     return (op == MAX) == (x > y) ? a : b;
@@ -130,7 +130,7 @@ uvec2 fold_both(const uvec2 a, const uvec2 b, const uint op)
 uvec2 fold_value(const uint bits, const uint at, const uint op, const uint from)
 {
     float x = bits_to_float(bits, from);
-    if (op < ARGMAX) return uvec2(floatBitsToUint(x), 0u);
+    if (op < ARGMAX) return uvec2(op == COUNT ? bits : floatBitsToUint(x), 0u);
     uint u = x == 0.0 ? 0u : floatBitsToUint(x);
     u = (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u;
     return is_nan(x) ? fold_none(op) : uvec2(op == ARGMIN ? ~u : u, at);
@@ -195,7 +195,7 @@ bool fold(const uint fours, const uint rows, const uint op, const uint from)
 uint fold_row() { return row_index; }
 uint fold_result(const uint scale, const uint op, const uint to)
 {
-    if (op >= ARGMAX) return row_value.y;
+    if (op >= COUNT) return op == COUNT ? row_value.x : row_value.y;
     float x = uintBitsToFloat(row_value.x);
     return float_to_bits(op == MEAN ? x * uintBitsToFloat(scale) : x, to);
 }

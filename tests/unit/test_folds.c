@@ -7,7 +7,8 @@
 #include <unistd.h>
 
 #define JOIN "MLX_VK_ENABLE_REDUCE_JOIN=2 MLX_VK_ENABLE_SUBTRACT_ARGREDUCE=0 "
-#define ON "MLX_VK_ENABLE_CHAINS=2 MLX_VK_ENABLE_CHAIN_REDUCE=2 MLX_VK_DEBUG_CHAINS=1 " JOIN
+#define ANY "MLX_VK_ENABLE_CHAINS=2 MLX_VK_DEBUG_CHAINS=1 " JOIN
+#define ON ANY "MLX_VK_ENABLE_CHAIN_REDUCE=2"
 #define OFF "MLX_VK_ENABLE_CHAINS=0 MLX_VK_ENABLE_CHAIN_REDUCE=2 MLX_VK_ENABLE_SUBTRACT_ARGREDUCE=0 "
 
 enum { LONGEST = 152004, ROWS_MOST = 130 };
@@ -134,8 +135,8 @@ static uint64_t compare(struct bench *apart, struct bench *together, const struc
 static void test_bits(void **state)
 {
     static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16, MLXVK_FLOAT16 };
-    static const int lengths[][2] = { { 1, 1024 }, { 5, 1300 }, { 2, 4096 }, { 3, 4100 }, { 1, 20000 }, { 2, 69632 }, { 1, LONGEST } };
-    struct bench apart = bench_open(OFF), together = bench_open(ON);
+    static const int lengths[][2] = { { 3, 4 }, { 7, 260 }, { 1, 1024 }, { 5, 1300 }, { 2, 4096 }, { 3, 4100 }, { 1, 20000 }, { 2, 69632 }, { 1, LONGEST } };
+    struct bench apart = bench_open(OFF), together = bench_open(ANY "MLX_VK_ENABLE_CHAIN_REDUCE=3");
     int at = 0;
     (void)state;
     for (size_t i = 0; i < COUNT(lengths); i++)
@@ -173,7 +174,7 @@ static void test_assumptions(void **state)
 
 enum { EACH = 4 * 4096 };
 enum shape { AS_IT_IS, IN_A_ROW, ALL_AXES, FIRST_AXIS, LAST_TWO, TURNED, FROM_ONE, PARTS, READ_TWICE, TWO_FOLDS, STEPS_BEHIND,
-             NUMBER_BEHIND, NUMBER_TWICE, NUMBERS_BEHIND, SUM_HELD, SHAPES };
+             COUNTED, NUMBER_BEHIND, NUMBER_TWICE, NUMBERS_BEHIND, SUM_HELD, SHAPES };
 
 /* The results of a case whose shapes or readers matter. */
 static uint64_t run_shape(struct bench *b, enum shape shape, float *result, size_t *count)
@@ -189,6 +190,7 @@ static uint64_t run_shape(struct bench *b, enum shape shape, float *result, size
     OK(mlxvk_synchronize(b->s), b->s);
     mlxvk_reset_stats(b->device);
     OK(mlxvk_square(&x, x, b->s), b->s);
+    if (shape == COUNTED) OK(mlxvk_logical_not(&x, x, b->s), b->s);
     if (shape == TURNED) OK(mlxvk_transpose_axes(&y, x, (int[]){ 1, 0, 2 }, 3, b->s), b->s);
     else if (shape == IN_A_ROW) OK(mlxvk_reshape(&y, x, (int[]){ 2, 8192 }, 2, b->s), b->s);
     else if (shape == PARTS)
@@ -228,7 +230,7 @@ static uint64_t run_shape(struct bench *b, enum shape shape, float *result, size
 static void test_shapes(void **state)
 {
     static const uint8_t dispatches[SHAPES] = {
-        [AS_IT_IS] = 1, [IN_A_ROW] = 1, [ALL_AXES] = 1, [LAST_TWO] = 1, [READ_TWICE] = 2, [STEPS_BEHIND] = 2, [NUMBER_BEHIND] = 1,
+        [AS_IT_IS] = 1, [IN_A_ROW] = 1, [ALL_AXES] = 1, [LAST_TWO] = 1, [COUNTED] = 1, [READ_TWICE] = 2, [STEPS_BEHIND] = 2, [NUMBER_BEHIND] = 1,
         [FIRST_AXIS] = 2,                            /* columns */
         [TURNED] = 2,                                /* rows in another order than the chain's elements */
         [FROM_ONE] = 2,                              /* operands that do not begin at a multiple of four */
