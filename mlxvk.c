@@ -629,7 +629,7 @@ struct pool { void *first; uint32_t count; };
 
 struct kernel_count { uint64_t count, ns; };
 /* the callers' own; fused ones, with a gate */
-enum { FUSIONS_MOST = 16, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };
+enum { FUSIONS_MOST = 20, KERNEL_COUNTS = KERNEL_COUNT + 1 + FUSIONS_MOST };
 
 /* ---- tuning: one row a class of devices ---- */
 
@@ -9003,8 +9003,26 @@ static bool takes_once(const struct device *d, enum reduction op, const struct a
     return links_wanted(d) && has_kernel(d, K_SCAN_ONCE) && once_row(n)->threads <= d->caps.max_threads;
 }
 
+/* Where a value belongs in what a row is scanned to, by the scan itself; number: what is added to that place, or, `less`,
+ * subtracted from it; NULL: nothing. */
+struct scan_search { struct array *value, *place, *number; bool right, less; };
+
+static uint32_t once_parts(uint32_t outer, size_t n)
+{
+    const struct once_row *r = once_row(n);
+    uint32_t tiles = once_tiles(r, n), groups = ceil_div(tiles, r->fan);
+    return outer * (tiles + groups + ceil_div(groups, r->fan));
+}
+
+/* Are so many parts kept where there are zeros before and behind? */
+static bool once_joined(const struct device *d, uint32_t parts)
+{
+    return parts <= SCAN_JOINED_MOST && saves_dispatch(d, GATE_REDUCE_JOIN);
+}
+
+/* search: NULL, or behind one row that once_joined() is for. */
 static void scan_once(struct encoder *e, enum reduction op, struct array *from, struct array *out,
-                      const struct scan_push *s)
+                      const struct scan_push *s, const struct scan_search *search)
 {
     const struct once_row *r = once_row(s->n);
     const bool silent = e->device->gate[GATE_LINKS] > 2, few = e->device->caps.quirks & QUIRK_SHORT_LOOPS;
@@ -9013,17 +9031,30 @@ static void scan_once(struct encoder *e, enum reduction op, struct array *from, 
                                 .looks = silent ? 0 : few ? SCAN_LOOKS_FEW : SCAN_LOOKS };
     p.groups = ceil_div(p.tiles, r->fan);
     p.blocks = ceil_div(p.groups, r->fan);
-    size_t count = (size_t)p.outer * (p.tiles + p.groups + p.blocks);
-    struct array *parts = scratch(e, count, MLXVK_UINT64);
+    uint32_t count = once_parts(p.outer, p.n), flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE);
+    bool joined = once_joined(e->device, count);
+    struct array *parts = joined ? NULL : scratch(e, count, MLXVK_UINT64);
     if (e->code) return;
-    p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
-    USE(e, scan_once, &p, .threads = r->threads, .hold = 1, .fan = 1, .flags = SCAN_ONCE_CLEAR);
-    dispatch_groups(e, ceil_div(count, r->threads));
+    if (parts) {
+        p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+        USE(e, scan_once, &p, .threads = r->threads, .hold = 1, .fan = 1, .flags = SCAN_ONCE_CLEAR);
+        dispatch_groups(e, ceil_div(count, r->threads));
+        p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+    } else set_joined(e, SLOT_scan_once_parts);
     p.from = set_input(e, SLOT_scan_once_src, from);
     p.to = set_output(e, SLOT_scan_once_dst, out);
-    p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+    if (joined) flags |= SCAN_ONCE_JOINED;
+    if (search) {
+        flags |= SCAN_ONCE_SEARCH | (search->right ? SCAN_ONCE_RIGHT : 0);
+        p.value_at = set_input(e, SLOT_scan_once_value, search->value);
+        p.place_at = set_output(e, SLOT_scan_once_place, search->place);
+        if (search->number) {
+            flags |= search->less ? SCAN_ONCE_LESS : SCAN_ONCE_MORE;
+            p.number_at = set_input(e, SLOT_scan_once_number, search->number);
+        }
+    }
     USE(e, scan_once, &p, .threads = r->threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r->hold,
-        .fan = r->fan, .flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE));
+        .fan = r->fan, .flags = flags);
     dispatch_groups(e, (uint64_t)p.outer * p.tiles);
     array_release(parts);
 }
@@ -9069,7 +9100,7 @@ static void scan_part(struct encoder *e, struct array *const *a, const void *job
     if (p.n == 1) p.stride = 1;
     p.flags = f->flags;
     /* The axis chooses, not how many columns there are: one has the bits that it has beside others. */
-    if (f->flags & SCAN_ONCE) scan_once(e, f->op, x, &packed, &p);
+    if (f->flags & SCAN_ONCE) scan_once(e, f->op, x, &packed, &p, NULL);
     else if (f->axis == x->ndim - 1) scan_of_rows(e, f->op, x, &packed, p);
     else scan_of_columns(e, f->op, x, &packed, p);
     array_release(rows);
@@ -21077,6 +21108,42 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
     return true;
 }
 
+/* A scan of one row in one pass, then the place of one value in what it comes to, to which a number may be added, or
+ * from which it may be subtracted: by the workgroup that ends last. Nobody else wants what the scan comes to. */
+static bool fuse_scan_search(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node;
+    const struct node *scan = &s->nodes[m[0]], *n;
+    struct array *x = scan->in[0], *sums = scan->out[0], *place;
+    struct scan_search search = { NULL };
+    struct scan_push p;
+    int axis = scan->p.scan.axis;
+    if (x->dtype != MLXVK_FLOAT32 || !only_between(sums) || !sums->row || !saves_dispatch(e->device, GATE_SEARCH) ||
+        !takes_once(e->device, (enum reduction)scan->p.scan.op, x, axis) || (size_t)x->shape[axis] != x->size ||
+        !once_joined(e->device, once_parts(1, x->size))) return false;
+    if (!scan_dims(x, axis, &p) || p.ndim > 1 || !fits_binding(e->device, x) || !fits_binding(e->device, sums))
+        return false;
+    m[1] = reader_of(s, m[0], end, sums);
+    n = m[1] == UINT32_MAX ? NULL : &s->nodes[m[1]];
+    if (!n || n->op != OP_SEARCH || !sees_step(sums, n->in[0]) || n->in[1]->dtype != MLXVK_FLOAT32 ||
+        n->in[1]->size != 1 || n->in[1]->storage == sums->storage || !can_join(s, m, 1, m[1])) return false;
+    search = (struct scan_search){ .value = n->in[1], .place = n->out[0], .right = n->p.search.right };
+    place = n->out[0];
+    all->count = 2;
+    m[2] = only_between(place) ? reader_of(s, m[1], end, place) : UINT32_MAX;
+    n = m[2] == UINT32_MAX ? NULL : &s->nodes[m[2]];
+    if (n && (is_binary(n, B_add) || is_binary(n, B_subtract)) && can_join(s, m, 2, m[2])) {
+        search.number = number_beside(e, n, place);
+        search.less = is_binary(n, B_subtract);
+        if (search.number && (search.number->dtype != place->dtype || (search.less && search.number == n->in[0])))
+            search.number = NULL;
+        if (search.number) { search.place = n->out[0]; all->count = 3; }
+    }
+    p.flags = scan->p.scan.flags;
+    scan_once(e, (enum reduction)scan->p.scan.op, x, sums, &p, &search);
+    return true;
+}
+
 /* ---- chains of elementwise operations ---- */
 
 /* May a result be a step's: as many elements as the chain has, or one number beside or in front of more? */
@@ -21244,6 +21311,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
     { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
     { "search + addition or subtraction of a number", GATE_SEARCH, OP_SEARCH, fuse_search },
+    { "scan + search", GATE_SEARCH, OP_SCAN, fuse_scan_search },
     { "sum * number", GATE_SUM_TIMES, OP_REDUCE, fuse_sum_times },
     { "random word + chain", GATE_CHAINS, OP_RANDOM, fuse_chain },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
