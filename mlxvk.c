@@ -9003,8 +9003,8 @@ static bool takes_once(const struct device *d, enum reduction op, const struct a
     return links_wanted(d) && has_kernel(d, K_SCAN_ONCE) && once_row(n)->threads <= d->caps.max_threads;
 }
 
-/* Where a value belongs in what a row is scanned to, by the scan itself; number: what is added to that place, or, `less`,
- * subtracted from it; NULL: nothing. */
+/* Where a value belongs in what a row is scanned to, by the scan itself; number: what is added to that place, or,
+ * `less`, subtracted from it; NULL: nothing. */
 struct scan_search { struct array *value, *place, *number; bool right, less; };
 
 static uint32_t once_parts(uint32_t outer, size_t n)

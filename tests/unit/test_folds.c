@@ -69,7 +69,7 @@ static uint64_t run(struct bench *b, const struct fold_case *c, uint32_t *result
     size_t size = (size_t)c->rows * (size_t)c->length;
     float *data = malloc(size * sizeof *data), scale = 1.25f;
     mlxvk_array x, rows, s = floats(b->device, &scale, NULL, 0), res = mlxvk_array_new();
-    uint64_t dispatches;
+    uint64_t dispatches = 0;
     for (size_t i = 0; i < size; i++) data[i] = number(&r, c->filled);
     x = floats(b->device, data, (int[]){ c->rows, c->length }, 2);
     for (int i = 0; i < c->rows; i++) data[i] = (float)i / 4;
@@ -80,17 +80,21 @@ static uint64_t run(struct bench *b, const struct fold_case *c, uint32_t *result
     OK_DEVICE(mlxvk_array_eval(x), b->device);
     OK_DEVICE(mlxvk_array_eval(rows), b->device);
     OK_DEVICE(mlxvk_array_eval(s), b->device);
-    OK(mlxvk_synchronize(b->s), b->s);
-    mlxvk_reset_stats(b->device);
-    OK(mlxvk_subtract(&x, x, rows, b->s), b->s);
-    OK(mlxvk_multiply(&x, x, s, b->s), b->s);
-    reduce(b, c->op, &res, x, 1);
-    if (!c->held) mlxvk_array_free(x);
-    OK(mlxvk_synchronize(b->s), b->s);
-    dispatches = stats_of(b->device).dispatches;
-    OK(mlxvk_array_read(res, result, mlxvk_array_nbytes(res), b->s), b->s);
-    if (c->held) OK(mlxvk_array_read(x, kept, mlxvk_array_nbytes(x), b->s), b->s);
-    if (c->held) mlxvk_array_free(x);
+    for (int i = 0; i < (size < 1 << 16 ? 4 : 1); i++) {             /* the last times the window is replayed */
+        mlxvk_array y = mlxvk_array_new();
+        OK(mlxvk_synchronize(b->s), b->s);
+        mlxvk_reset_stats(b->device);
+        OK(mlxvk_subtract(&y, x, rows, b->s), b->s);
+        OK(mlxvk_multiply(&y, y, s, b->s), b->s);
+        reduce(b, c->op, &res, y, 1);
+        if (!c->held) { mlxvk_array_free(y); y = mlxvk_array_new(); }
+        OK(mlxvk_synchronize(b->s), b->s);
+        dispatches = stats_of(b->device).dispatches;
+        OK(mlxvk_array_read(res, result, mlxvk_array_nbytes(res), b->s), b->s);
+        if (c->held) OK(mlxvk_array_read(y, kept, mlxvk_array_nbytes(y), b->s), b->s);
+        mlxvk_array_free(y);
+    }
+    mlxvk_array_free(x);
     mlxvk_array_free(res);
     mlxvk_array_free(rows);
     mlxvk_array_free(s);
