@@ -7861,7 +7861,7 @@ enum reduction {
 
 /* Rows are reduced by the tree that shaders/reduce.comp tells of: a row's result has the same bits whatever lies beside
  * it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
- * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
+ * the order of several axes (number_runs), softmax (softmax_rows, softmax_given), reductions behind chains (folds). */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
        REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, DEALT_ENOUGH = 64, COLUMNS_ENOUGH = 512 };
 
@@ -9020,6 +9020,16 @@ static bool once_joined(const struct device *d, uint32_t parts)
     return parts <= SCAN_JOINED_MOST && saves_dispatch(d, GATE_REDUCE_JOIN);
 }
 
+/* Binds a search; its flags. */
+static uint32_t set_search(struct encoder *e, struct scan_once_push *p, const struct scan_search *s)
+{
+    p->value_at = set_input(e, SLOT_scan_once_value, s->value);
+    p->place_at = set_output(e, SLOT_scan_once_place, s->place);
+    if (s->number) p->number_at = set_input(e, SLOT_scan_once_number, s->number);
+    return SCAN_ONCE_SEARCH | (s->right ? SCAN_ONCE_RIGHT : 0) |
+           (!s->number ? 0 : s->less ? SCAN_ONCE_LESS : SCAN_ONCE_MORE);
+}
+
 /* search: NULL, or behind one row that once_joined() is for. */
 static void scan_once(struct encoder *e, enum reduction op, struct array *from, struct array *out,
                       const struct scan_push *s, const struct scan_search *search)
@@ -9044,15 +9054,7 @@ static void scan_once(struct encoder *e, enum reduction op, struct array *from, 
     p.from = set_input(e, SLOT_scan_once_src, from);
     p.to = set_output(e, SLOT_scan_once_dst, out);
     if (joined) flags |= SCAN_ONCE_JOINED;
-    if (search) {
-        flags |= SCAN_ONCE_SEARCH | (search->right ? SCAN_ONCE_RIGHT : 0);
-        p.value_at = set_input(e, SLOT_scan_once_value, search->value);
-        p.place_at = set_output(e, SLOT_scan_once_place, search->place);
-        if (search->number) {
-            flags |= search->less ? SCAN_ONCE_LESS : SCAN_ONCE_MORE;
-            p.number_at = set_input(e, SLOT_scan_once_number, search->number);
-        }
-    }
+    if (search) flags |= set_search(e, &p, search);
     USE(e, scan_once, &p, .threads = r->threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r->hold,
         .fan = r->fan, .flags = flags);
     dispatch_groups(e, (uint64_t)p.outer * p.tiles);
@@ -19422,7 +19424,10 @@ int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_a
  * rounds, what its own kernel would. What a step hands on is combined with a zero that only the push constants tell:
  * a compiler that knew where it came from (from bool, say, or from a product) would rearrange the next step. Another
  * zero goes into second operands, for x - x is not 0 where x is NaN, as it knows only while it takes the two for
- * different numbers. */
+ * different numbers.
+ *
+ * Behind a chain there may be a reduction of the rows that one step comes to: main calls the library's, by the tree
+ * that shaders/reduce.comp tells of, and what is written here is the function that it calls for four elements. */
 
 enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 5, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3,
        FOLD_PUSH = 4, CHAIN_DRAWS = 2, CHAIN_WORDS = 4,
@@ -21108,21 +21113,28 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
     return true;
 }
 
+/* Is it a scan of one row of float32, in one pass that keeps what tiles tell where there are zeros, for one reader? */
+static bool scan_can_search(const struct encoder *e, const struct node *n, struct scan_push *p)
+{
+    struct array *x = n->in[0], *sums = n->out[0];
+    int axis = n->p.scan.axis;
+    if (x->dtype != MLXVK_FLOAT32 || !only_between(sums) || !sums->row || (size_t)x->shape[axis] != x->size ||
+        !takes_once(e->device, (enum reduction)n->p.scan.op, x, axis) ||
+        !once_joined(e->device, once_parts(1, x->size)) || !scan_dims(x, axis, p)) return false;
+    p->flags = n->p.scan.flags;
+    return p->ndim <= 1 && fits_binding(e->device, x) && fits_binding(e->device, sums);
+}
+
 /* A scan of one row in one pass, then the place of one value in what it comes to, to which a number may be added, or
  * from which it may be subtracted: by the workgroup that ends last. Nobody else wants what the scan comes to. */
 static bool fuse_scan_search(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
     uint32_t *m = all->node;
     const struct node *scan = &s->nodes[m[0]], *n;
-    struct array *x = scan->in[0], *sums = scan->out[0], *place;
-    struct scan_search search = { NULL };
+    struct array *sums = scan->out[0], *place;
+    struct scan_search search;
     struct scan_push p;
-    int axis = scan->p.scan.axis;
-    if (x->dtype != MLXVK_FLOAT32 || !only_between(sums) || !sums->row || !saves_dispatch(e->device, GATE_SEARCH) ||
-        !takes_once(e->device, (enum reduction)scan->p.scan.op, x, axis) || (size_t)x->shape[axis] != x->size ||
-        !once_joined(e->device, once_parts(1, x->size))) return false;
-    if (!scan_dims(x, axis, &p) || p.ndim > 1 || !fits_binding(e->device, x) || !fits_binding(e->device, sums))
-        return false;
+    if (!saves_dispatch(e->device, GATE_SEARCH) || !scan_can_search(e, scan, &p)) return false;
     m[1] = reader_of(s, m[0], end, sums);
     n = m[1] == UINT32_MAX ? NULL : &s->nodes[m[1]];
     if (!n || n->op != OP_SEARCH || !sees_step(sums, n->in[0]) || n->in[1]->dtype != MLXVK_FLOAT32 ||
@@ -21139,8 +21151,7 @@ static bool fuse_scan_search(struct encoder *e, struct stream *s, struct members
             search.number = NULL;
         if (search.number) { search.place = n->out[0]; all->count = 3; }
     }
-    p.flags = scan->p.scan.flags;
-    scan_once(e, (enum reduction)scan->p.scan.op, x, sums, &p, &search);
+    scan_once(e, (enum reduction)scan->p.scan.op, scan->in[0], sums, &p, &search);
     return true;
 }
 
