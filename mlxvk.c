@@ -19430,7 +19430,7 @@ int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_a
  * that shaders/reduce.comp tells of, and what is written here is the function that it calls for four elements. */
 
 enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 5, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3,
-       FOLD_PUSH = 4, CHAIN_DRAWS = 2, CHAIN_WORDS = 4,
+       FOLD_PUSH = 4, PICK_PUSH = 2, CHAIN_DRAWS = 2, CHAIN_WORDS = 4,
        CHAINS_MOST = 1024,
        CHAIN_BUCKETS = 256, CHAIN_KEY = 5 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
@@ -19494,14 +19494,15 @@ static_assert((int)R_mean == (int)FOLD_MEAN && (int)R_max == (int)FOLD_MAX && (i
               "chain.comp reduces as reduce.comp does");
 static_assert((int)JOINED_MOST_ROWS == (int)FOLD_COUNTED, "where pieces are joined");
 
-/* How an operand's elements are found: beside the result's; the same one always; in the push constants; by strides:
- * each by its own, four in a row, or one for four. */
-enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_STRIDED, WALK_FOUR, WALK_SAME };
+/* How an operand's elements are found: beside the result's; the same one always; in the push constants; one, where an
+ * index says (see chain_picks); by strides: each by its own, four in a row, or one for four. */
+enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_PICKED, WALK_STRIDED, WALK_FOUR, WALK_SAME };
 
 struct chain_step {
     struct array *out;
     uint8_t function, from, to, inputs, in[3];       /* in: operands; from CHAIN_OPERANDS on, steps */
     uint8_t word, words;                             /* random: which one of how many; else 0 */
+    uint8_t picked;                                  /* 1 + the operand of which it is an element; 0: it is none */
     bool wanted;                                     /* by others than the chain */
 };
 
@@ -19526,6 +19527,8 @@ struct chain {
     int steps, operands, bound, results, strided;
     bool four, leftover;                             /* four elements a thread; and, behind them, up to three alone */
     struct fold fold;
+    bool picks;                                      /* a step is one element of an operand, */
+    uint32_t pick[2];                                /* of so many, so far apart */
     struct dims dims;                                /* of the results and those operands that go by strides */
     uint32_t push[CHAIN_PUSH], pushed;
 };
@@ -19567,12 +19570,20 @@ static bool draws_words(const struct node *n)
            n->in[0]->ndim == 1 && !is_literal(n->in[0]);
 }
 
+/* Is it one element of an axis, where one index of 32 bits says? */
+static bool picks_one(const struct node *n)
+{
+    return n->p.gather.mode == GATHER_ALONG && n->out[0]->size == 1 && n->in[1]->size == 1 &&
+           item_size(n->in[1]) == 4 && item_size(n->in[0]) <= 4;
+}
+
 /* The function of a node; -1 where chains do not have it. */
 static int chain_function_of(const struct node *n)
 {
     const struct elementwise_params *p = &n->p.elementwise;
     const struct array *x;
     int function;
+    if (n->op == OP_GATHER) return picks_one(n) ? CHAIN_convert : -1;
     if (n->op == OP_RANDOM) return draws_words(n) ? CHAIN_random_at : -1;
     if (n->op != OP_ELEMENTWISE) return -1;
     x = n->in[n->inputs - 1];
@@ -19616,7 +19627,7 @@ static int chain_operand(struct chain *c, struct array *a)
         inside = true;
     }
     if (inside) return -1;
-    for (int i = 0; i < c->operands; i++) if (same_view(c->operand[i], a)) return i;
+    for (int i = 0; i < c->operands; i++) if (c->walk[i] != WALK_PICKED && same_view(c->operand[i], a)) return i;
     if (c->operands == CHAIN_OPERANDS || runs_across(a)) return -1;
     c->walk[c->operands] = (uint8_t)walk_of(a);
     if (c->walk[c->operands] == WALK_STRIDED && !same_shape(a, c->whole)) return -1;
@@ -19631,7 +19642,7 @@ static bool chain_fits(struct chain *c)
     c->strided = 0;
     for (int i = 0; i < c->operands; i++) if (c->walk[i] >= WALK_STRIDED) list[++c->strided] = c->operand[i];
     c->dims = c->strided ? merge_dims(list, 1 + c->strided) : (struct dims){ .ndim = 1 };
-    int places = c->operands + CHAIN_RESULTS + (c->fold.out ? FOLD_PUSH : 0);
+    int places = c->operands + CHAIN_RESULTS + (c->fold.out ? FOLD_PUSH : 0) + (c->picks ? PICK_PUSH : 0);
     return CHAIN_FIRST + places + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
 }
 
@@ -19691,12 +19702,35 @@ static bool chain_draws(struct chain *c, const struct node *n)
     return true;
 }
 
+/* Appends an element of an operand, where an index says, which may be a step; false where the chain has one already, or
+ * comes to what the element is one of. */
+static bool chain_picks(struct chain *c, const struct node *n)
+{
+    struct array *a = n->in[0];
+    struct chain_step *step = chain_step(c, n, n->out[0]);
+    int index;
+    if (!step || c->picks || runs_across(a)) return false;
+    for (int i = 0; i < c->steps; i++) if (c->step[i].out->storage == a->storage) return false;
+    index = chain_operand(c, n->in[1]);
+    if (index < 0 || c->operands == CHAIN_OPERANDS) return false;
+    c->walk[c->operands] = WALK_PICKED;
+    c->operand[c->operands++] = a;
+    c->picks = true;
+    c->pick[0] = (uint32_t)a->shape[n->p.gather.axis];
+    c->pick[1] = (uint32_t)a->strides[n->p.gather.axis];
+    step->inputs = 1;
+    step->in[0] = (uint8_t)index;
+    step->picked = (uint8_t)c->operands;
+    c->steps++;
+    return true;
+}
+
 /* Appends a node's operation; false where it does not fit, with the chain as it was but for its operands' count and its
  * shape. Behind numbers alone, something larger gives the chain its shape. */
 static bool chain_add(struct chain *c, const struct node *n)
 {
-    if (n->op == OP_RANDOM) {
-        if (!chain_draws(c, n)) return false;
+    if (n->op == OP_RANDOM || n->op == OP_GATHER) {
+        if (!(n->op == OP_RANDOM ? chain_draws(c, n) : chain_picks(c, n))) return false;
     } else {
         struct chain_step *step = chain_step(c, n, n->out[0]);
         if (!step) return false;
@@ -19749,8 +19783,8 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
     for (int i = 0; i < c->steps; i++) {
         const struct chain_step *s = &c->step[i];
         key[n++] = (uint32_t)s->function | (uint32_t)s->from << 8 | (uint32_t)s->to << 16 | (uint32_t)s->wanted << 24;
-        key[n++] = (uint32_t)s->in[0] | (uint32_t)s->in[1] << 8 | (uint32_t)s->in[2] << 16 | (uint32_t)s->word << 24 |
-                   (uint32_t)s->words << 28;
+        key[n++] = (uint32_t)s->in[0] | (uint32_t)(s->picked ? s->picked : s->in[1]) << 8 | (uint32_t)s->in[2] << 16 |
+                   (uint32_t)s->word << 24 | (uint32_t)s->words << 28 | (s->picked ? 1u << 31 : 0);
     }
     return n;
 }
@@ -19953,7 +19987,8 @@ static uint32_t push_word(struct writer *m, uint32_t index)
 static uint32_t push_of_operand(int i) { return CHAIN_FIRST + (uint32_t)i; }
 static uint32_t push_of_result(const struct chain *c, int r) { return CHAIN_FIRST + (uint32_t)(c->operands + r); }
 static uint32_t push_of_fold(const struct chain *c) { return CHAIN_FIRST + (uint32_t)(c->operands + c->results); }
-static uint32_t push_of_dims(const struct chain *c) { return push_of_fold(c) + (c->fold.out ? FOLD_PUSH : 0); }
+static uint32_t push_of_pick(const struct chain *c) { return push_of_fold(c) + (c->fold.out ? FOLD_PUSH : 0); }
+static uint32_t push_of_dims(const struct chain *c) { return push_of_pick(c) + (c->picks ? PICK_PUSH : 0); }
 
 /* The positions, without the offset, of element i of those operands that go by strides, in order. */
 static void put_positions(struct writer *m, const struct chain *c, uint32_t i, uint32_t *at)
@@ -20001,7 +20036,7 @@ static void load_others(struct writer *m, const struct chain *c, uint32_t i)
     for (int k = 0; k < c->operands; k++) {
         uint32_t *v = m->value[k], word, place, inner;
         int dtype = c->operand[k]->dtype;
-        if (c->walk[k] == WALK_FLAT) continue;
+        if (c->walk[k] == WALK_FLAT || c->walk[k] == WALK_PICKED) continue;
         word = push_word(m, push_of_operand(k));
         if (walks_once(c->walk[k])) {
             v[0] = v[1] = v[2] = v[3] = c->walk[k] == WALK_LITERAL ? word : load_one(m, c->slot[k], dtype, word);
@@ -20032,6 +20067,24 @@ static void store_results(struct writer *m, const struct chain *c, uint32_t i, b
     }
 }
 
+/* The element of a picked operand where an index of this dtype says: negative ones count from the end; what is outside
+ * is the nearest one. */
+static uint32_t put_pick(struct writer *m, const struct chain *c, const struct chain_step *s, uint32_t index)
+{
+    uint32_t at = push_of_pick(c), k = s->picked - 1u, room = push_word(m, at), stride = push_word(m, at + 1), inside;
+    uint32_t negative = s->from == MLXVK_INT32 ? WORD(m, SPIRV_SHIFT_RIGHT, index, constant_word(m, 31))
+        : constant_word(m, 0);
+    uint32_t last = WORD(m, SPIRV_SUBTRACT, room, constant_word(m, 1));
+    uint32_t back = WORD(m, SPIRV_MULTIPLY, negative, last), other = WORD(m, SPIRV_SUBTRACT, last, back);
+    back = WORD(m, SPIRV_MULTIPLY, negative, room);
+    index = WORD(m, SPIRV_ADD, index, back);
+    inside = VALUE(m, SPIRV_U_LESS, m->bool_type, index, room);
+    index = WORD(m, SPIRV_SELECT, inside, index, other);
+    index = WORD(m, SPIRV_MULTIPLY, index, stride);
+    index = WORD(m, SPIRV_ADD, index, push_word(m, push_of_operand((int)k)));
+    return load_one(m, c->slot[k], c->operand[k]->dtype, index);
+}
+
 static void put_steps(struct writer *m, const struct chain *c)
 {
     uint32_t zero = push_word(m, 1), other = push_word(m, 2), same = 0;      /* same: operands and steps, bit by bit */
@@ -20044,8 +20097,10 @@ static void put_steps(struct writer *m, const struct chain *c)
         for (int i = 0; i < s->inputs; i++) once = once && (same >> s->in[i] & 1);
         if (once) same |= 1u << (CHAIN_OPERANDS + k);
         for (int j = 0; j < (c->four ? 4 : 1); j++) {
-            uint32_t words[6] = { called(m, s->function) }, n = 1;
+            uint32_t words[6] = { 0 }, n = 1;
             if (once && j) { v[j] = v[0]; continue; }
+            if (s->picked) { v[j] = put_pick(m, c, s, m->value[s->in[0]][j]); continue; }
+            words[0] = called(m, s->function);
             for (int i = 0; i < s->inputs; i++) words[n++] = m->value[s->in[i]][j];
             if (s->inputs == 2) words[2] = WORD(m, SPIRV_XOR, words[2], other);
             words[n++] = constant_word(m, s->words ? s->word : s->from);
@@ -20370,6 +20425,15 @@ static void plan_chain(struct encoder *e, struct chain_entry *entry, const struc
 
 /* ---- dispatch ---- */
 
+static void bind_fold(struct encoder *e, struct chain *c)
+{
+    c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + c->results), c->fold.out);
+    c->push[c->pushed++] = c->fold.fours;
+    c->push[c->pushed++] = c->fold.rows;
+    if (c->fold.times) c->push[c->pushed++] = set_input(e, (uint32_t)(c->bound + c->results + 1), c->fold.times);
+    else memcpy(&c->push[c->pushed++], &c->fold.scale, 4);
+}
+
 /* Binds the arrays and pushes where they begin. Returns the bits of all offsets that must be multiples of four. */
 static uint32_t bind_chain(struct encoder *e, struct chain *c)
 {
@@ -20394,12 +20458,8 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
     }
     for (int i = 0, r = 0; i < c->steps; i++)
         if (c->step[i].wanted) mask |= c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + r++), c->step[i].out);
-    if (!c->fold.out) return mask;
-    c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + c->results), c->fold.out);
-    c->push[c->pushed++] = c->fold.fours;
-    c->push[c->pushed++] = c->fold.rows;
-    if (c->fold.times) c->push[c->pushed++] = set_input(e, (uint32_t)(c->bound + c->results + 1), c->fold.times);
-    else memcpy(&c->push[c->pushed++], &c->fold.scale, 4);
+    if (c->fold.out) bind_fold(e, c);
+    for (int i = 0; i < PICK_PUSH && c->picks; i++) c->push[c->pushed++] = c->pick[i];
     return mask;
 }
 
@@ -21273,6 +21333,7 @@ static bool find_chain_at(const struct encoder *e, struct stream *s, struct chai
     struct chain before;
     c->steps = c->operands = c->nodes = c->draws = 0;
     c->inlines = inlines;
+    c->picks = false;
     c->fold = (struct fold){ NULL };
     if (!chain_add(c, &s->nodes[at])) return false;
     for (uint32_t j = at + 1; j < last; j++) {
@@ -21325,6 +21386,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "scan + search", GATE_SEARCH, OP_SCAN, fuse_scan_search },
     { "sum * number", GATE_SUM_TIMES, OP_REDUCE, fuse_sum_times },
     { "random word + chain", GATE_CHAINS, OP_RANDOM, fuse_chain },
+    { "element taken + chain", GATE_CHAINS, OP_GATHER, fuse_chain },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };
 

@@ -449,6 +449,77 @@ static void test_drawn(void **state)
     bench_close(&together);
 }
 
+/* ---- one element where an index says ---- */
+
+enum picked { AT_INDEX, FROM_END, BEYOND, BEFORE, UNSIGNED, BACKWARDS, INDEX_MADE, OF_ITSELF, HALF_OF_IT, OF_STEP, TWO_PICKED, WIDE_INDEX,
+              TWO_INDICES, PICKED };
+
+/* z = y * x[index] and what each case makes of that. */
+static uint64_t run_picked(struct bench *b, enum picked picked, float *result)
+{
+    static const int at[PICKED] = { [AT_INDEX] = 3, [FROM_END] = -2, [BEYOND] = 1000, [BEFORE] = -1000, [UNSIGNED] = -7, [BACKWARDS] = 2 };
+    float numbers[LONG * WIDE];
+    int index[2] = { at[picked], 5 }, count = picked == TWO_INDICES ? 2 : 1, step = picked == BACKWARDS ? -1 : 1;
+    mlxvk_array x, y, i = mlxvk_array_new(), z = mlxvk_array_new(), one = mlxvk_array_new();
+    uint64_t dispatches;
+    for (int k = 0; k < LONG * WIDE; k++) numbers[k] = (float)(k * 29 % 101 - 17) / 7;
+    x = floats(b->device, numbers, (int[]){ 1, LONG * WIDE }, 2);
+    y = floats(b->device, numbers + 8, (int[]){ 1, LONG * WIDE - 8 }, 2);
+    OK_DEVICE(mlxvk_array_new_data_device(&i, index, (int[]){ 1, count }, 2, picked == UNSIGNED ? MLXVK_UINT32 : MLXVK_INT32, b->device),
+              b->device);
+    if (step < 0)
+        OK(mlxvk_slice(&x, x, (int[]){ 0, 60 }, 2, (int[]){ 1, 2 }, 2, (int[]){ 1, -1 }, 2, b->s), b->s);
+    if (picked == HALF_OF_IT) OK(mlxvk_astype(&x, x, MLXVK_BFLOAT16, b->s), b->s);
+    if (picked == WIDE_INDEX) OK(mlxvk_astype(&i, i, MLXVK_INT64, b->s), b->s);
+    OK_DEVICE(mlxvk_array_eval(x), b->device);
+    OK_DEVICE(mlxvk_array_eval(y), b->device);
+    OK_DEVICE(mlxvk_array_eval(i), b->device);
+    OK(mlxvk_synchronize(b->s), b->s);
+    mlxvk_reset_stats(b->device);
+    if (picked == INDEX_MADE) OK(mlxvk_add(&i, i, i, b->s), b->s);
+    if (picked == OF_STEP) OK(mlxvk_square(&x, x, b->s), b->s);
+    OK(mlxvk_take_along_axis(&z, x, i, 1, b->s), b->s);
+    if (picked == TWO_INDICES) OK(mlxvk_slice(&z, z, (int[]){ 0, 1 }, 2, (int[]){ 1, 2 }, 2, (int[]){ 1, 1 }, 2, b->s), b->s);
+    if (picked == TWO_PICKED) {
+        OK(mlxvk_take_along_axis(&one, y, i, 1, b->s), b->s);
+        OK(mlxvk_add(&z, z, one, b->s), b->s);
+        mlxvk_array_free(one);
+        one = mlxvk_array_new();
+    }
+    if (picked == OF_ITSELF || picked == OF_STEP) OK(mlxvk_subtract(&z, x, z, b->s), b->s);
+    else OK(mlxvk_multiply(&z, y, z, b->s), b->s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(i);
+    OK(mlxvk_synchronize(b->s), b->s);
+    dispatches = stats_of(b->device).dispatches;
+    OK(mlxvk_array_read(z, result, mlxvk_array_nbytes(z), b->s), b->s);
+    mlxvk_array_free(z);
+    mlxvk_array_free(one);
+    return dispatches;
+}
+
+/* An element of an array in memory, by one index of 32 bits, is a step; not of what the chain comes to, nor a second one. */
+static void test_picked(void **state)
+{
+    static const uint8_t dispatches[PICKED][2] = {
+        [AT_INDEX] = { 2, 1 }, [FROM_END] = { 2, 1 }, [BEYOND] = { 2, 1 }, [BEFORE] = { 2, 1 }, [UNSIGNED] = { 2, 1 }, [BACKWARDS] = { 2, 1 },
+        [INDEX_MADE] = { 3, 1 }, [OF_ITSELF] = { 2, 1 }, [HALF_OF_IT] = { 3, 1 }, [OF_STEP] = { 3, 2 }, [TWO_PICKED] = { 4, 2 },
+        [WIDE_INDEX] = { 2, 2 }, [TWO_INDICES] = { 2, 2 },
+    };
+    struct bench alone = bench_open(OFF), together = bench_open(ON);
+    (void)state;
+    for (int i = 0; i < PICKED; i++) {
+        float want[LONG * WIDE] = { 0 }, got[LONG * WIDE] = { 0 };
+        uint64_t apart = run_picked(&alone, (enum picked)i, want), fused = run_picked(&together, (enum picked)i, got);
+        if (apart != dispatches[i][0] || fused != dispatches[i][1])
+            fail_msg("case %d: %llu dispatches apart, %llu fused", i, (unsigned long long)apart, (unsigned long long)fused);
+        assert_memory_equal(got, want, sizeof want);
+    }
+    bench_close(&alone);
+    bench_close(&together);
+}
+
 /* Without a word from the caller a kernel is made for chains that come again and again, not for the first. */
 static void test_often(void **state)
 {
@@ -484,6 +555,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_random), cmocka_unit_test(test_gelu),
                                         cmocka_unit_test(test_other_shapes), cmocka_unit_test(test_drawn),
+                                        cmocka_unit_test(test_picked),
                                         cmocka_unit_test(test_often),
                                         cmocka_unit_test(test_valid) };
     return run_group("chains", tests, in_folder, remove_folder);
