@@ -21334,7 +21334,7 @@ static bool find_chain_at(const struct encoder *e, struct stream *s, struct chai
     c->steps = c->operands = c->nodes = c->draws = 0;
     c->inlines = inlines;
     c->picks = false;
-    c->fold = (struct fold){ NULL };
+    c->fold = (struct fold){ .out = NULL };
     if (!chain_add(c, &s->nodes[at])) return false;
     for (uint32_t j = at + 1; j < last; j++) {
         bool member = s->nodes[j].done || !chain_reads(c, &s->nodes[j]);
