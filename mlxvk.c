@@ -390,6 +390,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(SCAN_COLUMNS,  "MLX_VK_SCAN_COLUMNS",              0,                                                           \
       "scans along another axis than the last: columns (or fours) that are not cut (0: by device)")                   \
     X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps and tiles of scans wait for each other (2: on every driver)")   \
+    X(CHAIN_REDUCE,  "MLX_VK_ENABLE_CHAIN_REDUCE",       1,                                                            \
+      "a reduction of rows in the kernel of a chain before it, on GPUs (2: everywhere, 3: of short rows, too)")        \
     X(CHAINS, "MLX_VK_ENABLE_CHAINS", 1, "elementwise chains in kernels made at run time, where it pays (2: all)")    \
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort (2: even where merges are faster; 0: nowhere)")  \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
@@ -2988,7 +2990,7 @@ struct encoder {
 struct wait { struct timeline *line; VkSemaphore semaphore; uint64_t value; };
 
 /* The nodes of a fusion, ascending; the first is where lowering stands. */
-enum { MEMBERS_MOST = 16 };
+enum { MEMBERS_MOST = 18 };
 struct members { uint32_t node[MEMBERS_MOST]; int count; };
 
 /* How far a plan is encoded: the next step; the next donation; steps before skip_to have nothing to do. */
@@ -7859,7 +7861,7 @@ enum reduction {
 
 /* Rows are reduced by the tree that shaders/reduce.comp tells of: a row's result has the same bits whatever lies beside
  * it. What keeps to it: the cut into pieces (piece_of), the ranges of what cannot be bound whole (reduce_range),
- * the order of several axes (number_runs), softmax (softmax_rows, softmax_given). */
+ * the order of several axes (number_runs), softmax (softmax_rows, softmax_given), reductions behind chains (folds). */
 enum { REDUCE_THREADS = 256, REDUCE_GROUPS = 2048, REDUCE_DIMS = 4, REDUCE_LANE = 16, REDUCE_BLOCK = 256,
        REDUCE_PIECE = 4096, REDUCE_LONGEST = 1 << 20, ROWS_ENOUGH = 512, DEALT_ENOUGH = 64, COLUMNS_ENOUGH = 512 };
 
@@ -8336,7 +8338,7 @@ static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
  * and a number is subtracted in 110 %. */
 static bool saves_dispatch(const struct device *d, enum gate gate)
 {
-    return d->gate[gate] == 2 || (d->gate[gate] && !d->tuning->apart);
+    return d->gate[gate] > 1 || (d->gate[gate] && !d->tuning->apart);
 }
 
 /* Are rows in parts joined by the dispatch that makes the parts? A workgroup for each, few enough for a set; what is
@@ -9001,8 +9003,36 @@ static bool takes_once(const struct device *d, enum reduction op, const struct a
     return links_wanted(d) && has_kernel(d, K_SCAN_ONCE) && once_row(n)->threads <= d->caps.max_threads;
 }
 
+/* Where a value belongs in what a row is scanned to, by the scan itself; number: what is added to that place, or,
+ * `less`, subtracted from it; NULL: nothing. */
+struct scan_search { struct array *value, *place, *number; bool right, less; };
+
+static uint32_t once_parts(uint32_t outer, size_t n)
+{
+    const struct once_row *r = once_row(n);
+    uint32_t tiles = once_tiles(r, n), groups = ceil_div(tiles, r->fan);
+    return outer * (tiles + groups + ceil_div(groups, r->fan));
+}
+
+/* Are so many parts kept where there are zeros before and behind? */
+static bool once_joined(const struct device *d, uint32_t parts)
+{
+    return parts <= SCAN_JOINED_MOST && saves_dispatch(d, GATE_REDUCE_JOIN);
+}
+
+/* Binds a search; its flags. */
+static uint32_t set_search(struct encoder *e, struct scan_once_push *p, const struct scan_search *s)
+{
+    p->value_at = set_input(e, SLOT_scan_once_value, s->value);
+    p->place_at = set_output(e, SLOT_scan_once_place, s->place);
+    if (s->number) p->number_at = set_input(e, SLOT_scan_once_number, s->number);
+    return SCAN_ONCE_SEARCH | (s->right ? SCAN_ONCE_RIGHT : 0) |
+           (!s->number ? 0 : s->less ? SCAN_ONCE_LESS : SCAN_ONCE_MORE);
+}
+
+/* search: NULL, or behind one row that once_joined() is for. */
 static void scan_once(struct encoder *e, enum reduction op, struct array *from, struct array *out,
-                      const struct scan_push *s)
+                      const struct scan_push *s, const struct scan_search *search)
 {
     const struct once_row *r = once_row(s->n);
     const bool silent = e->device->gate[GATE_LINKS] > 2, few = e->device->caps.quirks & QUIRK_SHORT_LOOPS;
@@ -9011,17 +9041,22 @@ static void scan_once(struct encoder *e, enum reduction op, struct array *from, 
                                 .looks = silent ? 0 : few ? SCAN_LOOKS_FEW : SCAN_LOOKS };
     p.groups = ceil_div(p.tiles, r->fan);
     p.blocks = ceil_div(p.groups, r->fan);
-    size_t count = (size_t)p.outer * (p.tiles + p.groups + p.blocks);
-    struct array *parts = scratch(e, count, MLXVK_UINT64);
+    uint32_t count = once_parts(p.outer, p.n), flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE);
+    bool joined = once_joined(e->device, count);
+    struct array *parts = joined ? NULL : scratch(e, count, MLXVK_UINT64);
     if (e->code) return;
-    p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
-    USE(e, scan_once, &p, .threads = r->threads, .hold = 1, .fan = 1, .flags = SCAN_ONCE_CLEAR);
-    dispatch_groups(e, ceil_div(count, r->threads));
+    if (parts) {
+        p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+        USE(e, scan_once, &p, .threads = r->threads, .hold = 1, .fan = 1, .flags = SCAN_ONCE_CLEAR);
+        dispatch_groups(e, ceil_div(count, r->threads));
+        p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+    } else set_joined(e, SLOT_scan_once_parts);
     p.from = set_input(e, SLOT_scan_once_src, from);
     p.to = set_output(e, SLOT_scan_once_dst, out);
-    p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
+    if (joined) flags |= SCAN_ONCE_JOINED;
+    if (search) flags |= set_search(e, &p, search);
     USE(e, scan_once, &p, .threads = r->threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r->hold,
-        .fan = r->fan, .flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE));
+        .fan = r->fan, .flags = flags);
     dispatch_groups(e, (uint64_t)p.outer * p.tiles);
     array_release(parts);
 }
@@ -9067,7 +9102,7 @@ static void scan_part(struct encoder *e, struct array *const *a, const void *job
     if (p.n == 1) p.stride = 1;
     p.flags = f->flags;
     /* The axis chooses, not how many columns there are: one has the bits that it has beside others. */
-    if (f->flags & SCAN_ONCE) scan_once(e, f->op, x, &packed, &p);
+    if (f->flags & SCAN_ONCE) scan_once(e, f->op, x, &packed, &p, NULL);
     else if (f->axis == x->ndim - 1) scan_of_rows(e, f->op, x, &packed, p);
     else scan_of_columns(e, f->op, x, &packed, p);
     array_release(rows);
@@ -19437,15 +19472,20 @@ int mlxvk_fast_scaled_dot_product_attention_vjp(mlxvk_vector_array *res, mlxvk_a
  * rounds, what its own kernel would. What a step hands on is combined with a zero that only the push constants tell:
  * a compiler that knew where it came from (from bool, say, or from a product) would rearrange the next step. Another
  * zero goes into second operands, for x - x is not 0 where x is NaN, as it knows only while it takes the two for
- * different numbers. */
+ * different numbers.
+ *
+ * Behind a chain there may be a reduction of the rows that one step comes to: main calls the library's, by the tree
+ * that shaders/reduce.comp tells of, and what is written here is the function that it calls for four elements. */
 
-enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 4, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3,
+enum { CHAIN_STEPS = 16, CHAIN_OPERANDS = 12, CHAIN_RESULTS = 5, CHAIN_PUSH = PUSH_SIZE / 4, CHAIN_FIRST = 3,
+       FOLD_PUSH = 4, PICK_PUSH = 2, CHAIN_DRAWS = 2, CHAIN_WORDS = 4,
        CHAINS_MOST = 1024,
-       CHAIN_BUCKETS = 256, CHAIN_KEY = 4 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
+       CHAIN_BUCKETS = 256, CHAIN_KEY = 5 + CHAIN_OPERANDS + 2 * CHAIN_STEPS };
 
 /* In the order of main in shaders/chain.comp. */
 #define CHAIN_FUNCTIONS(X)                                                                                            \
-    X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves) X(random_first)
+    X(thread_index) X(convert) X(choose) X(byte_of) X(half_of) X(join_bytes) X(join_halves) X(random_at)           \
+    X(four) X(joined_add) X(joined_swap) X(fold) X(fold_row) X(fold_result)
 #define CHAIN_REAL_UNARY(X)                                                                                           \
     X(square) X(floor) X(ceil) X(round) X(sqrt) X(rsqrt) X(reciprocal) X(exp) X(expm1) X(log) X(log2) X(log10) \
     X(log1p) X(sin) X(cos) X(tan) X(sinh) X(cosh) X(tanh) X(arcsin) X(arccos) X(arctan) X(arcsinh) X(arccosh) \
@@ -19495,26 +19535,48 @@ static const uint8_t chain_binary[B_COUNT][2] = {
 #undef X
 };
 
-/* How an operand's elements are found: beside the result's; the same one always; in the push constants; by strides:
- * each by its own, four in a row, or one for four. */
-enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_STRIDED, WALK_FOUR, WALK_SAME };
+/* A reduction behind a chain: threads of a workgroup, fours of the piece of a row that it takes, elements of a row at
+ * least. */
+enum { FOLD_THREADS = 256, FOLD_FOURS = REDUCE_PIECE / 4, FOLD_LEAST = 1024 };
+static_assert((int)R_mean == (int)FOLD_MEAN && (int)R_max == (int)FOLD_MAX && (int)R_argmin == (int)FOLD_ARGMIN,
+              "chain.comp reduces as reduce.comp does");
+static_assert((int)JOINED_MOST_ROWS == (int)FOLD_COUNTED, "where pieces are joined");
+
+/* How an operand's elements are found: beside the result's; the same one always; in the push constants; one, where an
+ * index says (see chain_picks); by strides: each by its own, four in a row, or one for four. */
+enum walk { WALK_FLAT, WALK_ONE, WALK_LITERAL, WALK_PICKED, WALK_STRIDED, WALK_FOUR, WALK_SAME };
 
 struct chain_step {
     struct array *out;
     uint8_t function, from, to, inputs, in[3];       /* in: operands; from CHAIN_OPERANDS on, steps */
+    uint8_t word, words;                             /* random: which one of how many; else 0 */
+    uint8_t picked;                                  /* 1 + the operand of which it is an element; 0: it is none */
     bool wanted;                                     /* by others than the chain */
+};
+
+/* A reduction of one step's result, row by row, by a workgroup for each piece of a row; out: NULL: there is none. */
+struct fold {
+    struct array *out, *times;                       /* times: one number by which sums are multiplied; NULL: nothing */
+    uint8_t step;
+    uint32_t code;                                   /* the operation, as shaders/chain.comp has it */
+    float scale;                                     /* of a mean */
+    uint32_t fours, rows;                            /* of a row; how many rows there are */
 };
 
 struct chain {
     struct chain_step step[CHAIN_STEPS];
     struct array *whole;                             /* a result of the shape that threads stand for */
     bool inlines;                                    /* numbers are computed at each element of what reads them */
-    bool drawn;                                      /* one of the steps is random: */
-    struct array key[2];                             /* the words of its key */
+    int nodes, draws;                                /* nodes that are steps now; those that draw random words: */
+    /* the words of their keys; theirs, each a step */
+    struct array key[CHAIN_DRAWS][2], word[CHAIN_DRAWS][CHAIN_WORDS];
     struct array *operand[CHAIN_OPERANDS];
     uint8_t walk[CHAIN_OPERANDS], slot[CHAIN_OPERANDS];
     int steps, operands, bound, results, strided;
     bool four, leftover;                             /* four elements a thread; and, behind them, up to three alone */
+    struct fold fold;
+    bool picks;                                      /* a step is one element of an operand, */
+    uint32_t pick[2];                                /* of so many, so far apart */
     struct dims dims;                                /* of the results and those operands that go by strides */
     uint32_t push[CHAIN_PUSH], pushed;
 };
@@ -19549,11 +19611,18 @@ static enum walk walk_of(const struct array *a)
 }
 static bool walks_once(enum walk walk) { return walk == WALK_ONE || walk == WALK_LITERAL; }
 
-/* Is it one word of random bits, from a key that lies in memory? What the host knows is pushed elsewhere. */
-static bool draws_word(const struct node *n)
+/* Is it a few words of random bits, from a key that lies in memory? What the host knows is pushed elsewhere. */
+static bool draws_words(const struct node *n)
 {
-    return n->p.random.kind == RANDOM_BITS && n->out[0]->size == 1 && n->out[0]->dtype == MLXVK_UINT32 &&
+    return n->p.random.kind == RANDOM_BITS && n->out[0]->size <= CHAIN_WORDS && n->out[0]->dtype == MLXVK_UINT32 &&
            n->in[0]->ndim == 1 && !is_literal(n->in[0]);
+}
+
+/* Is it one element of an axis, where one index of 32 bits says? */
+static bool picks_one(const struct node *n)
+{
+    return n->p.gather.mode == GATHER_ALONG && n->out[0]->size == 1 && n->in[1]->size == 1 &&
+           item_size(n->in[1]) == 4 && item_size(n->in[0]) <= 4;
 }
 
 /* The function of a node; -1 where chains do not have it. */
@@ -19562,7 +19631,8 @@ static int chain_function_of(const struct node *n)
     const struct elementwise_params *p = &n->p.elementwise;
     const struct array *x;
     int function;
-    if (n->op == OP_RANDOM) return draws_word(n) ? CHAIN_random_first : -1;
+    if (n->op == OP_GATHER) return picks_one(n) ? CHAIN_convert : -1;
+    if (n->op == OP_RANDOM) return draws_words(n) ? CHAIN_random_at : -1;
     if (n->op != OP_ELEMENTWISE) return -1;
     x = n->in[n->inputs - 1];
     if (item_size(x) > 4 || item_size(n->out[0]) > 4) return -1;
@@ -19575,12 +19645,11 @@ static int chain_function_of(const struct node *n)
     return function ? function : -1;
 }
 
-/* Can the node be part of a chain? Its result is a fresh one, whole. */
+/* Can the node be part of a chain? Its result is a fresh one, whole; others may write there behind it. */
 static bool chain_takes(const struct node *n)
 {
     const struct array *out = n->out[0];
-    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->writers != 1 ||
-        out->storage->buffer ||
+    if (n->done || chain_function_of(n) < 0 || !out->row || out->offset || out->storage->buffer ||
         out->storage->literal || out->storage->nbytes != array_bytes(out) || out->size > INT32_MAX) return false;
     for (int i = 0; i < n->inputs; i++)
         if (n->in[i]->storage->failed || (n->in[i]->ndim != out->ndim && n->op != OP_RANDOM)) return false;
@@ -19599,9 +19668,14 @@ static bool sees_step(const struct array *out, const struct array *a)
  * goes by strides has the chain's shape. */
 static int chain_operand(struct chain *c, struct array *a)
 {
-    for (int i = 0; i < c->steps; i++)
-        if (c->step[i].out->storage == a->storage) return sees_step(c->step[i].out, a) ? CHAIN_OPERANDS + i : -1;
-    for (int i = 0; i < c->operands; i++) if (same_view(c->operand[i], a)) return i;
+    bool inside = false;                             /* of several words, each a step, one is meant */
+    for (int i = 0; i < c->steps; i++) {
+        if (c->step[i].out->storage != a->storage) continue;
+        if (sees_step(c->step[i].out, a)) return CHAIN_OPERANDS + i;
+        inside = true;
+    }
+    if (inside) return -1;
+    for (int i = 0; i < c->operands; i++) if (c->walk[i] != WALK_PICKED && same_view(c->operand[i], a)) return i;
     if (c->operands == CHAIN_OPERANDS || runs_across(a)) return -1;
     c->walk[c->operands] = (uint8_t)walk_of(a);
     if (c->walk[c->operands] == WALK_STRIDED && !same_shape(a, c->whole)) return -1;
@@ -19616,22 +19690,86 @@ static bool chain_fits(struct chain *c)
     c->strided = 0;
     for (int i = 0; i < c->operands; i++) if (c->walk[i] >= WALK_STRIDED) list[++c->strided] = c->operand[i];
     c->dims = c->strided ? merge_dims(list, 1 + c->strided) : (struct dims){ .ndim = 1 };
-    return CHAIN_FIRST + c->operands + CHAIN_RESULTS + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
+    int places = c->operands + CHAIN_RESULTS + (c->fold.out ? FOLD_PUSH : 0) + (c->picks ? PICK_PUSH : 0);
+    return CHAIN_FIRST + places + c->dims.ndim * (1 + c->strided) <= CHAIN_PUSH;
 }
 
-/* The words of a random node's key, each a number of its own, which nothing takes over the memory of; false where the
- * chain has some already, or more elements: twenty rounds at each of them are no saving. */
-static bool chain_key_words(struct chain *c, const struct node *n)
+/* One of the words that an array's elements are, as a number of its own, which nothing takes over the memory of. */
+static struct array one_word(const struct array *a, int i, int64_t apart)
 {
-    if (c->drawn || c->whole->size > 1) return false;
-    c->drawn = true;
-    for (int i = 0; i < 2; i++) {
-        c->key[i] = *n->in[0];
-        c->key[i].offset += 4 * i * n->in[0]->strides[0];
-        c->key[i].size = (size_t)(c->key[i].shape[0] = 1);
-        c->key[i].row = false;
-        c->key[i].refs = 1;
+    struct array word = *a;
+    word.offset += 4 * i * apart;
+    word.ndim = 1;
+    word.size = (size_t)(word.shape[0] = 1);
+    word.strides[0] = 1;
+    word.row = false;
+    word.refs = 1;
+    return word;
+}
+
+/* Appends one operation, but for its operands; NULL: there are too many, or the result goes where the chain reads or
+ * writes already. */
+static struct chain_step *chain_step(struct chain *c, const struct node *n, struct array *out)
+{
+    struct chain_step *step = &c->step[c->steps];
+    if (c->steps == CHAIN_STEPS) return NULL;
+    for (int i = 0; i < c->steps + c->operands; i++) {
+        const struct array *a = i < c->steps ? c->step[i].out : c->operand[i - c->steps];
+        if (a->storage == out->storage && n->op != OP_RANDOM) return NULL;
     }
+    if (!c->steps || out->size > c->whole->size) c->whole = out;
+    *step = (struct chain_step){ .out = out, .function = (uint8_t)chain_function_of(n),
+                                 .from = (uint8_t)n->in[n->inputs - 1]->dtype,
+                                 .to = (uint8_t)out->dtype, .inputs = n->inputs };
+    return step;
+}
+
+/* Appends random words, each a step; false where the chain has some of two nodes already, or more elements: twenty
+ * rounds at each of them are no saving. */
+static bool chain_draws(struct chain *c, const struct node *n)
+{
+    struct array *key = c->key[c->draws], *word = c->word[c->draws];
+    int words = (int)n->out[0]->size, operand[2];
+    if (c->draws == CHAIN_DRAWS || (c->steps && c->whole->size > 1)) return false;
+    c->draws++;
+    for (int i = 0; i < 2; i++) {
+        key[i] = one_word(n->in[0], i, n->in[0]->strides[0]);
+        operand[i] = chain_operand(c, &key[i]);
+        if (operand[i] < 0) return false;
+    }
+    for (int i = 0; i < words; i++) {
+        struct chain_step *step = NULL;
+        word[i] = one_word(n->out[0], i, 1);
+        if (!(step = chain_step(c, n, words == 1 ? n->out[0] : &word[i]))) return false;
+        step->inputs = 2;
+        for (int k = 0; k < 2; k++) step->in[k] = (uint8_t)operand[k];
+        step->word = (uint8_t)i;
+        step->words = (uint8_t)words;
+        c->steps++;
+    }
+    return true;
+}
+
+/* Appends an element of an operand, where an index says, which may be a step; false where the chain has one already, or
+ * comes to what the element is one of. */
+static bool chain_picks(struct chain *c, const struct node *n)
+{
+    struct array *a = n->in[0];
+    struct chain_step *step = chain_step(c, n, n->out[0]);
+    int index;
+    if (!step || c->picks || runs_across(a)) return false;
+    for (int i = 0; i < c->steps; i++) if (c->step[i].out->storage == a->storage) return false;
+    index = chain_operand(c, n->in[1]);
+    if (index < 0 || c->operands == CHAIN_OPERANDS) return false;
+    c->walk[c->operands] = WALK_PICKED;
+    c->operand[c->operands++] = a;
+    c->picks = true;
+    c->pick[0] = (uint32_t)a->shape[n->p.gather.axis];
+    c->pick[1] = (uint32_t)a->strides[n->p.gather.axis];
+    step->inputs = 1;
+    step->in[0] = (uint8_t)index;
+    step->picked = (uint8_t)c->operands;
+    c->steps++;
     return true;
 }
 
@@ -19639,21 +19777,20 @@ static bool chain_key_words(struct chain *c, const struct node *n)
  * shape. Behind numbers alone, something larger gives the chain its shape. */
 static bool chain_add(struct chain *c, const struct node *n)
 {
-    struct chain_step *step = &c->step[c->steps];
-    if (c->steps == CHAIN_STEPS) return false;
-    if (!c->steps || n->out[0]->size > c->whole->size) c->whole = n->out[0];
-    *step = (struct chain_step){ .out = n->out[0], .function = (uint8_t)chain_function_of(n),
-                                 .from = (uint8_t)n->in[n->inputs - 1]->dtype,
-                                 .to = (uint8_t)n->out[0]->dtype, .inputs = n->inputs };
-    if (n->op == OP_RANDOM && !chain_key_words(c, n)) return false;
-    if (n->op == OP_RANDOM) step->inputs = 2;
-    for (int i = 0; i < step->inputs; i++) {
-        int k = chain_operand(c, n->op == OP_RANDOM ? &c->key[i] : n->in[i]);
-        if (k < 0) return false;
-        step->in[i] = (uint8_t)k;
+    if (n->op == OP_RANDOM || n->op == OP_GATHER) {
+        if (!(n->op == OP_RANDOM ? chain_draws(c, n) : chain_picks(c, n))) return false;
+    } else {
+        struct chain_step *step = chain_step(c, n, n->out[0]);
+        if (!step) return false;
+        for (int i = 0; i < step->inputs; i++) {
+            int k = chain_operand(c, n->in[i]);
+            if (k < 0) return false;
+            step->in[i] = (uint8_t)k;
+        }
+        c->steps++;
     }
     if (!chain_fits(c)) return false;
-    c->steps++;
+    c->nodes++;
     return true;
 }
 
@@ -19674,7 +19811,8 @@ static bool chain_results(struct chain *c)
         int inside = 0;
         for (int j = i + 1; j < c->steps; j++)
             for (int k = 0; k < c->step[j].inputs; k++) inside += c->step[j].in[k] == CHAIN_OPERANDS + i;
-        c->step[i].wanted = st->owned || st->readers > inside;
+        inside += c->fold.out && c->fold.step == i;
+        c->step[i].wanted = st->owned || st->readers > inside || st->writers > 1;
         c->results += c->step[i].wanted;
         once = once && (!c->step[i].wanted || c->step[i].out->size == c->whole->size);
     }
@@ -19687,12 +19825,14 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
     uint32_t n = 0;
     key[n++] = (uint32_t)c->steps | (uint32_t)c->operands << 8 | (uint32_t)walks << 16;
     if (walks) key[n++] = (uint32_t)c->four | (uint32_t)c->leftover << 1 | (uint32_t)c->dims.ndim << 8;
+    key[n++] = c->fold.out ? 1 | (c->fold.times ? 2 : 0) | (uint32_t)c->fold.step << 8 | c->fold.code << 16 : 0;
     for (int i = 0; i < c->operands; i++)
         key[n++] = (uint32_t)c->operand[i]->dtype | (walks ? (uint32_t)c->walk[i] << 8 : 0);
     for (int i = 0; i < c->steps; i++) {
         const struct chain_step *s = &c->step[i];
         key[n++] = (uint32_t)s->function | (uint32_t)s->from << 8 | (uint32_t)s->to << 16 | (uint32_t)s->wanted << 24;
-        key[n++] = (uint32_t)s->in[0] | (uint32_t)s->in[1] << 8 | (uint32_t)s->in[2] << 16;
+        key[n++] = (uint32_t)s->in[0] | (uint32_t)(s->picked ? s->picked : s->in[1]) << 8 | (uint32_t)s->in[2] << 16 |
+                   (uint32_t)s->word << 24 | (uint32_t)s->words << 28 | (s->picked ? 1u << 31 : 0);
     }
     return n;
 }
@@ -19703,9 +19843,13 @@ enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_TYPE_VECTOR = 23,
        SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
        SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134,
            SPIRV_SELECT = 169,
-       SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_MERGE = 247, SPIRV_LAST_BRANCH = 255 };
-/* Decorations; a storage class */
-enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_PUSH_CONSTANT = 9 };
+       SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_ATOMIC_EXCHANGE = 229, SPIRV_ATOMIC_ADD = 234, SPIRV_MERGE = 247,
+       SPIRV_RETURN_VALUE = 254, SPIRV_LAST_BRANCH = 255 };
+/* Decorations; storage classes; a scope */
+enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_INPUT = 1, SPIRV_PUSH_CONSTANT = 9,
+       SPIRV_SCOPE_DEVICE = 1 };
+/* The binding of the words that workgroups of a reduction share. */
+enum { FOLD_SLOT = 0 };
 
 /* The parts of a module, in this order: its head, decorations, types and globals, functions. */
 enum { PART_HEAD, PART_DECORATE, PART_DECLARE, PART_CODE, PARTS };
@@ -19717,7 +19861,7 @@ struct writer {
     struct list part[PARTS];                         /* of words */
     const uint32_t *library, *declarations, *functions, *library_end;   /* of chain.comp: where they begin */
     uint32_t bound, main, function[CHAIN_FUNCTION_COUNT];
-    bool called[CHAIN_FUNCTION_COUNT], failed;
+    bool called[CHAIN_FUNCTION_COUNT], written[CHAIN_FUNCTION_COUNT], failed;   /* written: not copied, but made here */
     uint32_t uint_type, bool_type, push, index;
     uint32_t view_type[VIEWS], view[MAX_BINDINGS][VIEWS];
     uint32_t global[2 + MAX_BINDINGS * VIEWS], globals;
@@ -19890,7 +20034,9 @@ static uint32_t push_word(struct writer *m, uint32_t index)
 /* Where the words pushed for operands, results, the shape and the strides begin, behind the count and the zeros. */
 static uint32_t push_of_operand(int i) { return CHAIN_FIRST + (uint32_t)i; }
 static uint32_t push_of_result(const struct chain *c, int r) { return CHAIN_FIRST + (uint32_t)(c->operands + r); }
-static uint32_t push_of_dims(const struct chain *c) { return CHAIN_FIRST + (uint32_t)(c->operands + c->results); }
+static uint32_t push_of_fold(const struct chain *c) { return CHAIN_FIRST + (uint32_t)(c->operands + c->results); }
+static uint32_t push_of_pick(const struct chain *c) { return push_of_fold(c) + (c->fold.out ? FOLD_PUSH : 0); }
+static uint32_t push_of_dims(const struct chain *c) { return push_of_pick(c) + (c->picks ? PICK_PUSH : 0); }
 
 /* The positions, without the offset, of element i of those operands that go by strides, in order. */
 static void put_positions(struct writer *m, const struct chain *c, uint32_t i, uint32_t *at)
@@ -19938,7 +20084,7 @@ static void load_others(struct writer *m, const struct chain *c, uint32_t i)
     for (int k = 0; k < c->operands; k++) {
         uint32_t *v = m->value[k], word, place, inner;
         int dtype = c->operand[k]->dtype;
-        if (c->walk[k] == WALK_FLAT) continue;
+        if (c->walk[k] == WALK_FLAT || c->walk[k] == WALK_PICKED) continue;
         word = push_word(m, push_of_operand(k));
         if (walks_once(c->walk[k])) {
             v[0] = v[1] = v[2] = v[3] = c->walk[k] == WALK_LITERAL ? word : load_one(m, c->slot[k], dtype, word);
@@ -19969,6 +20115,24 @@ static void store_results(struct writer *m, const struct chain *c, uint32_t i, b
     }
 }
 
+/* The element of a picked operand where an index of this dtype says: negative ones count from the end; what is outside
+ * is the nearest one. */
+static uint32_t put_pick(struct writer *m, const struct chain *c, const struct chain_step *s, uint32_t index)
+{
+    uint32_t at = push_of_pick(c), k = s->picked - 1u, room = push_word(m, at), stride = push_word(m, at + 1), inside;
+    uint32_t negative = s->from == MLXVK_INT32 ? WORD(m, SPIRV_SHIFT_RIGHT, index, constant_word(m, 31))
+        : constant_word(m, 0);
+    uint32_t last = WORD(m, SPIRV_SUBTRACT, room, constant_word(m, 1));
+    uint32_t back = WORD(m, SPIRV_MULTIPLY, negative, last), other = WORD(m, SPIRV_SUBTRACT, last, back);
+    back = WORD(m, SPIRV_MULTIPLY, negative, room);
+    index = WORD(m, SPIRV_ADD, index, back);
+    inside = VALUE(m, SPIRV_U_LESS, m->bool_type, index, room);
+    index = WORD(m, SPIRV_SELECT, inside, index, other);
+    index = WORD(m, SPIRV_MULTIPLY, index, stride);
+    index = WORD(m, SPIRV_ADD, index, push_word(m, push_of_operand((int)k)));
+    return load_one(m, c->slot[k], c->operand[k]->dtype, index);
+}
+
 static void put_steps(struct writer *m, const struct chain *c)
 {
     uint32_t zero = push_word(m, 1), other = push_word(m, 2), same = 0;      /* same: operands and steps, bit by bit */
@@ -19981,14 +20145,16 @@ static void put_steps(struct writer *m, const struct chain *c)
         for (int i = 0; i < s->inputs; i++) once = once && (same >> s->in[i] & 1);
         if (once) same |= 1u << (CHAIN_OPERANDS + k);
         for (int j = 0; j < (c->four ? 4 : 1); j++) {
-            uint32_t words[6] = { called(m, s->function) }, n = 1;
+            uint32_t words[6] = { 0 }, n = 1;
             if (once && j) { v[j] = v[0]; continue; }
+            if (s->picked) { v[j] = put_pick(m, c, s, m->value[s->in[0]][j]); continue; }
+            words[0] = called(m, s->function);
             for (int i = 0; i < s->inputs; i++) words[n++] = m->value[s->in[i]][j];
             if (s->inputs == 2) words[2] = WORD(m, SPIRV_XOR, words[2], other);
-            words[n++] = constant_word(m, s->from);
-            words[n++] = constant_word(m, s->to);
+            words[n++] = constant_word(m, s->words ? s->word : s->from);
+            words[n++] = constant_word(m, s->words ? s->words : s->to);
             v[j] = put_value(m, SPIRV_CALL, m->uint_type, words, n);
-            if (k + 1 < c->steps) v[j] = WORD(m, SPIRV_XOR, v[j], zero);
+            if (k + 1 < c->steps || c->fold.out) v[j] = WORD(m, SPIRV_XOR, v[j], zero);
         }
     }
 }
@@ -20022,18 +20188,72 @@ static void put_leftover_body(struct writer *m, const struct chain *c, uint32_t 
     put_label(m, label[5]);
 }
 
-static void put_main(struct writer *m, const struct chain *c)
+/* Begins a function of the library's, in place of its body there; false without it. p: its parameters. */
+static bool put_function(struct writer *m, enum chain_function function, uint32_t *p, uint32_t count)
 {
-    uint32_t nothing = declare(m, SPIRV_TYPE_VOID, 0, NULL, 0), type = TYPE(m, SPIRV_TYPE_FUNCTION, nothing);
-    uint32_t words, i, n, inside = 0, four = 0;
-    uint32_t body = m->bound++, out = m->bound++;
-    words = m->bound++;
-    PUT(m, PART_DECLARE, SPIRV_TYPE_ARRAY, words, m->uint_type, constant_word(m, CHAIN_PUSH));
-    m->push = put_global(m, SPIRV_PUSH_CONSTANT, words, 4);
-    m->main = m->bound++;
-    PUT(m, PART_CODE, SPIRV_FUNCTION, nothing, m->main, 0, type);
+    struct spirv_instruction i = spirv_between(m->functions, m->library_end);
+    while (spirv_next(&i) && !(i.op == SPIRV_FUNCTION && i.w[1] == m->function[function])) {}
+    if (i.op != SPIRV_FUNCTION) return !(m->failed = true);
+    m->written[function] = true;
+    PUT(m, PART_CODE, SPIRV_FUNCTION, i.w[0], i.w[1], i.w[2], i.w[3]);
+    for (uint32_t k = 0; k < count; k++) p[k] = put_value(m, SPIRV_PARAMETER, m->uint_type, NULL, 0);
     put_label(m, m->bound++);
-    i = WORD(m, SPIRV_CALL, called(m, CHAIN_thread_index));
+    return true;
+}
+
+static void end_function(struct writer *m, uint32_t value)
+{
+    PUT(m, PART_CODE, SPIRV_RETURN_VALUE, value);
+    put_words(m, PART_CODE, (uint32_t[]){ 1u << 16 | SPIRV_FUNCTION_END }, 1);
+}
+
+/* What a reduction's functions call: a word of all workgroups is changed, and four elements are computed. */
+static void put_fold_functions(struct writer *m, const struct chain *c)
+{
+    static const struct { enum chain_function function; uint32_t op; } atomic[2] = {
+        { CHAIN_joined_add, SPIRV_ATOMIC_ADD }, { CHAIN_joined_swap, SPIRV_ATOMIC_EXCHANGE } };
+    uint32_t p[2], *v = m->value[CHAIN_OPERANDS + c->fold.step];
+    for (int k = 0; k < 2; k++) {
+        if (!put_function(m, atomic[k].function, p, 2)) return;
+        uint32_t word = element(m, FOLD_SLOT, VIEW_WORD, p[0]);
+        end_function(m, WORD(m, atomic[k].op, word, constant_word(m, SPIRV_SCOPE_DEVICE), constant_word(m, 0), p[1]));
+    }
+    if (!put_function(m, CHAIN_four, p, 1)) return;
+    load_others(m, c, p[0]);
+    load_flat(m, c, p[0], true, m->value);
+    put_steps(m, c);
+    store_results(m, c, p[0], true);
+    uint32_t quad = TYPE(m, SPIRV_TYPE_VECTOR, m->uint_type, 4);
+    end_function(m, VALUE(m, SPIRV_COMPOSITE_CONSTRUCT, quad, v[0], v[1], v[2], v[3]));
+}
+
+/* Main where a reduction is behind the chain: a row's result is stored by the thread that has it. */
+static void put_fold(struct writer *m, const struct chain *c)
+{
+    const struct array *out = c->fold.out;
+    uint32_t at = push_of_fold(c), op = constant_word(m, c->fold.code), yes = m->bound++, no = m->bound++;
+    uint32_t offset = push_word(m, at), fours = push_word(m, at + 1), rows = push_word(m, at + 2), i, v;
+    uint32_t from = constant_word(m, c->step[c->fold.step].to);
+    uint32_t ends = VALUE(m, SPIRV_CALL, m->bool_type, called(m, CHAIN_fold), fours, rows, op, from);
+    put_branch(m, ends, yes, no, no);
+    put_label(m, yes);
+    i = WORD(m, SPIRV_ADD, offset, WORD(m, SPIRV_CALL, called(m, CHAIN_fold_row)));
+    v = push_word(m, at + 3);
+    if (c->fold.times) {                             /* which is done as to sums for a mean */
+        v = load_one(m, (uint32_t)(c->bound + c->results + 1), MLXVK_FLOAT32, v);
+        op = constant_word(m, FOLD_MEAN);
+    }
+    v = CALL(m, CHAIN_fold_result, v, op, constant_word(m, (uint32_t)out->dtype));
+    store_one(m, (uint32_t)(c->bound + c->results), (int)out->dtype, i, v);
+    PUT(m, PART_CODE, SPIRV_BRANCH, no);
+    put_label(m, no);
+}
+
+/* A thread's elements, where no reduction is behind the chain. */
+static void put_elements(struct writer *m, const struct chain *c)
+{
+    uint32_t n, inside = 0, four = 0, body = m->bound++, out = m->bound++;
+    uint32_t i = WORD(m, SPIRV_CALL, called(m, CHAIN_thread_index));
     n = push_word(m, 0);
     if (c->four) {
         uint32_t quarter = WORD(m, SPIRV_SHIFT_RIGHT, n, constant_word(m, 2));
@@ -20056,7 +20276,21 @@ static void put_main(struct writer *m, const struct chain *c)
     }
     PUT(m, PART_CODE, SPIRV_BRANCH, out);
     put_label(m, out);
+}
+
+static void put_main(struct writer *m, const struct chain *c)
+{
+    uint32_t nothing = declare(m, SPIRV_TYPE_VOID, 0, NULL, 0), type = TYPE(m, SPIRV_TYPE_FUNCTION, nothing);
+    uint32_t words = m->bound++;
+    PUT(m, PART_DECLARE, SPIRV_TYPE_ARRAY, words, m->uint_type, constant_word(m, CHAIN_PUSH));
+    m->push = put_global(m, SPIRV_PUSH_CONSTANT, words, 4);
+    m->main = m->bound++;
+    PUT(m, PART_CODE, SPIRV_FUNCTION, nothing, m->main, 0, type);
+    put_label(m, m->bound++);
+    if (c->fold.out) put_fold(m, c);
+    else put_elements(m, c);
     put_words(m, PART_CODE, (uint32_t[]){ 1u << 16 | SPIRV_RETURN, 1u << 16 | SPIRV_FUNCTION_END }, 2);
+    if (c->fold.out) put_fold_functions(m, c);
 }
 
 /* ---- what is taken from the library ---- */
@@ -20085,12 +20319,14 @@ static void open_library(struct writer *m)
     m->bool_type = declare(m, SPIRV_TYPE_BOOL, 0, NULL, 0);
 }
 
-/* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. */
+/* Marks in `used` (by id) the functions that are called, by main or by each other, and, as 2, what others define. Of
+ * those that are written here only the name is used. */
 static void mark_functions(const struct writer *m, uint8_t *used)
 {
     struct spirv_instruction i;
     bool inside = false;
-    for (int k = 0; k < CHAIN_FUNCTION_COUNT; k++) if (m->called[k]) used[m->function[k]] = 1;
+    for (int k = 0; k < CHAIN_FUNCTION_COUNT; k++)
+        if (m->called[k] || m->written[k]) used[m->function[k]] = m->written[k] ? 3 : 1;
     for (bool more = true; more;) {
         more = false;
         for (i = spirv_between(m->functions, m->library_end); spirv_next(&i);) {
@@ -20104,6 +20340,17 @@ static void mark_functions(const struct writer *m, uint8_t *used)
     }
 }
 
+/* How many operands of the library's entry point a chain without a reduction has: the globals that are read alone,
+ * which the shader uses first, and not those that a reduction's functions share. */
+static uint32_t plain_globals(const struct writer *m, const struct spirv_instruction *entry)
+{
+    uint32_t n = 4;                                  /* with the name, "main" */
+    struct spirv_instruction i = spirv_between(m->declarations, m->functions);
+    while (spirv_next(&i))
+        if (i.op == SPIRV_VARIABLE && i.w[2] == SPIRV_INPUT && n < entry->n && entry->operands[n] == i.w[1]) n++;
+    return n;
+}
+
 /* Copies the library's functions that are used, and what they need. */
 static void copy_library(struct writer *m, const uint8_t *used)
 {
@@ -20114,9 +20361,10 @@ static void copy_library(struct writer *m, const uint8_t *used)
         if (i.op == SPIRV_FUNCTION) inside = used[i.w[1]] == 1;
         if (w >= m->functions) { if (inside) put_words(m, PART_CODE, w, i.n + 1); }
         else if (i.op == SPIRV_ENTRY_POINT) {                /* with the globals of this module beside its own */
-            uint32_t head[3] = { (i.n + 1 + m->globals) << 16 | i.op, i.w[0], m->main };
+            uint32_t own = m->written[CHAIN_four] ? i.n : plain_globals(m, &i);
+            uint32_t head[3] = { (own + 1 + m->globals) << 16 | i.op, i.w[0], m->main };
             put_words(m, PART_HEAD, head, 3);
-            put_words(m, PART_HEAD, w + 3, i.n - 2);
+            put_words(m, PART_HEAD, w + 3, own - 2);
             put_words(m, PART_HEAD, m->global, m->globals);
         } else if (i.op == SPIRV_EXECUTION_MODE) {
             put_words(m, PART_HEAD, (uint32_t[]){ w[0], m->main }, 2);
@@ -20216,7 +20464,8 @@ static void plan_chain(struct encoder *e, struct chain_entry *entry, const struc
 {
     struct device *d = e->device;
     entry->pipeline = (struct pipeline){ .name = "chain", .kernel = KERNEL_COUNT + e->fusion, .spec_count = 1,
-        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results), .words = write_chain(d, c) };
+        .spec = { chain_threads(d) }, .bindings = (uint32_t)(c->bound + c->results + (c->fold.out != NULL) +
+        (c->fold.times != NULL)), .words = write_chain(d, c) };
     if (!entry->pipeline.words.count)
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "chain", "out of host memory");
     else if (d->gate[GATE_DEBUG_CHAINS]) dump_chain(entry);
@@ -20224,12 +20473,22 @@ static void plan_chain(struct encoder *e, struct chain_entry *entry, const struc
 
 /* ---- dispatch ---- */
 
+static void bind_fold(struct encoder *e, struct chain *c)
+{
+    c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + c->results), c->fold.out);
+    c->push[c->pushed++] = c->fold.fours;
+    c->push[c->pushed++] = c->fold.rows;
+    if (c->fold.times) c->push[c->pushed++] = set_input(e, (uint32_t)(c->bound + c->results + 1), c->fold.times);
+    else memcpy(&c->push[c->pushed++], &c->fold.scale, 4);
+}
+
 /* Binds the arrays and pushes where they begin. Returns the bits of all offsets that must be multiples of four. */
 static uint32_t bind_chain(struct encoder *e, struct chain *c)
 {
     uint32_t mask = 0;
     c->pushed = CHAIN_FIRST;
-    c->bound = 0;
+    c->bound = c->fold.out != NULL;
+    if (c->fold.out) set_joined(e, FOLD_SLOT);
     c->push[0] = (uint32_t)c->whole->size;
     c->push[1] = c->push[2] = 0;
     for (int i = 0; i < c->operands; i++) {
@@ -20247,6 +20506,8 @@ static uint32_t bind_chain(struct encoder *e, struct chain *c)
     }
     for (int i = 0, r = 0; i < c->steps; i++)
         if (c->step[i].wanted) mask |= c->push[c->pushed++] = set_output(e, (uint32_t)(c->bound + r++), c->step[i].out);
+    if (c->fold.out) bind_fold(e, c);
+    for (int i = 0; i < PICK_PUSH && c->picks; i++) c->push[c->pushed++] = c->pick[i];
     return mask;
 }
 
@@ -20256,7 +20517,7 @@ static void choose_walks(struct chain *c, uint32_t mask)
     const struct dims *g = &c->dims;
     int inner = g->ndim - 1, k = 0;
     c->four = !(mask & 3) && (!c->strided || g->shape[inner] % 4 == 0);
-    c->leftover = c->four && !c->strided;
+    c->leftover = c->four && !c->strided && !c->fold.out;
     for (int i = 0; i < c->operands; i++) {
         bool aligned = !(c->push[push_of_operand(i)] & 3);
         if (c->walk[i] < WALK_STRIDED) continue;
@@ -20274,7 +20535,7 @@ static void choose_walks(struct chain *c, uint32_t mask)
 /* Does it have an array that the device cannot bind whole, or more of them than it binds? */
 static bool too_large(struct encoder *e, const struct chain *c)
 {
-    uint32_t bindings = (uint32_t)c->results;
+    uint32_t bindings = (uint32_t)c->results + (c->fold.out ? 3 : 0);
     for (int i = 0; i < c->operands; i++) bindings += c->walk[i] != WALK_LITERAL;
     if (bindings > e->device->caps.max_bindings) return true;
     for (int i = 0; i < c->operands; i++) if (!fits_binding(e->device, c->operand[i])) return true;
@@ -20295,7 +20556,8 @@ static void chain_dispatch(struct encoder *e, struct chain *c)
     if (e->code) { encoder_reset(e); return; }
     e->step.pipeline = &entry->pipeline;
     set_bytes(e, c->push, c->pushed * 4);
-    dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), chain_threads(e->device)));
+    if (c->fold.out) dispatch_groups(e, (uint64_t)c->fold.rows * ceil_div(c->fold.fours, FOLD_FOURS));
+    else dispatch_groups(e, ceil_div(!c->four ? n : n / 4 + (c->leftover ? n & 3 : 0), chain_threads(e->device)));
 }
 
 /* ==== >>fusion ==================================================================================================== */
@@ -21049,12 +21311,14 @@ static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
-/* The number that a node of two operands takes with `result`; NULL: there is no such, or it cannot be bound. */
+/* The number that a node of two operands takes with `result`, whatever its shape; NULL: there is no such, or it cannot
+ * be bound. */
 static struct array *number_beside(const struct encoder *e, const struct node *n, const struct array *result)
 {
     int at = n->in[0]->storage != result->storage;
     struct array *number = n->in[!at];
-    return same_view(n->in[at], result) && number->storage != result->storage && walks_once(walk_of(number)) &&
+    if (!sees_step(result, n->in[at]) || n->out[0]->size != result->size) return NULL;
+    return number->storage != result->storage && walks_once(walk_of(number)) &&
            fits_binding(e->device, number) ? number : NULL;
 }
 
@@ -21095,10 +21359,53 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
     job.less = is_binary(sum, B_subtract);
     if ((!job.less && !is_binary(sum, B_add)) || !can_join(s, m, 1, m[1])) return false;
     job.number = number_beside(e, sum, place);
-    if (!job.number || job.number->dtype != place->dtype || (job.less && job.number == sum->in[0])) return false;
+    if (!job.number || !same_shape(sum->out[0], place) || job.number->dtype != place->dtype ||
+        (job.less && job.number == sum->in[0])) return false;
     a[0] = sum->out[0];
     search_part(e, a, &job);
     all->count = 2;
+    return true;
+}
+
+/* Is it a scan of one row of float32, in one pass that keeps what tiles tell where there are zeros, for one reader? */
+static bool scan_can_search(const struct encoder *e, const struct node *n, struct scan_push *p)
+{
+    struct array *x = n->in[0], *sums = n->out[0];
+    int axis = n->p.scan.axis;
+    if (x->dtype != MLXVK_FLOAT32 || !only_between(sums) || !sums->row || (size_t)x->shape[axis] != x->size ||
+        !takes_once(e->device, (enum reduction)n->p.scan.op, x, axis) ||
+        !once_joined(e->device, once_parts(1, x->size)) || !scan_dims(x, axis, p)) return false;
+    p->flags = n->p.scan.flags;
+    return p->ndim <= 1 && fits_binding(e->device, x) && fits_binding(e->device, sums);
+}
+
+/* A scan of one row in one pass, then the place of one value in what it comes to, to which a number may be added, or
+ * from which it may be subtracted: by the workgroup that ends last. Nobody else wants what the scan comes to. */
+static bool fuse_scan_search(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node;
+    const struct node *scan = &s->nodes[m[0]], *n;
+    struct array *sums = scan->out[0], *place;
+    struct scan_search search;
+    struct scan_push p;
+    if (!saves_dispatch(e->device, GATE_SEARCH) || !scan_can_search(e, scan, &p)) return false;
+    m[1] = reader_of(s, m[0], end, sums);
+    n = m[1] == UINT32_MAX ? NULL : &s->nodes[m[1]];
+    if (!n || n->op != OP_SEARCH || !sees_step(sums, n->in[0]) || n->in[1]->dtype != MLXVK_FLOAT32 ||
+        n->in[1]->size != 1 || n->in[1]->storage == sums->storage || !can_join(s, m, 1, m[1])) return false;
+    search = (struct scan_search){ .value = n->in[1], .place = n->out[0], .right = n->p.search.right };
+    place = n->out[0];
+    all->count = 2;
+    m[2] = only_between(place) ? reader_of(s, m[1], end, place) : UINT32_MAX;
+    n = m[2] == UINT32_MAX ? NULL : &s->nodes[m[2]];
+    if (n && (is_binary(n, B_add) || is_binary(n, B_subtract)) && can_join(s, m, 2, m[2])) {
+        search.number = number_beside(e, n, place);
+        search.less = is_binary(n, B_subtract);
+        if (search.number && (search.number->dtype != place->dtype || (search.less && search.number == n->in[0])))
+            search.number = NULL;
+        if (search.number) { search.place = n->out[0]; all->count = 3; }
+    }
+    scan_once(e, (enum reduction)scan->p.scan.op, scan->in[0], sums, &p, &search);
     return true;
 }
 
@@ -21107,7 +21414,7 @@ static bool fuse_search(struct encoder *e, struct stream *s, struct members *all
 /* May a result be a step's: as many elements as the chain has, or one number beside or in front of more? */
 static bool chain_shape_fits(const struct chain *c, const struct array *out)
 {
-    bool begins = c->whole->size == 1 && out->size && !c->drawn;
+    bool begins = c->whole->size == 1 && out->size && !c->draws;
     return out->size == c->whole->size || (c->inlines && (out->size == 1 || begins));
 }
 
@@ -21122,11 +21429,11 @@ static bool join_chain(struct stream *s, struct chain *c, uint32_t *members, uin
     for (int i = 0; i < n->inputs; i++) {
         uint32_t w = writer_of(s, members[0] + 1, j, n->in[i]);
         bool member = w == UINT32_MAX;
-        for (int k = 0; k < c->steps; k++) member = member || members[k] == w;
+        for (int k = 0; k < c->nodes; k++) member = member || members[k] == w;
         if (!member && (!depth || !join_chain(s, c, members, w, end, depth - 1))) return false;
     }
-    if (!can_join(s, members, c->steps, j) || !chain_add(c, n)) return false;
-    for (at = c->steps - 1; members[at - 1] > j; at--) members[at] = members[at - 1];
+    if (!can_join(s, members, c->nodes, j) || !chain_add(c, n)) return false;
+    for (at = c->nodes - 1; members[at - 1] > j; at--) members[at] = members[at - 1];
     members[at] = j;
     return true;
 }
@@ -21139,27 +21446,100 @@ static void donate_chain(struct encoder *e, const struct chain *c)
     for (int i = 0; i < c->steps; i++)
         for (int k = 0; k < c->step[i].inputs; k++)
             if (c->step[i].in[k] < CHAIN_OPERANDS) in[count++] = c->operand[c->step[i].in[k]];
-    for (int i = 0; i < c->steps; i++) if (c->step[i].wanted) donate(e, c->step[i].out, in, count);
+    for (int i = 0; i < c->steps; i++)
+        if (c->step[i].wanted && c->step[i].words < 2) donate(e, c->step[i].out, in, count);
 }
 
-/* Finds the chain that begins with the node `at`; false where it cannot be. */
-static bool find_chain_at(struct stream *s, struct chain *c, uint32_t *m, uint32_t at, uint32_t end, bool inlines)
+/* Do the chain's threads walk by fours, where their operands begin at multiples of four and rows have as many? */
+static bool walks_by_fours(const struct encoder *e, const struct chain *c)
+{
+    for (int i = 0; i < c->operands; i++)
+        if (c->walk[i] == WALK_FLAT && place_of_array(e, c->operand[i]) & 3) return false;
+    return !c->strided || c->dims.shape[c->dims.ndim - 1] % 4 == 0;
+}
+
+/* Is it a reduction of step k's result that the chain's kernel does: of the last axes, as float numbers or a count of
+ * what is true, of few long rows, by fours? Its kernel is that of workgroups of FOLD_THREADS. */
+static bool folds(const struct encoder *e, struct chain *c, int k, const struct node *n)
+{
+    const struct array *a = n->in[0], *out = n->out[0], *of = c->step[k].out;
+    enum reduction op = (enum reduction)n->p.reduce.op;
+    uint32_t mask = n->p.reduce.mask, all = (1u << a->ndim) - 1;
+    uint64_t length = 1, least = e->device->gate[GATE_CHAIN_REDUCE] > 2 ? 4 : FOLD_LEAST;
+    bool takes = op == R_sum || op == R_mean || op == R_max || op == R_min || is_arg(op);
+    bool counts = op == R_sum && a->dtype == MLXVK_BOOL;
+    if (!takes || !(counts || is_float(a->dtype)) || !mask) return false;
+    if (!sees_step(of, a) || !a->row || a->size != c->whole->size) return false;
+    if (((~mask & all) + 1) & ~mask & all) return false;         /* an axis that stays behind one that does not */
+    for (int i = 0; i < a->ndim; i++) if (mask >> i & 1) length *= (uint64_t)a->shape[i];
+    if (length % 4 || length < least || length > (uint64_t)JOINED_MOST_PIECES * REDUCE_PIECE) return false;
+    c->fold = (struct fold){ .out = n->out[0], .step = (uint8_t)k, .code = counts ? FOLD_COUNT : op,
+                             .scale = n->p.reduce.scale, .fours = (uint32_t)length / 4,
+                             .rows = (uint32_t)(a->size / length) };
+    return out->row && out->storage->writers == 1 && !out->storage->buffer && c->fold.rows <= JOINED_MOST_ROWS &&
+           (uint64_t)c->fold.rows * ceil_div(c->fold.fours, FOLD_FOURS) <= JOINED_MOST_PIECES && chain_fits(c) &&
+           walks_by_fours(e, c);
+}
+
+/* How many nodes the chain stands for. */
+static int chain_nodes(const struct chain *c) { return c->nodes + (c->fold.out != NULL) + (c->fold.times != NULL); }
+
+/* Takes in the product of float32 sums with one number, behind all members. */
+static void find_times(const struct encoder *e, struct stream *s, struct chain *c, uint32_t *m, uint32_t end)
+{
+    int count = chain_nodes(c);
+    uint32_t j = c->fold.code == R_sum && c->fold.out->dtype == MLXVK_FLOAT32 && only_between(c->fold.out)
+        ? reader_of(s, m[count - 1], end, c->fold.out) : UINT32_MAX;
+    const struct node *n = j == UINT32_MAX ? NULL : &s->nodes[j];
+    if (!n || !is_binary(n, B_multiply) || !n->out[0]->row || n->out[0]->storage->writers != 1 ||
+        n->out[0]->storage->buffer || !can_join(s, m, count, j)) return;
+    c->fold.times = number_beside(e, n, c->fold.out);
+    if (!c->fold.times) return;
+    c->fold.out = n->out[0];
+    m[count] = j;
+}
+
+/* Takes in a reduction that reads what a step came to. */
+static void find_fold(const struct encoder *e, struct stream *s, struct chain *c, uint32_t *m, uint32_t end)
+{
+    uint32_t last = min_u32(end, m[0] + FUSE_WINDOW);
+    int at;
+    if (!saves_dispatch(e->device, GATE_CHAIN_REDUCE) || chain_threads(e->device) != FOLD_THREADS) return;
+    for (uint32_t j = m[0] + 1; j < last; j++) {
+        const struct node *n = &s->nodes[j];
+        if (n->done || n->op != OP_REDUCE || n->in[0]->storage->failed) continue;
+        for (int k = 0; k < c->steps; k++) {
+            if (c->step[k].out->storage != n->in[0]->storage || !can_join(s, m, c->nodes, j)) continue;
+            if (!folds(e, c, k, n)) { c->fold.out = NULL; continue; }
+            for (at = c->nodes; m[at - 1] > j; at--) m[at] = m[at - 1];
+            m[at] = j;
+            find_times(e, s, c, m, end);
+            return;
+        }
+    }
+}
+
+/* Finds the chain that begins with the node `at`, and a reduction behind it; false where it cannot be. */
+static bool find_chain_at(const struct encoder *e, struct stream *s, struct chain *c, uint32_t *m, uint32_t at,
+                          uint32_t end, bool inlines)
 {
     uint32_t kept[CHAIN_STEPS], last = min_u32(end, at + FUSE_WINDOW);
     struct chain before;
-    c->steps = c->operands = 0;
+    c->steps = c->operands = c->nodes = c->draws = 0;
     c->inlines = inlines;
-    c->drawn = false;
+    c->picks = false;
+    c->fold = (struct fold){ .out = NULL };
     if (!chain_add(c, &s->nodes[at])) return false;
     for (uint32_t j = at + 1; j < last; j++) {
         bool member = s->nodes[j].done || !chain_reads(c, &s->nodes[j]);
-        for (int k = 0; k < c->steps; k++) member = member || m[k] == j;
+        for (int k = 0; k < c->nodes; k++) member = member || m[k] == j;
         if (member) continue;
         before = *c;
         memcpy(kept, m, sizeof kept);
         if (!join_chain(s, c, m, j, end, 2)) { *c = before; memcpy(m, kept, sizeof kept); }
     }
-    return chain_results(c) && c->steps > 1 && c->results <= CHAIN_RESULTS;
+    find_fold(e, s, c, m, end);
+    return chain_results(c) && (c->nodes > 1 || c->fold.out) && c->results <= CHAIN_RESULTS;
 }
 
 /* Operations with results of as many elements each that read each other's results: one kernel, made for them. On GPUs
@@ -21172,11 +21552,12 @@ static bool fuse_chain(struct encoder *e, struct stream *s, struct members *all,
     struct chain c;
     if (!has_kernel(d, K_BINARY) || !chain_takes(&s->nodes[at])) return false;
     if (reader_of(s, at, end, s->nodes[at].out[0]) == UINT32_MAX) return false;
-    if (!(inlines && find_chain_at(s, &c, m, at, end, true)) && !find_chain_at(s, &c, m, at, end, false)) return false;
+    if (!(inlines && find_chain_at(e, s, &c, m, at, end, true)) && !find_chain_at(e, s, &c, m, at, end, false))
+        return false;
     if (too_large(e, &c) || !chain_pays(s, &c)) return false;
     donate_chain(e, &c);
     chain_dispatch(e, &c);
-    all->count = c.steps;
+    all->count = chain_nodes(&c);
     return true;
 }
 
@@ -21199,13 +21580,15 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "rms_norm + products side by side", GATE_QMM_BESIDE, OP_NORM, fuse_norm_beside },
     { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
     { "search + addition or subtraction of a number", GATE_SEARCH, OP_SEARCH, fuse_search },
+    { "scan + search", GATE_SEARCH, OP_SCAN, fuse_scan_search },
     { "sum * number", GATE_SUM_TIMES, OP_REDUCE, fuse_sum_times },
     { "random word + chain", GATE_CHAINS, OP_RANDOM, fuse_chain },
+    { "element taken + chain", GATE_CHAINS, OP_GATHER, fuse_chain },
     { "chain", GATE_CHAINS, OP_ELEMENTWISE, fuse_chain },       /* last: what the others want comes first */
 };
 
 static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
-static_assert((int)CHAIN_STEPS <= (int)MEMBERS_MOST, "members of any fusion");
+static_assert((int)CHAIN_STEPS + 2 <= (int)MEMBERS_MOST, "members of any fusion");
 
 /* Plans a fusion that begins at the first member; e->fusion stays set until the plan is bound. What a limit of the
  * device or the judge refuses leaves nothing behind, no members either. */

@@ -28,6 +28,10 @@ enum { BINARY_ADD = 0, BINARY_SUBTRACT = 1, BINARY_MULTIPLY = 2, BINARY_DIVIDE =
 /* shaders/categorical.comp: elements a thread */
 enum { CATEGORICAL_EACH = 8 };
 
+/* shaders/chain.comp: as accumulate.glsl has them, but for COUNT, a sum of bool */
+enum { FOLD_MAX = 2, FOLD_MIN = 3, FOLD_MEAN = 4, FOLD_COUNT = 5, FOLD_ARGMAX = 8, FOLD_ARGMIN = 9,
+    FOLD_COUNTED = 128 };
+
 /* shaders/combine.glsl: what is done */
 enum { SCATTER_NONE = 0, SCATTER_SUM = 1, SCATTER_PROD = 2, SCATTER_MAX = 3, SCATTER_MIN = 4 };
 
@@ -117,8 +121,12 @@ enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u };
 /* shaders/scan.comp: flags */
 enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4 };
 
-/* shaders/scan_once.comp: flags; CLEAR: zeros for `parts`, no more */
-enum { SCAN_ONCE_REVERSE = 1, SCAN_ONCE_EXCLUSIVE = 2, SCAN_ONCE_CLEAR = 4 };
+/* shaders/scan_once.comp: flags; CLEAR: zeros for `parts`, no more; JOINED: they are zeros before and behind; SEARCH: with that, see below */
+enum { SCAN_ONCE_REVERSE = 1, SCAN_ONCE_EXCLUSIVE = 2, SCAN_ONCE_CLEAR = 4, SCAN_ONCE_JOINED = 8,
+    SCAN_ONCE_SEARCH = 16, SCAN_ONCE_RIGHT = 32, SCAN_ONCE_LESS = 64, SCAN_ONCE_MORE = 128 };
+
+/* shaders/scan_once.comp: parts that there are at most where they are zeros before and behind */
+enum { SCAN_JOINED_MOST = 63 };
 
 /* shaders/scatter.comp: steps */
 enum { SCATTER_CLEAR = 0, SCATTER_MARK = 1, SCATTER_PUT = 2, SCATTER_ATOMIC = 3 };
@@ -407,9 +415,10 @@ struct scan_push {
 static_assert(sizeof(struct scan_push) == 80, "scan_push");
 
 struct scan_once_push {
-    uint32_t n, outer, tiles, groups, blocks, apart, from, to, parts_at, looks;
+    uint32_t n, outer, tiles, groups, blocks, apart, from, to, parts_at, looks, value_at, place_at;
+    uint32_t number_at;
 };
-static_assert(sizeof(struct scan_once_push) == 40, "scan_once_push");
+static_assert(sizeof(struct scan_once_push) == 52, "scan_once_push");
 
 struct scatter_push {
     uint32_t n, units, each, flags, none, scale, key_first, key_count, dst_at, src_at, key_at, place_at;
@@ -900,7 +909,8 @@ enum { SLOT_scan_dst = 0, SLOT_scan_src = 1, SLOT_scan_carry = 2 };
 
 struct scan_once_constants { uint32_t threads, op, from, to, hold, fan, flags; };
 typedef struct scan_once_constants scan_once_constants; typedef struct scan_once_push scan_once_push;
-enum { SLOT_scan_once_dst = 0, SLOT_scan_once_src = 1, SLOT_scan_once_parts = 2 };
+enum { SLOT_scan_once_dst = 0, SLOT_scan_once_src = 1, SLOT_scan_once_parts = 2, SLOT_scan_once_value = 3,
+    SLOT_scan_once_place = 4, SLOT_scan_once_number = 5 };
 
 typedef struct scan_constants scan_pair_constants; typedef struct scan_push scan_pair_push;
 enum { SLOT_scan_pair_dst = 0, SLOT_scan_pair_src = 1, SLOT_scan_pair_carry = 2 };
@@ -1076,7 +1086,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 12, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 9, CAP_SMALL) \
-    X(scan_once, SCAN_ONCE, 3, 0x5, 40, 7, CAP_SUBGROUP | CAP_SMALL) \
+    X(scan_once, SCAN_ONCE, 6, 0x15, 52, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 9, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \

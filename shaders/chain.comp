@@ -12,8 +12,13 @@ uint thread_index() { return group_index() * gl_WorkGroupSize.x + gl_LocalInvoca
 uint convert_bits(const uint p, const uint from, const uint to) { return low_bits(convert(p, from, to), to); }
 uint choose(const uint c, const uint p, const uint q, const uint from, const uint to) { return c != 0u ? p : q; }
 
-// The only word of a stream, by the two words of its key
-uint random_first(const uint p, const uint q, const uint from, const uint to) { return random_pair(uvec2(p, q), 0u, 1u).x; }
+// Word `w` of a stream of `words`, by the two words of its key
+uint random_at(const uint p, const uint q, const uint w, const uint words)
+{
+    uint half_up = words / 2u + (words & 1u);
+    uvec2 both = random_pair(uvec2(p, q), w < half_up ? w : w - half_up, words);
+    return w < half_up ? both.x : both.y;
+}
 
 // Bytes and halves of words
 uint byte_of(const uint word, const uint k) { return word >> (8u * k) & 0xffu; }
@@ -93,31 +98,140 @@ INTEGERS_OF_ONE(X)
 INTEGERS_OF_TWO(X)
 #undef X
 
+// ---- rows of what a chain comes to, reduced by the tree that reduce.comp tells of ----
+
+uvec4 chain_four(const uint i) { return uvec4(i); }    // the i-th four elements; mlxvk.c writes this one's body and two more
+
+//! enum FOLD_: as accumulate.glsl has them, but for COUNT, a sum of bool
+const uint MAX = 2, MIN = 3, MEAN = 4, COUNT = 5, ARGMAX = 8, ARGMIN = 9;
+// Words of all workgroups: a counter for each row, which is zero before and behind; from COUNTED on two for each piece.
+const uint COUNTED = 128;
+uint joined_add(const uint i, const uint v) { return i ^ v; }          // atomically; give what was there
+uint joined_swap(const uint i, const uint v) { return i & v; }
+
+shared uvec2 board[1104 + 1104 / 16];                  // of lanes, or of all pieces; from 1024 on of sixteens of them, and so on
+shared bool ends_row;
+uint row_index;
+uvec2 row_value;                                       // a float32 value's bits; or a key that orders as values do, and a place
+
+uvec2 fold_none(const uint op)
+{
+    return uvec2(op >= ARGMAX ? 0x007fffffu : op == MAX ? 0xff800000u : op == MIN ? 0x7f800000u : 0u, 0u);
+}
+uvec2 fold_both(const uvec2 a, const uvec2 b, const uint op)
+{
+    if (op >= ARGMAX) return b.x > a.x || (b.x == a.x && b.y < a.y) ? b : a;
+    float x = uintBitsToFloat(a.x), y = uintBitsToFloat(b.x);
+    if (op != MAX && op != MIN) return uvec2(op == COUNT ? a.x + b.x : floatBitsToUint(x + y), 0u);
+    if (is_nan(x) || is_nan(y)) return uvec2(is_nan(x) && is_nan(y) ? max(a.x, b.x) : is_nan(x) ? a.x : b.x, 0u);
+    if (x == y) return uvec2(op == MAX ? a.x & b.x : a.x | b.x, 0u);
+    return (op == MAX) == (x > y) ? a : b;
+}
+uvec2 fold_value(const uint bits, const uint at, const uint op, const uint from)
+{
+    float x = bits_to_float(bits, from);
+    if (op < ARGMAX) return uvec2(op == COUNT ? bits : floatBitsToUint(x), 0u);
+    uint u = x == 0.0 ? 0u : floatBitsToUint(x);
+    u = (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u;
+    return is_nan(x) ? fold_none(op) : uvec2(op == ARGMIN ? ~u : u, at);
+}
+uvec2 fold_pair(const uvec2 v, const uint at, const uint op, const uint from)
+{
+    return fold_both(fold_value(v.x, at, op, from), fold_value(v.y, at + 1u, op, from), op);
+}
+uint padded(const uint i) { return i + i / 16u; }
+
+// The first `count` values on the board: sixteen in order, sixteen of those, ... until thread 0 has one.
+uvec2 fold_board(uint count, const uint op)
+{
+    uint me = gl_LocalInvocationID.x, at = 0u, to = 1024u;
+    [[dont_unroll]] while (true) {
+        uvec2 a = fold_none(op);
+        barrier();
+        [[dont_unroll]] for (uint i = 16u * me; i < min(count, 16u * me + 16u); i++)
+            a = fold_both(a, board[padded(at + i)], op);
+        count = (count + 15u) / 16u;
+        if (count == 1u) return a;
+        if (me < count) board[padded(to + me)] = a;
+        at = to;
+        to = 1088u;
+    }
+}
+
+// Reduces a piece of a row of `fours`. Has this thread a row's result now?
+bool fold(const uint fours, const uint rows, const uint op, const uint from)
+{
+    uint me = gl_LocalInvocationID.x, parts = (fours + 1023u) / 1024u, task = group_index();
+    uint at = task % parts * 1024u + me / 16u * 64u + me % 16u;
+    row_index = task / parts;
+    if (row_index >= rows) return false;               // all of the workgroup
+    uvec2 a = fold_none(op);
+    [[dont_unroll]] for (uint j = 0u; j < 4u && at < fours; j++, at += 16u) {
+        uvec4 v = chain_four(row_index * fours + at);
+        a = fold_both(a, fold_both(fold_pair(v.xy, 4u * at, op, from), fold_pair(v.zw, 4u * at + 2u, op, from), op), op);
+    }
+    board[padded(me)] = a;
+    row_value = fold_board(256u, op);
+    if (parts > 1u) {                                  // each stores, then counts; who ends last goes on, and nobody waits
+        if (me == 0u) {
+            joined_swap(COUNTED + 2u * task, row_value.x);
+            joined_swap(COUNTED + 2u * task + 1u, row_value.y);
+            memoryBarrierBuffer();
+            ends_row = joined_add(row_index, 1u) == parts - 1u;
+            if (ends_row) joined_swap(row_index, 0u);
+            memoryBarrierBuffer();
+        }
+        barrier();
+        if (!ends_row) return false;
+        memoryBarrierBuffer();
+        [[dont_unroll]] for (uint i = me; i < parts; i += 256u) {
+            uint piece = COUNTED + 2u * (row_index * parts + i);
+            board[padded(i)] = uvec2(joined_add(piece, 0u), joined_add(piece + 1u, 0u));
+        }
+        row_value = fold_board(parts, op);
+    }
+    return me == 0u;
+}
+uint fold_row() { return row_index; }
+uint fold_result(const uint scale, const uint op, const uint to)
+{
+    if (op >= COUNT) return op == COUNT ? row_value.x : row_value.y;
+    float x = uintBitsToFloat(row_value.x);
+    return float_to_bits(op == MEAN ? x * uintBitsToFloat(scale) : x, to);
+}
+
 void main()
 {
-    uint u = thread_index();
-    u = convert_bits(u, u, u);
-    u = choose(u, u, u, u, u);
-    u = byte_of(u, u);
-    u = half_of(u, u);
-    u = join_bytes(u, u, u, u);
-    u = join_halves(u, u);
-    u = random_first(u, u, u, u);
-#define X(op, result) u = real_##op(u, u, u);
+    const uint u = 0u;
+    thread_index();
+    convert_bits(u, u, u);
+    choose(u, u, u, u, u);
+    byte_of(u, u);
+    half_of(u, u);
+    join_bytes(u, u, u, u);
+    join_halves(u, u);
+    random_at(u, u, u, u);
+    chain_four(u);
+    joined_add(u, u);
+    joined_swap(u, u);
+    fold(u, u, u, u);
+    fold_row();
+    fold_result(u, u, u);
+#define X(op, result) real_##op(u, u, u);
     FUNCTIONS_OF_ONE(X)
     TESTS(X)
     X(ABS, )
     X(NEGATIVE, )
     X(SIGN, )
 #undef X
-#define X(op, result) u = real_##op(u, u, u, u);
+#define X(op, result) real_##op(u, u, u, u);
     FUNCTIONS_OF_TWO(X)
     COMPARISONS(X)
 #undef X
-#define X(op, result) u = integer_##op(u, u, u);
+#define X(op, result) integer_##op(u, u, u);
     INTEGERS_OF_ONE(X)
 #undef X
-#define X(op, result) u = integer_##op(u, u, u, u);
+#define X(op, result) integer_##op(u, u, u, u);
     INTEGERS_OF_TWO(X)
 #undef X
 }

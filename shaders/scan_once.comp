@@ -16,14 +16,17 @@ layout(constant_id = 3) const uint TO = 10;
 layout(constant_id = 4) const uint HOLD = 8;           // fours a thread has
 layout(constant_id = 5) const uint FAN = 32;           // tiles of a group, groups of a block
 layout(constant_id = 6) const uint FLAGS = 0;
-//! enum SCAN_ONCE_: flags; CLEAR: zeros for `parts`, no more
-const uint REVERSE = 1, EXCLUSIVE = 2, CLEAR = 4;
+//! enum SCAN_ONCE_: flags; CLEAR: zeros for `parts`, no more; JOINED: they are zeros before and behind; SEARCH: with that, see below
+const uint REVERSE = 1, EXCLUSIVE = 2, CLEAR = 4, JOINED = 8, SEARCH = 16, RIGHT = 32, LESS = 64, MORE = 128;
+//! enum SCAN_JOINED_: parts that there are at most where they are zeros before and behind
+const uint MOST = 63;
 const bool BACKWARDS = (FLAGS & REVERSE) != 0u, WITHOUT = (FLAGS & EXCLUSIVE) != 0u;
 
 layout(push_constant) uniform scan_once_push {
     uint n, outer, tiles, groups, blocks;              // of a row, of which there are `outer`
     uint apart, from, to, parts_at;                    // from row to row of the operand; the first element of it, of result and parts
     uint looks;                                        // 0: no tile tells anything, so that all scan what they need
+    uint value_at, place_at, number_at;                // SEARCH
 };
 BUFFER(0, dst)
 BUFFER(1, src)
@@ -39,8 +42,8 @@ const bool FLOATS = FROM == F16 || FROM == F32 || FROM == BF16, SIGNED = FROM >=
 const uint SIGN = 0x80000000u, NAN_KEY = OP == MAX ? ~0u : 0u, FLIP = KEYS && SIGNED ? SIGN : 0u;
 const uint TOP = FROM == BOOL ? 1u : FROM == U8 || FROM == I8 ? 0xffu : FROM == U16 || FROM == I16 ? 0xffffu : ~0u;
 const uint LEAST = FLOATS ? 0x007fffffu : SIGNED ? SIGN - 1u - TOP / 2u : 0u;               // infinities of floats
-const uint MOST = FLOATS ? 0xff800000u : SIGNED ? SIGN + TOP / 2u : TOP;
-const uint NOTHING = OP == SUM ? 0u : OP == PROD ? (FLOATS ? 0x3f800000u : 1u) : OP == MAX ? LEAST : MOST;
+const uint HIGHEST = FLOATS ? 0xff800000u : SIGNED ? SIGN + TOP / 2u : TOP;
+const uint NOTHING = OP == SUM ? 0u : OP == PROD ? (FLOATS ? 0x3f800000u : 1u) : OP == MAX ? LEAST : HIGHEST;
 
 uint combine(const uint a, const uint b)
 {
@@ -230,6 +233,63 @@ void write_tile(const uint tile, const uint at, const uint fours, const uint bef
     }
 }
 
+// ---- who ends last ----
+
+// Where a value belongs in what one row was scanned to, float32, as search.comp has it: halves, by the same steps, many at a
+// time; a number is added or subtracted there. See search_together().
+layout(std430, set = 0, binding = 3) buffer value_words { uint value32[]; };
+layout(std430, set = 0, binding = 4) buffer place_words { uint place32[]; };
+layout(std430, set = 0, binding = 5) buffer number_words { uint number32[]; };
+layout(std430, set = 0, binding = 0) coherent buffer dst_scanned { uint scanned32[]; };
+shared bool turn[gl_WorkGroupSize.x];
+shared bool last;
+
+void halve(inout uint low, inout uint high, const bool to_right)
+{
+    uint middle = low + (high - low) / 2u;
+    if (to_right) low = middle + 1u;
+    else high = middle;
+}
+uint key_of(const uint raw)                            // as sort.glsl has those of float32
+{
+    uint magnitude = raw & ~SIGN;
+    return magnitude > 0x7f800000u ? ~0u : magnitude == 0u ? SIGN : raw ^ ((raw & SIGN) != 0u ? ~0u : SIGN);
+}
+void search()
+{
+    uint t = gl_LocalInvocationID.x, low = 0u, high = n, key = key_of(value32[value_at]);
+    while (low < high) {
+        uint l = low, h = high, k;
+        for (int b = findMSB(t) - 1; b >= 0 && l < h; b--) halve(l, h, (t >> b & 1u) != 0u);
+        k = t > 0u && l < h ? key_of(scanned32[to + l + (h - l) / 2u]) : key;
+        turn[t] = k < key || ((FLAGS & RIGHT) != 0u && k == key);
+        barrier();
+        for (uint at = 1u; at < gl_WorkGroupSize.x && low < high;) {
+            bool to_right = turn[at];
+            halve(low, high, to_right);
+            at = at * 2u + (to_right ? 1u : 0u);
+        }
+        barrier();
+    }
+    if (t > 0u) return;
+    if ((FLAGS & LESS) != 0u) low -= number32[number_at];
+    else if ((FLAGS & MORE) != 0u) low += number32[number_at];
+    place32[place_at] = low;
+}
+
+// All have told and looked when each has counted.
+void end_tile()
+{
+    memoryBarrierBuffer();
+    barrier();
+    if (gl_LocalInvocationID.x == 0u) last = atomicAdd(parts64[parts_at + MOST].x, 1u) == outer * tiles - 1u;
+    barrier();
+    if (!last) return;
+    memoryBarrierBuffer();
+    if (gl_LocalInvocationID.x <= MOST) parts64[parts_at + gl_LocalInvocationID.x] = uvec2(0u);
+    if ((FLAGS & SEARCH) != 0u) search();
+}
+
 void main()
 {
     uint g = group_index(), each = tiles + groups + blocks, row = g / tiles, tile = g - row * tiles;
@@ -257,4 +317,5 @@ void main()
         barrier();
     }
     write_tile(tile, to + row * n, fours, combine(combine(combine(behind[2], behind[1]), behind[0]), before));
+    if ((FLAGS & JOINED) != 0u) end_tile();
 }

@@ -48,34 +48,44 @@ static void mask(struct gpu *g, mlxvk_array *logprobs, mlxvk_array *keep)
     gpu_drop(keep);
 }
 
-/* Sums probabilities from the least likely up; a token stays where its sum exceeds 1 - top_p. */
+/* A token stays where those that are more likely have less than top_p of all probability: from the place on, in the order
+ * of probabilities, that is found by counting where they have more. */
 static void keep_top_p(struct gpu *g, mlxvk_array *logprobs, double top_p)
 {
-    mlxvk_array order = none, sums = none, limit = none;
-    gpu_check(g, mlxvk_argsort_axis(&order, *logprobs, -1, g->stream));
-    gpu_check(g, mlxvk_exp(&sums, *logprobs, g->stream));
-    gpu_check(g, mlxvk_take(&sums, sums, order, g->stream));
-    gpu_check(g, mlxvk_cumsum(&sums, sums, -1, false, true, g->stream));
-    gpu_check(g, mlxvk_argsort_axis(&order, order, -1, g->stream)); /* the inverse permutation: back to token order */
-    gpu_check(g, mlxvk_take(&sums, sums, order, g->stream));
+    mlxvk_array order = none, probs = none, above = none, total = none, one = none, limit = none;
+    gpu_check(g, mlxvk_sort_axis(&order, *logprobs, -1, g->stream));
+    gpu_check(g, mlxvk_astype(&probs, order, MLXVK_FLOAT32, g->stream));
+    gpu_check(g, mlxvk_exp(&probs, probs, g->stream));
+    gpu_check(g, mlxvk_cumsum(&above, probs, -1, true, false, g->stream));
+    gpu_check(g, mlxvk_slice(&total, above, (int[]){ 0 }, 1, (int[]){ 1 }, 1, (int[]){ 1 }, 1, g->stream));
+    gpu_check(g, mlxvk_slice(&one, probs, (int[]){ 0 }, 1, (int[]){ 1 }, 1, (int[]){ 1 }, 1, g->stream));
+    gpu_check(g, mlxvk_add(&total, total, one, g->stream));
+    scalar_like(g, &limit, top_p, total);
+    gpu_check(g, mlxvk_multiply(&limit, total, limit, g->stream));
+    gpu_check(g, mlxvk_greater_equal(&above, above, limit, g->stream));
+    gpu_check(g, mlxvk_sum_axis(&above, above, -1, true, g->stream));
+    gpu_check(g, mlxvk_take_along_axis(&limit, order, above, -1, g->stream));
+    gpu_check(g, mlxvk_greater_equal(&above, *logprobs, limit, g->stream));
+    mask(g, logprobs, &above);
     gpu_drop(&order);
-    scalar_like(g, &limit, 1 - top_p, *logprobs);
-    gpu_check(g, mlxvk_greater(&sums, sums, limit, g->stream));
+    gpu_drop(&probs);
+    gpu_drop(&total);
+    gpu_drop(&one);
     gpu_drop(&limit);
-    mask(g, logprobs, &sums);
 }
 
-/* A token stays where fewer than top_k are more likely. */
+/* All but the top_k most likely tokens go. */
 static void keep_top_k(struct gpu *g, mlxvk_array *logprobs, int top_k)
 {
-    mlxvk_array rank = none, limit = none;
-    gpu_check(g, mlxvk_negative(&rank, *logprobs, g->stream));
-    gpu_check(g, mlxvk_argsort_axis(&rank, rank, -1, g->stream));
-    gpu_check(g, mlxvk_argsort_axis(&rank, rank, -1, g->stream));
-    gpu_check(g, mlxvk_array_new_data_device(&limit, &(uint32_t){ (uint32_t)top_k }, NULL, 0, MLXVK_UINT32, g->device));
-    gpu_check(g, mlxvk_less(&rank, rank, limit, g->stream));
-    gpu_drop(&limit);
-    mask(g, logprobs, &rank);
+    mlxvk_array order = none, minus = none;
+    int size = (int)mlxvk_array_size(*logprobs);
+    gpu_check(g, mlxvk_negative(&order, *logprobs, g->stream));
+    gpu_check(g, mlxvk_argpartition_axis(&order, order, top_k - 1, -1, g->stream));
+    gpu_check(g, mlxvk_slice(&order, order, &top_k, 1, &size, 1, (int[]){ 1 }, 1, g->stream));
+    scalar_like(g, &minus, -INFINITY, *logprobs);
+    gpu_check(g, mlxvk_put_along_axis(logprobs, *logprobs, order, minus, -1, g->stream));
+    gpu_drop(&order);
+    gpu_drop(&minus);
 }
 
 static void draw(struct sampler *s, struct gpu *g, mlxvk_array logprobs, mlxvk_array *token)

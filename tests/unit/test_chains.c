@@ -222,8 +222,8 @@ static void test_gelu(void **state)
 
 /* ---- results of other shapes: the same elements in a row, and numbers for all ---- */
 
-enum other { IN_A_ROW, STEPS_THEN_ROW, ROW_THEN_STEPS, PART_OF_IT, TURNED, AS_BITS, IN_MIDDLE_HELD,
-             NUMBER, TWO_NUMBERS, NUMBER_HELD, NUMBER_READ, NUMBER_BEHIND, NUMBER_OF_PART, OTHERS };
+enum other { IN_A_ROW, STEPS_THEN_ROW, ROW_THEN_STEPS, PART_OF_IT, TURNED, AS_BITS, IN_MIDDLE_HELD, WRITTEN_BEHIND,
+             WRITTEN_THEN_READ, NUMBER, TWO_NUMBERS, NUMBER_HELD, NUMBER_READ, NUMBER_BEHIND, NUMBER_OF_PART, OTHERS };
 enum { LONG = 6, WIDE = 12 };
 
 static mlxvk_array binary_of(struct bench *b, binary_function f, mlxvk_array x, mlxvk_array y)
@@ -247,6 +247,17 @@ static mlxvk_array seen_otherwise(struct bench *b, enum other other, mlxvk_array
     return a;
 }
 
+/* A copy in which a row is written then: the chain's result has another writer. */
+static mlxvk_array written_behind(struct bench *b, enum other other, mlxvk_array x)
+{
+    mlxvk_array a = mlxvk_array_new(), last = mlxvk_array_new();
+    OK(mlxvk_slice(&last, x, (int[]){ 5, 0 }, 2, (int[]){ 6, WIDE }, 2, (int[]){ 1, 1 }, 2, b->s), b->s);
+    OK(mlxvk_slice_update(&a, x, last, (int[]){ 1, 0 }, 2, (int[]){ 2, WIDE }, 2, (int[]){ 1, 1 }, 2, b->s), b->s);
+    if (other == WRITTEN_THEN_READ) OK(mlxvk_add(&a, a, x, b->s), b->s);
+    mlxvk_array_free(last);
+    return a;
+}
+
 /* What a case computes, and what it holds besides. data: LONG * 2 by WIDE. */
 static mlxvk_array of_other_shape(struct bench *b, enum other other, mlxvk_array data, mlxvk_array row, mlxvk_array *held)
 {
@@ -255,8 +266,8 @@ static mlxvk_array of_other_shape(struct bench *b, enum other other, mlxvk_array
     OK(mlxvk_slice(&x, data, (int[]){ 0, 0 }, 2, (int[]){ LONG * step, WIDE }, 2, (int[]){ step, 1 }, 2, b->s), b->s);
     if (other < NUMBER) {
         y = binary_of(b, mlxvk_multiply, x, x);
-        if (other == IN_MIDDLE_HELD) OK(mlxvk_array_set(held, y), b->s);
-        z = seen_otherwise(b, other, y, row);
+        if (other == IN_MIDDLE_HELD || other >= WRITTEN_BEHIND) OK(mlxvk_array_set(held, y), b->s);
+        z = other >= WRITTEN_BEHIND ? written_behind(b, other, y) : seen_otherwise(b, other, y, row);
     } else {
         mlxvk_array last = mlxvk_array_new();
         OK(mlxvk_slice(&n, row, (int[]){ 3 }, 1, (int[]){ 4 }, 1, (int[]){ 1 }, 1, b->s), b->s);
@@ -313,7 +324,8 @@ static void test_other_shapes(void **state)
 {
     static const uint8_t dispatches[OTHERS][2] = {
         [IN_A_ROW] = { 2, 1 }, [STEPS_THEN_ROW] = { 2, 1 }, [ROW_THEN_STEPS] = { 2, 2 }, [PART_OF_IT] = { 2, 2 },
-        [TURNED] = { 2, 2 }, [AS_BITS] = { 2, 2 }, [IN_MIDDLE_HELD] = { 2, 1 }, [NUMBER] = { 2, 1 }, [TWO_NUMBERS] = { 3, 1 },
+        [TURNED] = { 2, 2 }, [AS_BITS] = { 2, 2 }, [IN_MIDDLE_HELD] = { 2, 1 }, [WRITTEN_BEHIND] = { 3, 2 },
+        [WRITTEN_THEN_READ] = { 4, 3 }, [NUMBER] = { 2, 1 }, [TWO_NUMBERS] = { 3, 1 },
         [NUMBER_HELD] = { 2, 2 }, [NUMBER_READ] = { 3, 3 }, [NUMBER_BEHIND] = { 4, 1 }, [NUMBER_OF_PART] = { 2, 2 },
     };
     struct bench alone = bench_open(OFF), together = bench_open(ON);
@@ -334,7 +346,7 @@ static void test_other_shapes(void **state)
 /* ---- chains that begin with a random word ---- */
 
 enum drawn { ONE_WORD, OTHER_ROW, KEY_WITH_STEPS, KEY_OF_ONE, KEY_MADE_HERE, WORD_HELD, TWO_DRAWN, WORD_FOR_ALL, TWO_WORDS,
-             HALF_A_WORD, KEY_KNOWN, DRAWN };
+             HALF_A_WORD, KEY_KNOWN, SPLIT, SPLIT_HELD, SPLIT_ACROSS, SPLIT_TWICE, SPLIT_ALONE, SPLIT_OF_SIX, DRAWN };
 
 /* The key of a case: of words that lie in memory, but for one that the host knows. */
 static mlxvk_array key_of(struct bench *b, enum drawn drawn)
@@ -350,6 +362,18 @@ static mlxvk_array key_of(struct bench *b, enum drawn drawn)
     } else OK(mlxvk_slice(&k, k, &from, 1, (int[]){ from + step + 1 }, 1, &step, 1, b->s), b->s);
     if (drawn == KEY_MADE_HERE) OK(mlxvk_add(&k, k, k, b->s), b->s);
     return k;
+}
+
+/* One of the keys that one splits into, all of which are held, or two words across these. */
+static void split(struct bench *b, enum drawn drawn, mlxvk_array *key, mlxvk_array *held)
+{
+    mlxvk_array all = mlxvk_array_new();
+    int shape[2] = { drawn == SPLIT_OF_SIX ? 3 : 2, 2 }, from = drawn == SPLIT_ACROSS ? 1 : 2;
+    OK(mlxvk_random_bits(&all, shape, 2, 4, *key, b->s), b->s);
+    if (drawn == SPLIT_HELD) OK(mlxvk_array_set(held, all), b->s);
+    OK(mlxvk_reshape(&all, all, (int[]){ 2 * shape[0] }, 1, b->s), b->s);
+    OK(mlxvk_slice(key, all, &from, 1, (int[]){ from + 2 }, 1, (int[]){ 1 }, 1, b->s), b->s);
+    mlxvk_array_free(all);
 }
 
 /* u / 2^32, of a random word u. */
@@ -369,14 +393,17 @@ static mlxvk_array unit_of(struct bench *b, enum drawn drawn, mlxvk_array key, m
 static uint64_t run_drawn(struct bench *b, enum drawn drawn, float *result, uint32_t *word)
 {
     float numbers[LONG];
-    mlxvk_array key, z, held = mlxvk_array_new(), x;
+    mlxvk_array key, z = mlxvk_array_new(), held = mlxvk_array_new(), x;
     uint64_t dispatches;
     for (int i = 0; i < LONG; i++) numbers[i] = (float)i;
     x = floats(b->device, numbers, (int[]){ LONG }, 1);
     OK(mlxvk_synchronize(b->s), b->s);
     mlxvk_reset_stats(b->device);
     key = key_of(b, drawn);
-    z = unit_of(b, drawn, key, &held);
+    if (drawn >= SPLIT) split(b, drawn, &key, &held);
+    if (drawn == SPLIT_TWICE) split(b, drawn, &key, &held);
+    if (drawn == SPLIT_ALONE) OK(mlxvk_astype(&z, key, MLXVK_FLOAT32, b->s), b->s);
+    else z = unit_of(b, drawn, key, &held);
     if (drawn == TWO_DRAWN) {
         mlxvk_array more = unit_of(b, OTHER_ROW, key, NULL);
         OK(mlxvk_add(&z, z, more, b->s), b->s);
@@ -386,7 +413,7 @@ static uint64_t run_drawn(struct bench *b, enum drawn drawn, float *result, uint
     OK(mlxvk_synchronize(b->s), b->s);
     dispatches = stats_of(b->device).dispatches;
     OK(mlxvk_array_read(z, result, mlxvk_array_nbytes(z), b->s), b->s);
-    if (drawn == WORD_HELD) OK(mlxvk_array_read(held, word, sizeof *word, b->s), b->s);
+    if (held.ctx && mlxvk_array_size(held)) OK(mlxvk_array_read(held, word, mlxvk_array_nbytes(held), b->s), b->s);
     mlxvk_array_free(key);
     mlxvk_array_free(z);
     mlxvk_array_free(held);
@@ -394,27 +421,100 @@ static uint64_t run_drawn(struct bench *b, enum drawn drawn, float *result, uint
     return dispatches;
 }
 
-/* One word from a key in memory is a chain's first step, or several; more words, parts of one, and those of a key that the
- * host knows are not, and nothing larger draws it at each element. */
+/* One word from a key in memory is a chain's first step, or several, also where that key is of those that another splits into;
+ * more than four words, parts of one, and those of a key that the host knows are not, and nothing larger draws it at each
+ * element. */
 static void test_drawn(void **state)
 {
     static const uint8_t dispatches[DRAWN][2] = {
         [ONE_WORD] = { 3, 1 }, [OTHER_ROW] = { 3, 1 }, [KEY_WITH_STEPS] = { 3, 1 }, [KEY_OF_ONE] = { 3, 1 },
         [KEY_MADE_HERE] = { 4, 2 }, [WORD_HELD] = { 3, 1 }, [TWO_DRAWN] = { 7, 2 }, [WORD_FOR_ALL] = { 4, 2 },
-        [TWO_WORDS] = { 3, 2 }, [HALF_A_WORD] = { 3, 2 }, [KEY_KNOWN] = { 3, 2 },
+        [TWO_WORDS] = { 3, 2 }, [HALF_A_WORD] = { 3, 2 }, [KEY_KNOWN] = { 3, 2 }, [SPLIT] = { 4, 1 }, [SPLIT_HELD] = { 4, 1 },
+        [SPLIT_ACROSS] = { 4, 1 }, [SPLIT_TWICE] = { 5, 2 }, [SPLIT_ALONE] = { 2, 2 }, [SPLIT_OF_SIX] = { 4, 2 },
     };
     struct bench alone = bench_open(OFF), together = bench_open(ON);
     (void)state;
     for (int i = 0; i < DRAWN; i++) {
         float want[LONG] = { 0 }, got[LONG] = { 0 };
-        uint32_t word = 0, want_word = 0;
-        uint64_t apart = run_drawn(&alone, (enum drawn)i, want, &want_word);
-        uint64_t fused = run_drawn(&together, (enum drawn)i, got, &word);
+        uint32_t word[4] = { 0 }, want_word[4] = { 0 };
+        uint64_t apart = run_drawn(&alone, (enum drawn)i, want, want_word);
+        uint64_t fused = run_drawn(&together, (enum drawn)i, got, word);
         if (apart != dispatches[i][0] || fused != dispatches[i][1])
             fail_msg("case %d: %llu dispatches apart, %llu fused", i, (unsigned long long)apart, (unsigned long long)fused);
         assert_memory_equal(got, want, sizeof want);
-        assert_int_equal(word, want_word);
+        assert_memory_equal(word, want_word, sizeof word);
         assert_true(want[0] > 0 || want[1] > 0);
+    }
+    bench_close(&alone);
+    bench_close(&together);
+}
+
+/* ---- one element where an index says ---- */
+
+enum picked { AT_INDEX, FROM_END, BEYOND, BEFORE, UNSIGNED, BACKWARDS, INDEX_MADE, OF_ITSELF, HALF_OF_IT, OF_STEP, TWO_PICKED, WIDE_INDEX,
+              TWO_INDICES, PICKED };
+
+/* z = y * x[index] and what each case makes of that. */
+static uint64_t run_picked(struct bench *b, enum picked picked, float *result)
+{
+    static const int at[PICKED] = { [AT_INDEX] = 3, [FROM_END] = -2, [BEYOND] = 1000, [BEFORE] = -1000, [UNSIGNED] = -7, [BACKWARDS] = 2 };
+    float numbers[LONG * WIDE];
+    int index[2] = { at[picked], 5 }, count = picked == TWO_INDICES ? 2 : 1, step = picked == BACKWARDS ? -1 : 1;
+    mlxvk_array x, y, i = mlxvk_array_new(), z = mlxvk_array_new(), one = mlxvk_array_new();
+    uint64_t dispatches;
+    for (int k = 0; k < LONG * WIDE; k++) numbers[k] = (float)(k * 29 % 101 - 17) / 7;
+    x = floats(b->device, numbers, (int[]){ 1, LONG * WIDE }, 2);
+    y = floats(b->device, numbers + 8, (int[]){ 1, LONG * WIDE - 8 }, 2);
+    OK_DEVICE(mlxvk_array_new_data_device(&i, index, (int[]){ 1, count }, 2, picked == UNSIGNED ? MLXVK_UINT32 : MLXVK_INT32, b->device),
+              b->device);
+    if (step < 0)
+        OK(mlxvk_slice(&x, x, (int[]){ 0, 60 }, 2, (int[]){ 1, 2 }, 2, (int[]){ 1, -1 }, 2, b->s), b->s);
+    if (picked == HALF_OF_IT) OK(mlxvk_astype(&x, x, MLXVK_BFLOAT16, b->s), b->s);
+    if (picked == WIDE_INDEX) OK(mlxvk_astype(&i, i, MLXVK_INT64, b->s), b->s);
+    OK_DEVICE(mlxvk_array_eval(x), b->device);
+    OK_DEVICE(mlxvk_array_eval(y), b->device);
+    OK_DEVICE(mlxvk_array_eval(i), b->device);
+    OK(mlxvk_synchronize(b->s), b->s);
+    mlxvk_reset_stats(b->device);
+    if (picked == INDEX_MADE) OK(mlxvk_add(&i, i, i, b->s), b->s);
+    if (picked == OF_STEP) OK(mlxvk_square(&x, x, b->s), b->s);
+    OK(mlxvk_take_along_axis(&z, x, i, 1, b->s), b->s);
+    if (picked == TWO_INDICES) OK(mlxvk_slice(&z, z, (int[]){ 0, 1 }, 2, (int[]){ 1, 2 }, 2, (int[]){ 1, 1 }, 2, b->s), b->s);
+    if (picked == TWO_PICKED) {
+        OK(mlxvk_take_along_axis(&one, y, i, 1, b->s), b->s);
+        OK(mlxvk_add(&z, z, one, b->s), b->s);
+        mlxvk_array_free(one);
+        one = mlxvk_array_new();
+    }
+    if (picked == OF_ITSELF || picked == OF_STEP) OK(mlxvk_subtract(&z, x, z, b->s), b->s);
+    else OK(mlxvk_multiply(&z, y, z, b->s), b->s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(i);
+    OK(mlxvk_synchronize(b->s), b->s);
+    dispatches = stats_of(b->device).dispatches;
+    OK(mlxvk_array_read(z, result, mlxvk_array_nbytes(z), b->s), b->s);
+    mlxvk_array_free(z);
+    mlxvk_array_free(one);
+    return dispatches;
+}
+
+/* An element of an array in memory, by one index of 32 bits, is a step; not of what the chain comes to, nor a second one. */
+static void test_picked(void **state)
+{
+    static const uint8_t dispatches[PICKED][2] = {
+        [AT_INDEX] = { 2, 1 }, [FROM_END] = { 2, 1 }, [BEYOND] = { 2, 1 }, [BEFORE] = { 2, 1 }, [UNSIGNED] = { 2, 1 }, [BACKWARDS] = { 2, 1 },
+        [INDEX_MADE] = { 3, 1 }, [OF_ITSELF] = { 2, 1 }, [HALF_OF_IT] = { 3, 1 }, [OF_STEP] = { 3, 2 }, [TWO_PICKED] = { 4, 2 },
+        [WIDE_INDEX] = { 2, 2 }, [TWO_INDICES] = { 2, 2 },
+    };
+    struct bench alone = bench_open(OFF), together = bench_open(ON);
+    (void)state;
+    for (int i = 0; i < PICKED; i++) {
+        float want[LONG * WIDE] = { 0 }, got[LONG * WIDE] = { 0 };
+        uint64_t apart = run_picked(&alone, (enum picked)i, want), fused = run_picked(&together, (enum picked)i, got);
+        if (apart != dispatches[i][0] || fused != dispatches[i][1])
+            fail_msg("case %d: %llu dispatches apart, %llu fused", i, (unsigned long long)apart, (unsigned long long)fused);
+        assert_memory_equal(got, want, sizeof want);
     }
     bench_close(&alone);
     bench_close(&together);
@@ -455,6 +555,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_random), cmocka_unit_test(test_gelu),
                                         cmocka_unit_test(test_other_shapes), cmocka_unit_test(test_drawn),
+                                        cmocka_unit_test(test_picked),
                                         cmocka_unit_test(test_often),
                                         cmocka_unit_test(test_valid) };
     return run_group("chains", tests, in_folder, remove_folder);

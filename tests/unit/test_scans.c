@@ -10,9 +10,10 @@
 enum { TILE = 512, GROUP = 4 * TILE, BLOCK = 4 * GROUP, LONG = 1 << 14 };              /* of rows below LONG */
 enum { LONG_TILE = 1 << 14, LONG_GROUP = 32 * LONG_TILE, LONGEST = 1 << 22 };           /* of rows below LONGEST */
 enum { LONGEST_TILE = 1 << 15, LONGEST_GROUP = 32 * LONGEST_TILE, LONGEST_BLOCK = 32 * LONGEST_GROUP };
-enum { ONCE, SILENT, WAYS };
+enum { ONCE, SILENT, JOINED, WAYS };
 static const char *const gates[WAYS] = { "MLX_VK_ENABLE_LINKS=2 MLX_VK_POISON=1",
-                                         "MLX_VK_ENABLE_LINKS=3 MLX_VK_POISON=1" };
+                                         "MLX_VK_ENABLE_LINKS=3 MLX_VK_POISON=1",
+                                         "MLX_VK_ENABLE_LINKS=2 MLX_VK_ENABLE_REDUCE_JOIN=2 MLX_VK_POISON=1" };
 
 typedef int (*scan_function)(mlxvk_array *, mlxvk_array, int, bool, bool, mlxvk_stream);
 static const struct { const char *name; scan_function scan; } scans[] = {
@@ -248,7 +249,7 @@ static void expect_rows_beside(const struct scan_case *many, const char *way)
  * one pass or not. */
 static void test_rows_beside(void **state)
 {
-    const char *const ways[] = { gates[ONCE], gates[SILENT], "MLX_VK_ENABLE_LINKS=0 MLX_VK_POISON=1" };
+    const char *const ways[] = { gates[ONCE], gates[SILENT], gates[JOINED], "MLX_VK_ENABLE_LINKS=0 MLX_VK_POISON=1" };
     (void)state;
     for (size_t way = 0; way < COUNT(ways); way++) {
         expect_rows_beside(&(struct scan_case){ MLXVK_FLOAT32, 0, 9, BLOCK + TILE + 8, .inclusive = true, .normal = true }, ways[way]);
@@ -444,21 +445,112 @@ static void test_operand_stays(void **state)
 }
 
 /* That the kernel is the one that is tested. */
-static void test_taken(void **state)
+static void taken(int way, int n, uint64_t dispatches)
 {
-    mlxvk_device d = open_device(gates[ONCE]);
+    mlxvk_device d = open_device(gates[way]);
     mlxvk_stream s = open_stream(d);
-    mlxvk_array x = counting(d, 2 * TILE);
-    uint64_t before = dispatches_of(gates[ONCE], "scan_once");
+    mlxvk_array x = counting(d, n);
+    uint64_t before = dispatches_of(gates[way], "scan_once");
     size_t subgroup = 0;
-    (void)state;
     OK(mlxvk_cumsum(&x, x, 0, false, true, s), s);
     OK(mlxvk_array_eval(x), s);
     mlxvk_device_info_get_size(&subgroup, d, "subgroup");
-    if (subgroup) assert_int_equal(dispatches_of(gates[ONCE], "scan_once") - before, 2);
+    if (subgroup) assert_int_equal(dispatches_of(gates[way], "scan_once") - before, dispatches);
     mlxvk_array_free(x);
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
+}
+
+/* What tiles tell is cleared by a dispatch of its own where it is not kept clear, or is more than there is room for: here of
+ * 31 tiles, 8 groups and 2 blocks, and of 48, 12 and 3. */
+static void test_taken(void **state)
+{
+    (void)state;
+    taken(ONCE, 2 * TILE, 2);
+    taken(JOINED, 2 * TILE, 1);
+    taken(JOINED, 31 * TILE, 1);
+    taken(JOINED, 3 * LONG_TILE, 1);
+    taken(JOINED, 62 * LONG_TILE, 2);
+}
+
+/* ---- scans, then the place of a value in what they come to ---- */
+
+#define SEARCHED "MLX_VK_ENABLE_LINKS=2 MLX_VK_ENABLE_REDUCE_JOIN=2 MLX_VK_ENABLE_SEARCH_GROUPS=2 MLX_VK_POISON=1"
+#define APART "MLX_VK_ENABLE_LINKS=2 MLX_VK_ENABLE_REDUCE_JOIN=2 MLX_VK_ENABLE_SEARCH_GROUPS=0 MLX_VK_POISON=1"
+
+enum broken { WHOLE, SUMS_HELD, TWO_VALUES, TWO_ROWS, NUMBER_LESS, TOO_LONG, HALVES, SHORT, NEGATIVE };
+static const struct search_case {
+    int n;
+    bool reverse, inclusive, right;
+    int number;                                      /* 1: added, -1: subtracted, 0: none */
+    enum broken broken;
+    int fused, apart;                                /* dispatches */
+} search_cases[] = {
+    { 4 * TILE, false, true, false, 0, WHOLE, 1, 2 },          { 5 * TILE + 3, false, false, true, -1, WHOLE, 1, 3 },
+    { 9 * GROUP / 4 + 1, true, true, true, 1, WHOLE, 1, 3 },   { 151936, false, false, true, -1, WHOLE, 1, 3 },
+    { 151937, true, false, false, -1, WHOLE, 1, 3 },           { 4 * TILE, false, true, true, 0, NEGATIVE, 1, 2 },
+    { 4 * TILE, false, true, false, -1, SUMS_HELD, 2, 3 },     { 4 * TILE, false, true, false, 0, TWO_VALUES, 2, 2 },
+    { 4 * TILE, false, true, false, 0, TWO_ROWS, 2, 2 },       { 4 * TILE, false, true, false, -1, NUMBER_LESS, 2, 3 },
+    { 62 * LONG_TILE, false, true, false, 0, TOO_LONG, 3, 3 }, { 4 * TILE, false, true, false, 0, HALVES, 3, 3 },
+    { TILE, false, true, false, 0, SHORT, 2, 2 },
+};
+
+/* The places of values in a case's sums, for each of `count` values; dispatches of the last. */
+static int places(const char *with, const struct search_case *c, uint32_t *result, int count)
+{
+    struct setting t = start(with);
+    float *data = malloc((size_t)c->n * 2 * sizeof *data), one = 3;
+    struct rng r = { (uint64_t)c->n };
+    int rows = c->broken == TWO_ROWS ? 2 : 1, dispatches = 0;
+    mlxvk_array x, number = floats(t.device, &one, NULL, 0);
+    for (int i = 0; i < c->n * rows; i++) data[i] = (float)random_int(&r, c->broken == NEGATIVE ? -1000 : 0, 1000) / 977;
+    x = floats(t.device, data, (int[]){ rows, c->n }, 2);
+    OK(mlxvk_astype(&number, number, MLXVK_UINT32, t.stream), t.stream);
+    if (c->broken == HALVES) OK(mlxvk_astype(&x, x, MLXVK_BFLOAT16, t.stream), t.stream);
+    OK(mlxvk_array_eval(x), t.stream);
+    OK(mlxvk_array_eval(number), t.stream);
+    for (int i = 0; i < count; i++) {
+        float odd[2] = { i == 0 ? NAN : i == 1 ? -1 : (float)c->n * (float)(i - 2) / (float)(count - 2) * 0.52f, 5 };
+        mlxvk_array value = floats(t.device, odd, (int[]){ c->broken == TWO_VALUES ? 2 : 1 }, 1), sums = mlxvk_array_new();
+        mlxvk_array place = mlxvk_array_new();
+        OK(mlxvk_synchronize(t.stream), t.stream);
+        mlxvk_reset_stats(t.device);
+        OK(mlxvk_cumsum(&sums, x, 1, c->reverse, c->inclusive, t.stream), t.stream);
+        if (c->broken == TWO_ROWS)
+            OK(mlxvk_slice(&place, sums, (int[]){ 1, 0 }, 2, (int[]){ 2, c->n }, 2, (int[]){ 1, 1 }, 2, t.stream), t.stream);
+        else OK(mlxvk_array_set(&place, sums), t.stream);
+        if (c->broken != SUMS_HELD) { mlxvk_array_free(sums); sums = mlxvk_array_new(); }
+        OK(mlxvk_reshape(&place, place, (int[]){ c->n }, 1, t.stream), t.stream);
+        OK(mlxvk_searchsorted(&place, place, value, c->right ? "right" : "left", t.stream), t.stream);
+        if (c->broken == NUMBER_LESS) OK(mlxvk_subtract(&place, number, place, t.stream), t.stream);
+        else if (c->number) OK((c->number > 0 ? mlxvk_add : mlxvk_subtract)(&place, place, number, t.stream), t.stream);
+        OK(mlxvk_synchronize(t.stream), t.stream);
+        dispatches = (int)stats_of(t.device).dispatches;
+        OK(mlxvk_array_read(place, result + 2 * i, mlxvk_array_nbytes(place), t.stream), t.stream);
+        mlxvk_array_free(value);
+        mlxvk_array_free(sums);
+        mlxvk_array_free(place);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(number);
+    free(data);
+    finish(&t);
+    return dispatches;
+}
+
+/* The same places by one dispatch, where all holds that this assumes. */
+static void test_search_behind(void **state)
+{
+    enum { COUNT_OF = 12 };
+    (void)state;
+    for (size_t i = 0; i < sizeof search_cases / sizeof *search_cases; i++) {
+        const struct search_case *c = &search_cases[i];
+        uint32_t want[2 * COUNT_OF] = { 0 }, got[2 * COUNT_OF] = { 0 };
+        int apart = places(APART, c, want, COUNT_OF), fused = places(SEARCHED, c, got, COUNT_OF);
+        if (fused != c->fused || apart != c->apart) fail_msg("case %zu: %d dispatches, and %d apart", i, fused, apart);
+        for (int k = 0; k < 2 * COUNT_OF; k++)
+            if (got[k] != want[k]) fail_msg("case %zu, value %d: place %u, and %u apart", i, k / 2, got[k], want[k]);
+    }
 }
 
 int main(void)
@@ -467,6 +559,6 @@ int main(void)
                                         cmocka_unit_test(test_dimensions), cmocka_unit_test(test_same_bits), cmocka_unit_test(test_rows_beside),
                                         cmocka_unit_test(test_columns_beside),
                                         cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_operand_stays),
-                                        cmocka_unit_test(test_taken) };
+                                        cmocka_unit_test(test_taken), cmocka_unit_test(test_search_behind) };
     return run_group("scans", tests, set_up, tear_down);
 }
