@@ -10038,16 +10038,18 @@ static void product_matvec(struct encoder *e, const struct product *p)
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, groups, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32;
     int64_t batches = product_batches(p), enough = 8 * (int64_t)e->device->tuning->processors;
-    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector;
+    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector, loose;
     struct launch l;
     while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
     groups = ceil_div((uint64_t)p->n, wide);
     prepare(e, &l, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
-    while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
     vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) && evenly(&l, MAT_B, p->b_k, p->b_col, chunk);
+    loose = !vector && subgroup && e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;
+    if (loose) threads = 8;
+    else while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
     USE_PRODUCT(e, &l, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC,
                 subgroup ? K_GATHER_MATVEC_SUBGROUP : K_GATHER_MATVEC, matvec, .threads = threads, .type = type,
-           .epilogue = l.epilogue, .few = few, .wide = wide, .vector = vector);
+           .epilogue = l.epilogue, .few = few, .wide = wide, .vector = vector ? 1 : loose ? 2 : 0);
     y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
     launch(e, p, &l, ceil_div(groups, y), y);
 }

@@ -25,6 +25,31 @@ shared float partial[gl_WorkGroupSize.x / 4 * SUMS];   // a subgroup has four in
 shared float partial[gl_WorkGroupSize.x * SUMS];
 #endif
 
+#if defined(SUBGROUP) && !defined(GATHER)
+#define LOOSE
+// Rows that begin anywhere (VECTOR 2): a thread takes SPAN chunks side by side, by the aligned 16 bytes that hold them, of which
+// there may be one more.
+const uint SPAN = 4u;
+uvec4 chunks[SPAN + 1u];                               // as they are in memory, then from element `from` on
+uvec4 behind(const uvec4 v, const uvec4 w) { return uvec4(v.yzw, w.x); }
+void line_up(const uint from)
+{
+    uint s = from / (CHUNK / 4u);
+    [[unroll]] for (uint i = 0u; i < SPAN; i++) chunks[i] = mix(chunks[i], uvec4(chunks[i].zw, chunks[i + 1u].xy), bvec4((s & 2u) != 0u));
+    chunks[SPAN].x = (s & 2u) != 0u ? chunks[SPAN].z : chunks[SPAN].x;
+    chunks[SPAN].y = (s & 2u) != 0u ? chunks[SPAN].w : chunks[SPAN].y;
+    [[unroll]] for (uint i = 0u; i < SPAN; i++) chunks[i] = mix(chunks[i], behind(chunks[i], chunks[i + 1u]), bvec4((s & 1u) != 0u));
+    chunks[SPAN].x = (s & 1u) != 0u ? chunks[SPAN].y : chunks[SPAN].x;
+    if (TYPE != F32)
+        [[unroll]] for (uint i = 0u; i < SPAN; i++)
+            chunks[i] = mix(chunks[i], chunks[i] >> 16 | behind(chunks[i], chunks[i + 1u]) << 16, bvec4((from & 1u) != 0u));
+}
+#define LINE_UP(name, from) { \
+    [[unroll]] for (uint q = 0u; q < SPAN; q++) chunks[q] = name##128[(from) / CHUNK + q]; \
+    chunks[SPAN] = name##128[((from) + SPAN * CHUNK - 1u) / CHUNK]; \
+    line_up(from); }
+#endif
+
 float[8] unpack(const uvec4 w)
 {
     vec2 x = halves(w.x), y = halves(w.y), z = halves(w.z), u = halves(w.w);
@@ -45,6 +70,28 @@ void main()
     [[unroll]] for (uint i = 0; i < FEW; i++) from_a[i] = p.a + min(i, M - 1u) * a_row;
 
     k = p.low + t;
+#ifdef LOOSE
+    if (VECTOR == 2u) {
+        for (k = p.low + t * SPAN * CHUNK; k + SPAN * CHUNK <= p.high; k += size * SPAN * CHUNK) {
+            uvec4 x[FEW][SPAN];
+            [[unroll]] for (uint i = 0; i < FEW; i++) {
+                LINE_UP(a, from_a[i] + k)
+                [[unroll]] for (uint l = 0u; l < SPAN; l++) x[i][l] = chunks[l];
+            }
+            [[unroll]] for (uint j = 0; j < WIDE; j++) {
+                LINE_UP(b, from_b[j] + k)
+                [[unroll]] for (uint i = 0; i < FEW; i++)
+                    [[unroll]] for (uint l = 0u; l < SPAN; l++)
+                        if (TYPE == F32) sum[i * WIDE + j] += dot(uintBitsToFloat(x[i][l]), uintBitsToFloat(chunks[l]));
+                        else {
+                            float u[8] = unpack(x[i][l]), v[8] = unpack(chunks[l]);
+                            [[unroll]] for (uint e = 0; e < 8; e++) sum[i * WIDE + j] = fma(u[e], v[e], sum[i * WIDE + j]);
+                        }
+            }
+        }
+        k = p.low + (p.high - p.low) / (SPAN * CHUNK) * (SPAN * CHUNK) + t;
+    } else
+#endif
     if (VECTOR != 0u) {
         for (k = p.low + t * CHUNK; k + CHUNK <= p.high; k += size * CHUNK) {
             uvec4 w[WIDE];
