@@ -10345,12 +10345,13 @@ static void copy_elements(struct encoder *e, struct array *to, struct array *fro
     elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ to, from }, 2);
 }
 
-/* Lets a product of two matrices read a copy of one of them, which is returned, with room for whole eights of rows and
- * columns; what is more than the operand's holds anything. */
-static struct array *padded_copy(struct encoder *e, struct product *p, int operand)
+/* Lets a product of two matrices read a copy of one of them, which is returned, whose elements lie beside each other
+ * along its dimension `inner`, with room for whole eights of rows and columns; what is more than the operand's holds
+ * anything. */
+static struct array *padded_copy(struct encoder *e, struct product *p, int operand, int inner)
 {
     struct array from = operand_view(p, operand), to = from, *copy;
-    int inner = from.strides[1] == 1, outer = 1 - inner;
+    int outer = 1 - inner;
     to.strides[inner] = 1;
     to.strides[outer] = (int64_t)round_up((size_t)from.shape[inner], 8);
     copy = scratch(e, round_up((size_t)from.shape[outer], 8) * (size_t)to.strides[outer], from.dtype);
@@ -10370,7 +10371,7 @@ static void product_evenly(struct encoder *e, const void *job)
 {
     const struct product *p = job;
     struct product q = *p;
-    struct array *a = padded_copy(e, &q, MAT_A), *b = padded_copy(e, &q, MAT_B), *y;
+    struct array *a = padded_copy(e, &q, MAT_A, q.a_k == 1), *b = padded_copy(e, &q, MAT_B, q.b_col == 1), *y;
     struct array to = operand_view(p, MAT_OUT), from;
     q.n = q.out_row = (int64_t)round_up((size_t)p->n, 8);
     q.out_col = 1;
@@ -10535,16 +10536,48 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
 
 /* ---- whole tiles, and a few rows at a time ---- */
 
-/* Rows that a device does faster a few at a time than by tiles: of products with so few rows that one tile more counts,
- * where a pass is worth a dispatch: all where b lies along K; where it lies across, few rows that whole tiles leave, in
- * workgroups of many columns. None: 0. Parts of what would take too long are not cut further. */
-enum { PASS_TILE = 64, PASS_MOST = 255, PASS_WORK = 1 << 14, WORK_MOST = 1 << 30, PASS_COLUMNS = 128, PASS_ROWS = 32 };
+/* Rows that a device does faster a few at a time than by tiles: of products with so few rows that one tile more counts.
+ * Parts of what would take too long are not cut further. */
+enum { PASS_TILE = 64, PASS_MOST = 255, PASS_WORK = 1 << 14, WORK_MOST = 1 << 30, PASS_COLUMNS = 128,
+       PASS_COPY = 1 << 24 };
+
+/* What both take, in the time of a tile's multiplication, as measured on lavapipe (0.65 ns): by tiles; in passes, where
+ * a result costs a sum over threads beside its K; where b lies across K, by its rows, or by a copy of it. */
+static double tiles_work(const struct product *p, int64_t rows)
+{
+    return (double)round_up((size_t)rows, PASS_TILE) * (double)round_up((size_t)p->n, PASS_TILE) * (double)(p->k + 20);
+}
+
+static double passes_work(const struct product *p, int64_t rows)
+{
+    return (double)rows * (double)p->n * ((p->a_k == 1 ? 0.6 : 1.3) * (double)p->k + 250);
+}
+
+static double across_work(const struct product *p, int64_t rows)
+{
+    return 4.0 * (double)rows * (double)round_up((size_t)p->n, PASS_COLUMNS) * (double)p->k;
+}
+
+static double copied_work(const struct product *p, int64_t rows)
+{
+    bool room = !p->ndim && p->a_k == 1 && p->k * p->n <= PASS_COPY;
+    return room ? 7.0 * (double)p->k * (double)p->n + passes_work(p, rows) : INFINITY;
+}
+
+static double rows_work(const struct product *p, int64_t rows)
+{
+    return p->b_k == 1 ? passes_work(p, rows) : fmin(across_work(p, rows), copied_work(p, rows));
+}
+
+/* All, those that whole tiles leave, or none: 0. */
 static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % PASS_TILE;
     if (p->m <= e->device->tuning->pass || p->m > PASS_MOST || product_work(p) > WORK_MOST) return 0;
     if (p->k * p->n * product_batches(p) < PASS_WORK) return 0;
-    return p->b_k == 1 ? p->m : p->n >= PASS_COLUMNS && left <= PASS_ROWS ? left : 0;
+    double all = rows_work(p, p->m), rest = left ? tiles_work(p, p->m - left) + rows_work(p, left) : INFINITY;
+    if (fmin(all, rest) >= tiles_work(p, p->m)) return 0;
+    return all <= rest ? p->m : left;
 }
 
 static const char *passes_fit(const struct encoder *e, const void *job)
@@ -10566,6 +10599,7 @@ static void product_passes(struct encoder *e, const void *job)
 {
     struct cut cut = { .axis = AXIS_M, .operand = MATRICES };
     struct product p = *(const struct product *)job, t = transposed(&p);
+    struct array *b = NULL;
     if (!rows_in_passes(e, &p) || (few_columns(&p) && rows_in_passes(e, &t))) { t = p; p = transposed(&p); }
     int64_t pass = e->device->tuning->pass, at = p.m - rows_in_passes(e, &p);
     if (at) {
@@ -10575,11 +10609,13 @@ static void product_passes(struct encoder *e, const void *job)
         if (rows_in_passes(e, &t)) product_passes(e, &tiles);
         else product_tiled(e, &tiles);
     }
+    if (p.b_k != 1 && copied_work(&p, p.m - at) < across_work(&p, p.m - at)) b = padded_copy(e, &p, MAT_B, 0);
     for (; at < p.m && !e->code; at += pass) {
         struct product few = p;
         take_part(&few, &cut, at, p.m - at < pass ? p.m - at : pass);
         few_rows(e, &few);
     }
+    array_release(b);
 }
 
 /* ---- a few rows on cooperative matrices ---- */
