@@ -10199,6 +10199,15 @@ static const struct tile_row *choose_tile(const struct encoder *e, const struct 
     return best;
 }
 
+/* On CPU drivers: the last tiles, of half the side, take so many times what those of theirs do for a multiplication
+ * (lavapipe), and leave less room empty. */
+enum { CPU_TILE = 64 };
+static const double HALF_TILES = 1.27;
+static double padded_area(const struct product *p, int64_t rows, size_t side)
+{
+    return (double)round_up((size_t)rows, side) * (double)round_up((size_t)p->n, side);
+}
+
 /* The same of tiles in float32 arithmetic: small ones for CPUs, which have few registers. Not the largest for half
  * types: a convolution by it took 14 times as long as in float32 on an H200 (580.159). */
 static const struct tile_row *choose_tiled(const struct encoder *e, const struct product *p, uint32_t *parts)
@@ -10210,6 +10219,8 @@ static const struct tile_row *choose_tiled(const struct encoder *e, const struct
     uint32_t count = t->tile_count && !forced ? t->tile_count : (uint32_t)COUNT(tiled_rows) - first;
     const struct tile_row *r = choose_tile(e, p, tiled_rows + first, (int)count, parts);
     if ((t->tile_count && !is_invariant(e)) || !r) *parts = 1;
+    if (t->tile_count && !forced && !is_invariant(e) &&
+        HALF_TILES * padded_area(p, p->m, CPU_TILE / 2) < padded_area(p, p->m, CPU_TILE)) r = NULL;
     return r ? r : &tiled_rows[COUNT(tiled_rows) - 1];
 }
 
@@ -10538,14 +10549,15 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
 
 /* Rows that a device does faster a few at a time than by tiles: of products with so few rows that one tile more counts.
  * Parts of what would take too long are not cut further. */
-enum { PASS_TILE = 64, PASS_MOST = 255, PASS_WORK = 1 << 14, WORK_MOST = 1 << 30, PASS_COLUMNS = 128,
+enum { PASS_MOST = 255, PASS_WORK = 1 << 14, WORK_MOST = 1 << 30, PASS_COLUMNS = 128,
        PASS_COPY = 1 << 24 };
 
 /* What both take, in the time of a tile's multiplication, as measured on lavapipe (0.65 ns): by tiles; in passes, where
  * a result costs a sum over threads beside its K; where b lies across K, by its rows, or by a copy of it. */
 static double tiles_work(const struct product *p, int64_t rows)
 {
-    return (double)round_up((size_t)rows, PASS_TILE) * (double)round_up((size_t)p->n, PASS_TILE) * (double)(p->k + 20);
+    double area = fmin(padded_area(p, rows, CPU_TILE), HALF_TILES * padded_area(p, rows, CPU_TILE / 2));
+    return area * (double)(p->k + 20);
 }
 
 static double passes_work(const struct product *p, int64_t rows)
@@ -10572,7 +10584,7 @@ static double rows_work(const struct product *p, int64_t rows)
 /* All, those that whole tiles leave, or none: 0. */
 static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
-    int64_t left = p->m % PASS_TILE;
+    int64_t left = p->m % CPU_TILE;
     if (p->m <= e->device->tuning->pass || p->m > PASS_MOST || product_work(p) > WORK_MOST) return 0;
     if (p->k * p->n * product_batches(p) < PASS_WORK) return 0;
     double all = rows_work(p, p->m), rest = left ? tiles_work(p, p->m - left) + rows_work(p, left) : INFINITY;
