@@ -8064,9 +8064,13 @@ static uint32_t piece_of(const struct reduce_grid *g, uint32_t n, uint64_t group
     return least;
 }
 
+/* On CPUs: threads side by side, rows of a workgroup, columns that are worth workgroups of them; see is_dealt. */
+enum { DEALT_THREADS = 8, DEALT_ROWS = 32, DEALT_COLUMNS = 2 * DEALT_ROWS };
+
 static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole, uint32_t enough)
 {
-    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE;
+    bool lone = enough == DEALT_ENOUGH && (uint64_t)outer * ceil_div(n, REDUCE_PIECE) < DEALT_THREADS;
+    uint32_t least = g->bound < REDUCE_PIECE || lone ? REDUCE_BLOCK : REDUCE_PIECE;
     bool few = g->later && n <= 8 * REDUCE_PIECE;
     g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : enough);
     uint32_t lanes = ceil_div(g->piece, REDUCE_LANE);
@@ -8147,7 +8151,6 @@ static void bind_number(struct encoder *e, const struct reduce_job *j, struct re
 /* Rows and columns on CPUs, where a tree's idle lanes cost as much as others: a thread goes through the tree's lanes
  * in order, alone (lavapipe: the sum of 256 x 2048 from 3.6 to 0.56 ms); argmax and argmin need no tree, and rows have
  * a few threads, of as many as a CPU has side by side (64 x 1025 from 1.88 to 0.14 ms). */
-enum { DEALT_THREADS = 8, DEALT_ROWS = 32 };
 static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g)
 {
     if (!e->device->tuning->serial || j->number || g->later || g->joined) return false;
@@ -8184,7 +8187,7 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
     if (g.joined) set_joined(e, SLOT_reduce_joined);
     if (g.layout < REDUCE_COLUMNS) {
         g.layout = row_layout(&p, p.from, j->type);
-        if (dealt && g.layout == REDUCE_ANYWHERE) g.layout = REDUCE_STRIDED;   /* a CPU loads elements anyway */
+        if (dealt && is_arg(j->op) && g.layout == REDUCE_ANYWHERE) g.layout = REDUCE_STRIDED;
         if (less) bind_number(e, j, &p, &g);
         groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
         if (dealt && g.width == 1) groups = ceil_div((uint64_t)p.outer * p.parts, threads = DEALT_ROWS);
@@ -8193,14 +8196,15 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
         if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
         g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
         uint64_t columns = (uint64_t)p.outer * (p.inner / each) * p.parts;
-        if (dealt && !is_arg(j->op) && columns < 2 * REDUCE_THREADS) dealt = false;
-        else if (dealt) g.width = is_arg(j->op) ? dealt_columns(columns) : REDUCE_THREADS;
+        if (dealt && !is_arg(j->op) && columns < DEALT_COLUMNS) dealt = false;
+        else if (dealt) g.width = is_arg(j->op) ? dealt_columns(columns) : (threads = DEALT_ROWS);
         groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
     }
     USE_AS(e, less ? K_REDUCE_LESS : reduce_kernel(j->op, j->type), reduce, &p, .threads = threads, .op = j->op,
            .from = j->type, .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later,
            .joined = g.joined, .kept = less && j->kept, .times = last && j->times,
-           .lanes_each = lanes_each(&g, p.n), .dealt = dealt);
+           .lanes_each = lanes_each(&g, p.n),
+           .dealt = !dealt ? 0 : is_arg(j->op) ? 1 : min_u32(ceil_div(p.chunk, 64), 4));
     dispatch_groups(e, groups);
 }
 
@@ -8319,7 +8323,9 @@ static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_j
     }
     g.layout = REDUCE_COLUMNS;
     if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
-    grid_of_columns(&g, n, others / (g.layout == REDUCE_FOUR_COLUMNS ? 4 : 1), whole);
+    if (g.layout == REDUCE_FOUR_COLUMNS) others /= 4;
+    grid_of_columns(&g, n, others, whole);
+    if (e->device->tuning->serial && others >= DEALT_COLUMNS && n <= min_u32(g.bound, REDUCE_PIECE)) g.piece = n;
     return g;
 }
 
