@@ -8069,8 +8069,7 @@ enum { DEALT_THREADS = 8, DEALT_ROWS = 32, DEALT_COLUMNS = 2 * DEALT_ROWS };
 
 static void grid_of_rows(struct reduce_grid *g, uint32_t n, uint32_t outer, bool whole, uint32_t enough)
 {
-    bool lone = enough == DEALT_ENOUGH && (uint64_t)outer * ceil_div(n, REDUCE_PIECE) < DEALT_THREADS;
-    uint32_t least = g->bound < REDUCE_PIECE || lone ? REDUCE_BLOCK : REDUCE_PIECE;
+    uint32_t least = g->bound < REDUCE_PIECE ? REDUCE_BLOCK : REDUCE_PIECE;
     bool few = g->later && n <= 8 * REDUCE_PIECE;
     g->piece = whole ? n : piece_of(g, n, outer, least, REDUCE_LONGEST, few ? 1 : enough);
     uint32_t lanes = ceil_div(g->piece, REDUCE_LANE);
@@ -8306,26 +8305,36 @@ static uint32_t bindable(const struct encoder *e, const struct array *from, int 
 /* Keys of 64 bits with an index have no dtype to be kept in: their rows are not cut. */
 static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wide(j->type); }
 
+/* Is a gate on of what saves a dispatch by longer code? Not on lavapipe: there parts are joined in 112 % of the time,
+ * and a number is subtracted in 110 %. */
+static bool saves_dispatch(const struct device *d, enum gate gate)
+{
+    return d->gate[gate] == 2 || (d->gate[gate] && !d->tuning->apart);
+}
+
 static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
 {
     struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
     uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
-    bool whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
+    bool serial = e->device->tuning->serial, whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
     bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
     size_t others = from->size / n;
     if (is_arg(j->op))
         NOTE(e->device, NOTE_ARG, "rows", rows && from->strides[at] == 1 ? NULL :
              rows || inner > 1 ? "not along contiguous rows" : "a gate", "%s", LAYOUT(from));
     if (rows) {
-        grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole,
-                     e->device->tuning->serial ? DEALT_ENOUGH : ROWS_ENOUGH);
+        /* Few rows are shared by threads that a CPU has side by side, where parts are not joined. */
+        bool lone = serial && others * ceil_div(n, REDUCE_PIECE) < DEALT_THREADS && n > REDUCE_PIECE &&
+                    !whole && !g.later && !saves_dispatch(e->device, GATE_REDUCE_JOIN);
+        if (lone) g.bound = min_u32(g.bound, REDUCE_PIECE - 1);
+        grid_of_rows(&g, n, (uint32_t)min_size(others, UINT32_MAX), whole, serial ? DEALT_ENOUGH : ROWS_ENOUGH);
         return g;
     }
     g.layout = REDUCE_COLUMNS;
     if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
     if (g.layout == REDUCE_FOUR_COLUMNS) others /= 4;
     grid_of_columns(&g, n, others, whole);
-    if (e->device->tuning->serial && others >= DEALT_COLUMNS && n <= min_u32(g.bound, REDUCE_PIECE)) g.piece = n;
+    if (serial && others >= DEALT_COLUMNS && n <= min_u32(g.bound, REDUCE_PIECE)) g.piece = n;
     return g;
 }
 
@@ -8336,13 +8345,6 @@ static bool beyond_binding(const struct encoder *e, const struct reduce_job *j)
     int count, at = next_reduced(j, &count);
     uint32_t bound = bindable(e, &from, at);
     return bound < (uint32_t)from.shape[at] && (bound < REDUCE_BLOCK || is_whole(j));
-}
-
-/* Is a gate on of what saves a dispatch by longer code? Not on lavapipe: there parts are joined in 112 % of the time,
- * and a number is subtracted in 110 %. */
-static bool saves_dispatch(const struct device *d, enum gate gate)
-{
-    return d->gate[gate] == 2 || (d->gate[gate] && !d->tuning->apart);
 }
 
 /* Are rows in parts joined by the dispatch that makes the parts? A workgroup for each, few enough for a set; what is
@@ -8672,7 +8674,8 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     uint32_t step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
     bool loose = step == 1 && e->device->tuning->each; /* eights from anywhere: one load of four costs little more */
     if (loose) step = 8;
-    uint32_t hold = p.n > 4 * REDUCE_LANE && (step == 8 || p.n > REDUCE_PIECE) ? 8 : 4;
+    bool more = step == 8 || p.n > REDUCE_PIECE || e->device->tuning->serial;
+    uint32_t hold = p.n > 4 * REDUCE_LANE && more ? 8 : 4;
     uint32_t width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
     if (width > limit) {
         width = pow2_at_least(limit / 2 + 1);
@@ -8713,16 +8716,23 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     p.to = set_output(e, SLOT_softmax_dst, out);
     p.most_at = set_input(e, SLOT_softmax_largest, most);
     p.sums_at = set_input(e, SLOT_softmax_total, sums);
-    uint32_t step = ((p.inner == 1 ? p.n : p.inner) | p.from | p.to) & 3 ? 1 : 4;
+    /* A CPU driver divides slowly, and takes rows that are no fours by fours. */
+    bool serial = e->device->tuning->serial, ends = serial && p.inner == 1 && p.n >= 4;
+    uint32_t odd = p.inner > 1 ? p.inner : ends ? 0 : p.n, step = (odd | p.from | p.to) & 3 ? 1 : 4;
+    uint32_t hold = serial ? 8 : 1;                  /* of two rows at most */
+    while (p.inner == 1 && hold > 1 && hold * step > p.n) hold /= 2;
     USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
-        .hold = 1);
-    dispatch_groups(e, ceil_div(x->size / step, REDUCE_THREADS));
+        .hold = hold, .fours = step == 4 && p.inner > 1 && !((p.most_at | p.sums_at) & 3));
+    dispatch_groups(e, ceil_div(ceil_div(x->size, step * hold), REDUCE_THREADS));
 done:
     array_release(most);
     array_release(sums);
 }
 
 enum { SOFTMAX_FEW = 64 };
+/* Threads of a row come in powers of two, and a CPU driver takes those without elements, too: more of them than this
+ * many times, and a row's maximum, sum and results are faster one after the other. */
+static const double HELD_WASTE = 1.4;
 
 static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
 {
@@ -8732,6 +8742,8 @@ static void softmax_part(struct encoder *e, struct array *const *a, const void *
     const struct tuning *t = e->device->tuning;
     /* On a CPU all that no workgroup holds (lavapipe: 64 rows of 40000 from 21 to 11 ms). */
     bool few = length >= t->softmax_long && (t->serial || x->size / length < SOFTMAX_FEW);
+    few = few || (t->serial && length > 4 * REDUCE_LANE &&
+                  (double)pow2_at_least(ceil_div(length, REDUCE_BLOCK)) * REDUCE_BLOCK > HELD_WASTE * (double)length);
     struct array *room = pack(e, a[1], &packed);
     if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
         rows = rows_of(e, x);

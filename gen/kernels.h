@@ -917,7 +917,7 @@ typedef struct elementwise_constants select_constants; typedef struct elementwis
 enum { SLOT_select_dst = 0, SLOT_select_condition = 1, SLOT_select_x = 2, SLOT_select_y = 3,
     SLOT_select_table = 4 };
 
-struct softmax_constants { uint32_t threads, mode, t, step, width, hold, loose; };
+struct softmax_constants { uint32_t threads, mode, t, step, width, hold, loose, fours; };
 typedef struct softmax_constants softmax_constants; typedef struct softmax_push softmax_push;
 enum { SLOT_softmax_dst = 0, SLOT_softmax_src = 1, SLOT_softmax_largest = 2, SLOT_softmax_total = 3 };
 
@@ -1077,7 +1077,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 124, 8, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
-    X(softmax, SOFTMAX, 4, 0x1, 64, 7, CAP_SMALL) \
+    X(softmax, SOFTMAX, 4, 0x1, 64, 8, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
     X(transpose, TRANSPOSE, 2, 0x1, 72, 4, CAP_SMALL) \
