@@ -9161,7 +9161,7 @@ X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
 /* ==== >>norms ===================================================================================================== */
 
 enum { NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 128, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
-       NORM_PLACES = 512 };
+       NORM_PLACES = 512, NORM_SLOTS = 8 };
 
 static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
 
@@ -9208,7 +9208,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     uint32_t places = min_u32(pow2_at_least(ceil_div(n, 8)), NORM_PLACES);       /* of the tree in shaders/norm.comp */
     struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = j->eps,
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
-    bool eights = n % 8 == 0, loose;
+    bool eights = n % 8 == 0, besides = true, serial = e->device->tuning->serial, loose;
     p.flags = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
     if (g.ndim > NORM_DIMS) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
@@ -9225,24 +9225,29 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     if (weight) {
         p.weight_at = set_input(e, SLOT_norm_weight, weight);
         p.weight_step = last_stride(weight);
-        eights = eights && aligned_rows(weight, p.weight_at, unit);
+        besides = aligned_rows(weight, p.weight_at, unit);
     }
     if (bias) {
         p.bias_at = set_input(e, SLOT_norm_bias, bias);
         p.bias_step = last_stride(bias);
-        eights = eights && aligned_rows(bias, p.bias_at, unit);
+        besides = besides && aligned_rows(bias, p.bias_at, unit);
     }
+    eights = eights && besides;
     /* Of the rest, too, where an element costs a load as much as four do; weights and biases lie side by side then. */
     loose = !eights && e->device->tuning->each && !a[2] && (!weight || p.weight_step == 1) &&
             (!bias || p.bias_step == 1);
     lanes = row_lanes(e, places, &threads);
     while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
         lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
+    /* Where threads are one after the other, few that hold many: those without elements cost as much as others. */
+    while (serial && lanes > DEALT_THREADS && places / lanes < NORM_SLOTS && ceil_div(n, 4 * lanes) <= NORM_HELD)
+        lanes /= 2;
     held = eights || loose ? ceil_div(ceil_div(n, 8), lanes) : 0;
-    held = (uint32_t)round_up(held, loose ? 1 : places / lanes);
+    held = (uint32_t)round_up(held, serial || loose ? 1 : places / lanes);
     USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
            .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = p.flags & (NORM_MEAN | NORM_ADD),
-           .slots = places / lanes, .loose = !loose || held > NORM_HELD ? 0 : p.x_step == 1 ? 1 : 2);
+           .slots = places / lanes, .loose = !loose || held > NORM_HELD ? 0 : p.x_step == 1 ? 1 : 2,
+           .besides = loose && besides);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 

@@ -757,7 +757,7 @@ struct merge_constants { uint32_t threads; };
 typedef struct merge_constants merge_constants; typedef struct merge_push merge_push;
 enum { SLOT_merge_dst = 0, SLOT_merge_src = 1, SLOT_merge_place = 2, SLOT_merge_dst_place = 3 };
 
-struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, loose; };
+struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, loose, besides; };
 typedef struct norm_constants norm_constants; typedef struct norm_push norm_push;
 enum { SLOT_norm_y = 0, SLOT_norm_x = 1, SLOT_norm_residual = 2, SLOT_norm_h = 3, SLOT_norm_weight = 4,
     SLOT_norm_bias = 5 };
@@ -1041,8 +1041,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
-    X(norm, NORM, 6, 0x9, 120, 7, CAP_SMALL) \
-    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 7, CAP_SMALL) \
+    X(norm, NORM, 6, 0x9, 120, 8, CAP_SMALL) \
+    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 8, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 128, 11, CAP_SMALL) \

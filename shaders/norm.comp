@@ -16,6 +16,7 @@ layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
+layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: 1: weights and biases begin at multiples of PER_WORD
 #include "rows.glsl"
 BUFFER(0, y)
 BUFFER(1, x)
@@ -171,15 +172,16 @@ void add_residual(const uvec4 at, const uint lane, const uint groups)
 uvec4 next_weight[2], next_bias[2];               // halves: the first alone
 void ask(const uint g)
 {
-    if (LOOSE != 0u) return;
+    if (LOOSE != 0u && BESIDES == 0u) return;
     [[unroll]] for (uint k = 0u; k < WORDS; k++) {
-        if (has(WEIGHT)) next_weight[k] = weight128[weight_at / PER_WORD + g * WORDS + k];
-        if (has(BIAS)) next_bias[k] = bias128[bias_at / PER_WORD + g * WORDS + k];
+        uint i = LOOSE != 0u ? min(g * WORDS + k, (n - 1u) / PER_WORD) : g * WORDS + k;
+        if (has(WEIGHT)) next_weight[k] = weight128[weight_at / PER_WORD + i];
+        if (has(BIAS)) next_bias[k] = bias128[bias_at / PER_WORD + i];
     }
 }
 eight eight_of(const uint which, const uint from, const uint first)
 {
-    if (LOOSE != 0u) return loose_eight(loose_load(which, from + first, from + n - 1u, DTYPE), DTYPE);
+    if (LOOSE != 0u && BESIDES == 0u) return loose_eight(loose_load(which, from + first, from + n - 1u, DTYPE), DTYPE);
     uvec4 a = which == WEIGHT ? next_weight[0] : next_bias[0];
     if (DTYPE == F32) return eight(uintBitsToFloat(a), uintBitsToFloat(which == WEIGHT ? next_weight[1] : next_bias[1]));
     return eight(four_halves(a.xy, DTYPE), four_halves(a.zw, DTYPE));
