@@ -15910,7 +15910,7 @@ static bool check_room(struct call *c, const char *what, const struct array *a, 
  * two arrays in turn, the last one to what is first here. */
 struct sort_rows {
     struct array in, out, out_as_keys;
-    uint32_t rows, n, steps, phase_steps;            /* 64 bits are sorted in two phases: low words, then high words */
+    uint32_t rows, n, block, steps, phase_steps;     /* 64 bits are sorted in two phases: low words, then high words */
     bool index;
     struct array *sorted;                            /* NULL, or for the keys of an argsort */
     struct array *keys[2], *places[2], *owned[4];    /* the last: a radix sort's counts */
@@ -15970,7 +15970,11 @@ static void sort_blocks(struct encoder *e, const struct sort_rows *s, const stru
     uint32_t most = sort_threads(e, s->index), row_threads = 1, threads;
     struct sort_push push = { .rows = s->rows, .n = s->n, .dtype = s->in.dtype, .flags = p->flags };
     while (row_threads < most && row_threads * SORT_EACH < s->n) row_threads *= 2;
-    threads = row_threads > 256 ? row_threads : min_u32(most, 256);
+    /* A CPU takes threads without elements as well: by eighths of a power of two, that there be few pipelines. */
+    if (e->device->tuning->serial && row_threads >= 16)
+        row_threads = (uint32_t)round_up(ceil_div(min_u32(s->n, s->block), SORT_EACH), row_threads / 16);
+    threads = row_threads;
+    while (2 * threads <= min_u32(most, 256)) threads *= 2;
     push.blocks = ceil_div(s->n, row_threads * SORT_EACH);
     push.row_threads = row_threads;
     if (p->dst) push.dst_at = set_output(e, SLOT_sort_dst, p->dst);
@@ -16048,6 +16052,9 @@ static void sort_words(struct encoder *e, struct sort_rows *s, uint32_t digits)
     uint32_t block = sort_threads(e, s->index) * SORT_EACH, merges = 0;
     while ((uint64_t)block << merges < s->n) merges++;
     bool radix = use_radix(e, s, digits, merges);
+    /* Blocks of one length, where one of a few elements would cost as much. */
+    if (e->device->tuning->serial && merges) block = (uint32_t)round_up(ceil_div(s->n, 1ull << merges), block / 16);
+    s->block = block;
     if (radix) {
         size_t tiles = ceil_div(s->n, RADIX_DIGITS * radix_each(e, s));
         s->owned[3] = scratch(e, (size_t)s->rows * RADIX_DIGITS * (tiles + 1), MLXVK_UINT32);
