@@ -10067,8 +10067,8 @@ static void product_matvec(struct encoder *e, const struct product *p)
     groups = ceil_div((uint64_t)p->n, wide);
     prepare(e, &l, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
     vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) && evenly(&l, MAT_B, p->b_k, p->b_col, chunk);
-    loose = !vector && subgroup && e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;
-    if (loose) threads = 8;
+    loose = !vector && e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;
+    if (loose) { subgroup = false; threads = 8; }
     else while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
     USE_PRODUCT(e, &l, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC,
                 subgroup ? K_GATHER_MATVEC_SUBGROUP : K_GATHER_MATVEC, matvec, .threads = threads, .type = type,

@@ -25,29 +25,29 @@ shared float partial[gl_WorkGroupSize.x / 4 * SUMS];   // a subgroup has four in
 shared float partial[gl_WorkGroupSize.x * SUMS];
 #endif
 
-#if defined(SUBGROUP) && !defined(GATHER)
+#if !defined(SUBGROUP) && !defined(GATHER)
 #define LOOSE
-// Rows that begin anywhere (VECTOR 2): a thread takes SPAN chunks side by side, by the aligned 16 bytes that hold them, of which
+// Rows that begin anywhere (VECTOR 2): a thread takes four chunks side by side, by the aligned 16 bytes that hold them, of which
 // there may be one more.
-const uint SPAN = 4u;
-uvec4 chunks[SPAN + 1u];                               // as they are in memory, then from element `from` on
-uvec4 behind(const uvec4 v, const uvec4 w) { return uvec4(v.yzw, w.x); }
-void line_up(const uint from)
+const uint WORDS = 16u, SPAN = WORDS / 4u * CHUNK;
+uint words[WORDS + 4u];                                // as they are in memory, then from element `from` on
+void line_up(const bool of_b, const uint from)
 {
     uint s = from / (CHUNK / 4u);
-    [[unroll]] for (uint i = 0u; i < SPAN; i++) chunks[i] = mix(chunks[i], uvec4(chunks[i].zw, chunks[i + 1u].xy), bvec4((s & 2u) != 0u));
-    chunks[SPAN].x = (s & 2u) != 0u ? chunks[SPAN].z : chunks[SPAN].x;
-    chunks[SPAN].y = (s & 2u) != 0u ? chunks[SPAN].w : chunks[SPAN].y;
-    [[unroll]] for (uint i = 0u; i < SPAN; i++) chunks[i] = mix(chunks[i], behind(chunks[i], chunks[i + 1u]), bvec4((s & 1u) != 0u));
-    chunks[SPAN].x = (s & 1u) != 0u ? chunks[SPAN].y : chunks[SPAN].x;
+    [[unroll]] for (uint q = 0u; q <= WORDS / 4u; q++) {
+        uint i = min(from / CHUNK + q, (from + SPAN - 1u) / CHUNK);
+        uvec4 v;
+        if (of_b) v = b128[i];
+        else v = a128[i];
+        [[unroll]] for (uint l = 0u; l < 4u; l++) words[4u * q + l] = v[l];
+    }
+    [[unroll]] for (uint i = 0u; i < WORDS + 2u; i++) words[i] = (s & 2u) != 0u ? words[i + 2u] : words[i];
+    [[unroll]] for (uint i = 0u; i < WORDS + 1u; i++) words[i] = (s & 1u) != 0u ? words[i + 1u] : words[i];
     if (TYPE != F32)
-        [[unroll]] for (uint i = 0u; i < SPAN; i++)
-            chunks[i] = mix(chunks[i], chunks[i] >> 16 | behind(chunks[i], chunks[i + 1u]) << 16, bvec4((from & 1u) != 0u));
+        [[unroll]] for (uint i = 0u; i < WORDS; i++)
+            words[i] = (from & 1u) != 0u ? words[i] >> 16 | words[i + 1u] << 16 : words[i];
 }
-#define LINE_UP(name, from) { \
-    [[unroll]] for (uint q = 0u; q < SPAN; q++) chunks[q] = name##128[(from) / CHUNK + q]; \
-    chunks[SPAN] = name##128[((from) + SPAN * CHUNK - 1u) / CHUNK]; \
-    line_up(from); }
+vec2 pair(const uint w) { return TYPE == F32 ? vec2(uintBitsToFloat(w)) : halves(w); }
 #endif
 
 float[8] unpack(const uvec4 w)
@@ -72,24 +72,23 @@ void main()
     k = p.low + t;
 #ifdef LOOSE
     if (VECTOR == 2u) {
-        for (k = p.low + t * SPAN * CHUNK; k + SPAN * CHUNK <= p.high; k += size * SPAN * CHUNK) {
-            uvec4 x[FEW][SPAN];
+        for (k = p.low + t * SPAN; k + SPAN <= p.high; k += size * SPAN) {
+            uint x[FEW][WORDS];
             [[unroll]] for (uint i = 0; i < FEW; i++) {
-                LINE_UP(a, from_a[i] + k)
-                [[unroll]] for (uint l = 0u; l < SPAN; l++) x[i][l] = chunks[l];
+                line_up(false, from_a[i] + k);
+                [[unroll]] for (uint l = 0u; l < WORDS; l++) x[i][l] = words[l];
             }
             [[unroll]] for (uint j = 0; j < WIDE; j++) {
-                LINE_UP(b, from_b[j] + k)
+                line_up(true, from_b[j] + k);
                 [[unroll]] for (uint i = 0; i < FEW; i++)
-                    [[unroll]] for (uint l = 0u; l < SPAN; l++)
-                        if (TYPE == F32) sum[i * WIDE + j] += dot(uintBitsToFloat(x[i][l]), uintBitsToFloat(chunks[l]));
-                        else {
-                            float u[8] = unpack(x[i][l]), v[8] = unpack(chunks[l]);
-                            [[unroll]] for (uint e = 0; e < 8; e++) sum[i * WIDE + j] = fma(u[e], v[e], sum[i * WIDE + j]);
-                        }
+                    [[unroll]] for (uint l = 0u; l < WORDS; l++) {
+                        vec2 u = pair(x[i][l]), v = pair(words[l]);
+                        sum[i * WIDE + j] = fma(u.x, v.x, sum[i * WIDE + j]);
+                        if (TYPE != F32) sum[i * WIDE + j] = fma(u.y, v.y, sum[i * WIDE + j]);
+                    }
             }
         }
-        k = p.low + (p.high - p.low) / (SPAN * CHUNK) * (SPAN * CHUNK) + t;
+        k = p.low + (p.high - p.low) / SPAN * SPAN + t;
     } else
 #endif
     if (VECTOR != 0u) {
