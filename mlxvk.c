@@ -5967,6 +5967,7 @@ static bool count_each(const struct dims *g, const uint32_t *offset, int count, 
     int last = g->ndim - 1;
     if (last < 0 || g->ndim > PUSH_DIMS || (last > 0 && g->shape[last] < lanes)) return false;
     *scalars = (uint32_t)g->ndim << SCALARS_NDIM;
+    if (last == 0 || g->shape[last] % lanes == 0) *scalars |= 1u << SCALARS_EVEN;
     for (int k = 0; k < count; k++) {
         bool one = k > 0, flat = true, whole = offset[k] % lanes == 0;
         int64_t step = 1;
@@ -6009,6 +6010,8 @@ static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementw
     while (lanes == 1 && each > 1 && !count_each(g, push->offset, count, each, &w->scalars)) each = each > 4 ? 4 : 1;
     w->mode = set_dims(e, push, SLOT_elementwise_dst + (uint32_t)count, g, count);
     w->lanes = lanes > 1 ? lanes : each;
+    /* A CPU driver computes with dimensions that are not there as well. */
+    if (lanes > 1 && e->device->tuning->each) w->scalars |= (uint32_t)g->ndim << SCALARS_NDIM;
     if (lanes > 1) w->mode = mode_of_lanes(lanes, MODE_STRIDES_4, MODE_STRIDES_8, MODE_STRIDES_16);
     else if (each > 1) w->mode = mode_of_lanes(each, MODE_EACH_4, MODE_EACH_8, MODE_EACH_16);
     else w->scalars = 0;
