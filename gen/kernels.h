@@ -139,6 +139,9 @@ enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, S
 /* shaders/take.comp: what the indices say */
 enum { TAKE_AT = 0, TAKE_PUT = 1, TAKE_STARTS = 2, TAKE_MASKED = 3 };
 
+/* shaders/take.comp: SCALARS from which on */
+enum { TAKE_ROWS_FROM = 16 };
+
 /* shaders/threefry.glsl: push constants that say a key: where it lies, how far apart its words are; or that they are here, and they */
 enum { KEY_AT = 0, KEY_STEP_BETWEEN = 1, KEY_PUSHED = 2, KEY_FIRST = 3, KEY_SECOND = 4 };
 
