@@ -14699,18 +14699,19 @@ static const char *few_fits(const struct encoder *e, const void *job)
 
 static void plan_few(struct encoder *e, const void *job);
 
-/* Rows of an operand of a product without a batch, from one on. */
+/* Rows of an operand of a product without a batch, from one on; strides below 0 have wrapped. */
 static struct array some_rows(const struct array *a, uint32_t first, uint32_t rows, uint32_t width, uint32_t stride)
 {
     struct array view = *a;
+    int64_t step = (int32_t)stride;
     view.refs = 1;
     view.ndim = 2;
     view.shape[0] = (int)rows;
     view.shape[1] = (int)width;
-    view.strides[0] = stride;
+    view.strides[0] = step;
     view.strides[1] = 1;
     view.size = (size_t)rows * width;
-    view.offset += (int64_t)first * stride * (int64_t)item_size(a);
+    view.offset += first * step * (int64_t)item_size(a);
     view.row = row_contiguous(&view);
     return view;
 }
@@ -16318,14 +16319,18 @@ static void scatter_atomic(struct encoder *e, struct scatter_work *w)
 static void scatter_level(struct encoder *e, struct scatter_work *w, struct scatter_push p, struct array *values,
     struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper)
 {
-    uint32_t width = set_window(e, w, values, &p, 16 / item_size(w->out), false);
+    uint32_t most = 16 / (uint32_t)item_size(w->out), width = set_window(e, w, values, &p, most, false);
+    /* Rows from anywhere: what a CPU driver spends on an entry is little beside as many elements as are 16 bytes. */
+    bool loose = e->device->tuning->each && width == 1 && most >= 4 && w->window.ndim == 1 && p.stride[0] == 1 &&
+                 p.shape[0] >= most && p.shape[0] == w->each;
+    if (loose) p.units = ceil_div(p.shape[0], width = most);
     p.key_at = set_input(e, SLOT_scatter_runs_key, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
     if (places) p.place_at = set_input(e, SLOT_scatter_runs_place, places);
     if (parts) set_output(e, SLOT_scatter_runs_part, parts);
     if (slots) set_output(e, SLOT_scatter_runs_slot, slots);
     USE(e, scatter_runs, &p, .threads = 128, .op = w->op, .to = w->out->dtype, .width = width, .upper = upper,
-        .batch = e->device->tuning->scatter_batch);
+        .batch = e->device->tuning->scatter_batch, .loose = loose);
     dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
 }
 
@@ -16347,7 +16352,7 @@ static void scatter_sorted(struct encoder *e, struct scatter_work *w)
     }
     for (bool upper = false; !e->code; upper = true) {
         uint32_t chunks = ceil_div(p.n, p.each);
-        struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * w->each, wide) : NULL;
+        struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * round_up(w->each, 16), wide) : NULL;
         struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
         while (next_part(e, w)) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
         array_release(values);

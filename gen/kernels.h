@@ -907,7 +907,7 @@ struct scatter_constants { uint32_t threads, step, op, to; };
 typedef struct scatter_constants scatter_constants; typedef struct scatter_push scatter_push;
 enum { SLOT_scatter_dst = 0, SLOT_scatter_src = 1, SLOT_scatter_key = 2, SLOT_scatter_winner = 3 };
 
-struct scatter_runs_constants { uint32_t threads, op, to, width, upper, batch; };
+struct scatter_runs_constants { uint32_t threads, op, to, width, upper, batch, loose; };
 typedef struct scatter_runs_constants scatter_runs_constants; typedef struct scatter_push scatter_runs_push;
 enum { SLOT_scatter_runs_dst = 0, SLOT_scatter_runs_src = 1, SLOT_scatter_runs_key = 2,
     SLOT_scatter_runs_place = 3, SLOT_scatter_runs_part = 4, SLOT_scatter_runs_slot = 5 };
@@ -1077,7 +1077,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(scan_once, SCAN_ONCE, 3, 0x5, 40, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 9, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
-    X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \
+    X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 7, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 124, 8, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
     X(softmax, SOFTMAX, 4, 0x1, 64, 8, CAP_SMALL) \
