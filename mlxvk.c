@@ -9170,7 +9170,7 @@ X(mlxvk_cummin, R_min) X(mlxvk_logcumsumexp, R_logsumexp)
 /* ==== >>norms ===================================================================================================== */
 
 enum { NORM_DIMS = 3, NORM_HELD = 8, NORM_LANES = 128, NORM_MANY = 1024, NORM_LONGEST = LOOP_MOST / 5 * 64,
-       NORM_PLACES = 512, NORM_SLOTS = 8 };
+       NORM_PLACES = 512, NORM_SLOTS = 8, NORM_BUSY = 64 };
 
 static uint32_t last_stride(const struct array *a) { return a->ndim ? (uint32_t)a->strides[a->ndim - 1] : 1; }
 
@@ -9249,8 +9249,8 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
         lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
     /* Where threads are one after the other, few that hold many: those without elements cost as much as others. */
-    while (serial && lanes > DEALT_THREADS && places / lanes < NORM_SLOTS && ceil_div(n, 4 * lanes) <= NORM_HELD)
-        lanes /= 2;
+    while (serial && lanes > 1 && (uint64_t)p.rows * lanes > NORM_BUSY && places / lanes < NORM_SLOTS &&
+           ceil_div(n, 4 * lanes) <= NORM_HELD) lanes /= 2;
     held = eights || loose ? ceil_div(ceil_div(n, 8), lanes) : 0;
     held = (uint32_t)round_up(held, serial || loose ? 1 : places / lanes);
     USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,

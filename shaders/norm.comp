@@ -79,8 +79,8 @@ eight minus(const eight v, const float mean) { return eight(v.a - mean, v.b - me
 float place[8];
 float row_total()
 {
-    [[unroll]] for (uint d = SLOTS / 2u; d > 0u; d /= 2u)
-        [[unroll]] for (uint s = 0u; s < d; s++) place[s] += place[s + d];
+    [[unroll]] for (uint k = 1u; k <= 3u; k++)         // upwards: not all drivers unroll what is halved
+        [[unroll]] for (uint s = 0u; s < SLOTS >> k; s++) place[s] += place[s + (SLOTS >> k)];
     return row_sum(place[0]);
 }
 void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.0; }
