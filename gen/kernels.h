@@ -932,7 +932,7 @@ struct take_constants { uint32_t threads, mode, scalars, op, to, from; };
 typedef struct take_constants take_constants; typedef struct take_push take_push;
 enum { SLOT_take_dst = 0, SLOT_take_src = 1, SLOT_take_index = 2, SLOT_take_table = 3 };
 
-struct transpose_constants { uint32_t threads, tile, to, from; };
+struct transpose_constants { uint32_t threads, tile, to, from, blocks; };
 typedef struct transpose_constants transpose_constants; typedef struct transpose_push transpose_push;
 enum { SLOT_transpose_dst = 0, SLOT_transpose_src = 1 };
 
@@ -1083,7 +1083,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(softmax, SOFTMAX, 4, 0x1, 64, 8, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
-    X(transpose, TRANSPOSE, 2, 0x1, 72, 4, CAP_SMALL) \
+    X(transpose, TRANSPOSE, 2, 0x1, 72, 5, CAP_SMALL) \
     X(transpose_quads, TRANSPOSE_QUADS, 2, 0x1, 72, 3, CAP_SMALL) \
     X(unary, UNARY, 3, 0x1, 120, 6, CAP_SMALL) \
     X(unary_complex, UNARY_COMPLEX, 3, 0x1, 120, 6, CAP_SMALL) \
