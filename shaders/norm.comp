@@ -75,13 +75,31 @@ float squares_of(const eight v)
 }
 eight minus(const eight v, const float mean) { return eight(v.a - mean, v.b - mean); }
 
-// This thread's places, halved until LANES are left, then those of all threads.
+// This thread's places, halved until the row has 64, or each thread one; then those of all threads. Where a thread has several
+// they are added up as row_sum() adds those of as many threads.
+const uint MOST_KEPT = LANES >= 64u ? 1u : 64u / LANES, KEPT = SLOTS < MOST_KEPT ? SLOTS : MOST_KEPT, ROWS = gl_WorkGroupSize.x / LANES;
+shared vec4 kept_parts[KEPT > 1u ? ROWS * KEPT * LANES / 4u + 1u : 1u], kept_sums[KEPT > 1u ? 4u * ROWS : 1u];
 float place[8];
 float row_total()
 {
+    const uint all = KEPT * LANES;
+    uint lane = gl_LocalInvocationID.x % LANES, row = gl_LocalInvocationID.x / LANES, first = row * all;
+    vec4 sum = vec4(0.0);
     [[unroll]] for (uint k = 1u; k <= 3u; k++)         // upwards: not all drivers unroll what is halved
-        [[unroll]] for (uint s = 0u; s < SLOTS >> k; s++) place[s] += place[s + (SLOTS >> k)];
-    return row_sum(place[0]);
+        [[unroll]] for (uint s = 0u; s < SLOTS >> k; s++) if (SLOTS >> k >= KEPT) place[s] += place[s + (SLOTS >> k)];
+    if (KEPT == 1u) return row_sum(place[0]);
+    barrier();
+    [[unroll]] for (uint s = 0u; s < KEPT; s++) kept_parts[(first + lane + s * LANES) / 4u][(first + lane + s * LANES) % 4u] = place[s];
+    barrier();
+    if (all == 2u) return kept_parts[first / 4u][first % 4u] + kept_parts[first / 4u][first % 4u + 1u];
+    if (all <= 32u) {
+        for (uint i = 0u; i < all / 4u; i++) sum += kept_parts[first / 4u + i];
+        return added(sum);
+    }
+    for (uint i = lane; i < 16u; i += LANES) kept_sums[4u * row + i / 4u][i % 4u] = added(kept_parts[first / 4u + i]);
+    barrier();
+    for (uint i = 0u; i < 4u; i++) sum += kept_sums[4u * row + i];
+    return added(sum);
 }
 void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.0; }
 
