@@ -5856,7 +5856,8 @@ static uint32_t transpose_steps(const transpose_push *p)
 static bool turns_blocks(const struct encoder *e, struct array *const *a, const transpose_push *p)
 {
     double all = (double)round_up(p->rows, 64) * (double)round_up(p->columns, 64);
-    return all <= 1.25 * p->rows * p->columns && e->device->tuning->each && a[0]->dtype == a[1]->dtype && item_size(a[0]) == 4 && !(transpose_steps(p) & 3);
+    return all <= 1.25 * p->rows * p->columns && e->device->tuning->each && a[0]->dtype == a[1]->dtype &&
+           item_size(a[0]) == 4 && !(transpose_steps(p) & 3);
 }
 
 /* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements
@@ -5911,7 +5912,8 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.tiles_down = ceil_div(p.rows, tile);
     p.tiles_across = ceil_div(p.columns, tile);
     if (quads) USE(e, transpose_quads, &p, .threads = 256, .tile = tile, .size = (uint32_t)item_size(a[0]));
-    else USE(e, transpose, &p, .threads = 256, .tile = tile, .to = a[0]->dtype, .from = a[1]->dtype, .blocks = blocks);
+    else USE(e, transpose, &p, .threads = 256, .tile = tile, .to = a[0]->dtype, .from = a[1]->dtype,
+             .blocks = blocks);
     dispatch_groups(e, (uint64_t)p.tiles_down * p.tiles_across * p.matrices);
     return true;
 }
@@ -8340,7 +8342,8 @@ static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_j
 {
     struct reduce_grid g = { .later = j->dim[at].later, .bound = bindable(e, from, at) };
     uint32_t n = (uint32_t)from->shape[at], inner = at < from->ndim - 1 ? (uint32_t)from->shape[from->ndim - 1] : 1;
-    bool serial = e->device->tuning->serial, whole = is_whole(j), pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
+    bool serial = e->device->tuning->serial, whole = is_whole(j);
+    bool pairs = reduce_kernel(j->op, j->type) == K_REDUCE_PAIR;
     bool rows = at == from->ndim - 1 && (!is_arg(j->op) || e->device->gate[GATE_ARGREDUCE]);
     size_t others = from->size / n;
     if (is_arg(j->op))
@@ -10093,7 +10096,8 @@ static void product_matvec(struct encoder *e, const struct product *p)
     vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) && evenly(&l, MAT_B, p->b_k, p->b_col, chunk);
     loose = !vector && e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;
     if (loose) { subgroup = false; threads = 8; }
-    else while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts) threads *= 2;
+    else while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts)
+        threads *= 2;
     USE_PRODUCT(e, &l, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC,
                 subgroup ? K_GATHER_MATVEC_SUBGROUP : K_GATHER_MATVEC, matvec, .threads = threads, .type = type,
            .epilogue = l.epilogue, .few = few, .wide = wide, .vector = vector ? 1 : loose ? 2 : 0);
