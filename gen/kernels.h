@@ -54,7 +54,7 @@ enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FL
     MODE_EACH_16 = 11 };
 
 /* shaders/elementwise.glsl: the bits from which on */
-enum { SCALARS_WHOLE = 4, SCALARS_SHIFTED = 8, SCALARS_NDIM = 12 };
+enum { SCALARS_WHOLE = 4, SCALARS_SHIFTED = 8, SCALARS_NDIM = 12, SCALARS_EVEN = 15 };
 
 /* shaders/factor.comp: operations; columns of a block; flags */
 enum { FACTOR_CHOLESKY = 0, FACTOR_INVERSE = 1, FACTOR_PANEL = 2, FACTOR_SWAP = 3, FACTOR_REFLECT = 4,
@@ -149,6 +149,9 @@ enum { SORT_RAW = 1, SORT_INDEX_IN = 2, SORT_INDEX_OUT = 4, SORT_KEYS_OUT = 8, S
 
 /* shaders/take.comp: what the indices say */
 enum { TAKE_AT = 0, TAKE_PUT = 1, TAKE_STARTS = 2, TAKE_MASKED = 3 };
+
+/* shaders/take.comp: SCALARS from which on */
+enum { TAKE_ROWS_FROM = 16 };
 
 /* shaders/threefry.glsl: push constants that say a key: where it lies, how far apart its words are; or that they are here, and they */
 enum { KEY_AT = 0, KEY_STEP_BETWEEN = 1, KEY_PUSHED = 2, KEY_FIRST = 3, KEY_SECOND = 4 };
@@ -769,7 +772,7 @@ struct merge_constants { uint32_t threads; };
 typedef struct merge_constants merge_constants; typedef struct merge_push merge_push;
 enum { SLOT_merge_dst = 0, SLOT_merge_src = 1, SLOT_merge_place = 2, SLOT_merge_dst_place = 3 };
 
-struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, loose; };
+struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, loose, besides; };
 typedef struct norm_constants norm_constants; typedef struct norm_push norm_push;
 enum { SLOT_norm_y = 0, SLOT_norm_x = 1, SLOT_norm_residual = 2, SLOT_norm_h = 3, SLOT_norm_weight = 4,
     SLOT_norm_bias = 5 };
@@ -919,7 +922,7 @@ struct scatter_constants { uint32_t threads, step, op, to; };
 typedef struct scatter_constants scatter_constants; typedef struct scatter_push scatter_push;
 enum { SLOT_scatter_dst = 0, SLOT_scatter_src = 1, SLOT_scatter_key = 2, SLOT_scatter_winner = 3 };
 
-struct scatter_runs_constants { uint32_t threads, op, to, width, upper, batch; };
+struct scatter_runs_constants { uint32_t threads, op, to, width, upper, batch, loose; };
 typedef struct scatter_runs_constants scatter_runs_constants; typedef struct scatter_push scatter_runs_push;
 enum { SLOT_scatter_runs_dst = 0, SLOT_scatter_runs_src = 1, SLOT_scatter_runs_key = 2,
     SLOT_scatter_runs_place = 3, SLOT_scatter_runs_part = 4, SLOT_scatter_runs_slot = 5 };
@@ -932,7 +935,7 @@ typedef struct elementwise_constants select_constants; typedef struct elementwis
 enum { SLOT_select_dst = 0, SLOT_select_condition = 1, SLOT_select_x = 2, SLOT_select_y = 3,
     SLOT_select_table = 4 };
 
-struct softmax_constants { uint32_t threads, mode, t, step, width, hold, loose; };
+struct softmax_constants { uint32_t threads, mode, t, step, width, hold, loose, fours; };
 typedef struct softmax_constants softmax_constants; typedef struct softmax_push softmax_push;
 enum { SLOT_softmax_dst = 0, SLOT_softmax_src = 1, SLOT_softmax_largest = 2, SLOT_softmax_total = 3 };
 
@@ -944,7 +947,7 @@ struct take_constants { uint32_t threads, mode, scalars, op, to, from; };
 typedef struct take_constants take_constants; typedef struct take_push take_push;
 enum { SLOT_take_dst = 0, SLOT_take_src = 1, SLOT_take_index = 2, SLOT_take_table = 3 };
 
-struct transpose_constants { uint32_t threads, tile, to, from; };
+struct transpose_constants { uint32_t threads, tile, to, from, blocks; };
 typedef struct transpose_constants transpose_constants; typedef struct transpose_push transpose_push;
 enum { SLOT_transpose_dst = 0, SLOT_transpose_src = 1 };
 
@@ -1056,8 +1059,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
-    X(norm, NORM, 6, 0x9, 120, 7, CAP_SMALL) \
-    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 7, CAP_SMALL) \
+    X(norm, NORM, 6, 0x9, 120, 8, CAP_SMALL) \
+    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 8, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 128, 11, CAP_SMALL) \
@@ -1089,13 +1092,13 @@ enum { SLOT_quant_gather_x = 0 };
     X(scan_once, SCAN_ONCE, 6, 0x15, 52, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 9, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
-    X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 6, CAP_SMALL) \
+    X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 7, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 124, 8, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
-    X(softmax, SOFTMAX, 4, 0x1, 64, 7, CAP_SMALL) \
+    X(softmax, SOFTMAX, 4, 0x1, 64, 8, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
-    X(transpose, TRANSPOSE, 2, 0x1, 72, 4, CAP_SMALL) \
+    X(transpose, TRANSPOSE, 2, 0x1, 72, 5, CAP_SMALL) \
     X(transpose_quads, TRANSPOSE_QUADS, 2, 0x1, 72, 3, CAP_SMALL) \
     X(unary, UNARY, 3, 0x1, 120, 6, CAP_SMALL) \
     X(unary_complex, UNARY_COMPLEX, 3, 0x1, 120, 6, CAP_SMALL) \

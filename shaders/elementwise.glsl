@@ -25,7 +25,8 @@ layout(constant_id = 5) const uint FROM = 10;         // the operands' dtype
 //! enum SCALARS_: the bits from which on
 const uint WHOLE = 4;                                 // operands are flat, in whole vectors (modes EACH)
 const uint SHIFTED = 8;                               // they are flat, and begin within a vector (modes EACH)
-const uint NDIM = 12;                                 // the number of dimensions is (modes EACH)
+const uint NDIM = 12;                                 // the number of dimensions is (modes EACH; else 0: it is `ndim`)
+const uint EVEN = 15;                                 // rows are whole vectors (modes EACH)
 
 const uint DIMS = SCALARS >> NDIM & 7u;
 
@@ -68,7 +69,7 @@ uvec4 locate(uint i)
     uvec4 at = uvec4(offset[0], offset[1], offset[2], offset[3]);
     [[unroll]] for (uint k = 0u; k < 3u; k++) {        // upwards: not all drivers unroll what counts down
         uint d = 3u - k;
-        if (d < ndim) {
+        if (DIMS != 0u ? d < DIMS : d < ndim) {
             uint q = quotient_of(i, d), c = i - q * shape[d];
             at += c * STEPS(d);
             i = q;
@@ -93,7 +94,8 @@ uvec4 locate_each(uint i)
         uint d = 3u - k;
         if (d < DIMS) {
             uint q = quotient_of(i, d), c = i - q * shape[d];
-            if (d == DIMS - 1u) left_each = shape[d] - c;
+            if ((SCALARS >> EVEN & 1u) != 0u) ends = false;
+            else if (d == DIMS - 1u) left_each = shape[d] - c;
             else ends = ends && c == shape[d] - 1u;
             if (ends) jump_each += STEPS(d - 1u) - shape[d] * STEPS(d);
             at += c * STEPS(d);
@@ -102,7 +104,11 @@ uvec4 locate_each(uint i)
     }
     return at + i * STEPS(0u);
 }
-uint beside(const uint k, const uint operand) { return k * step_each[operand] + (k < left_each ? 0u : jump_each[operand]); }
+uint beside(const uint k, const uint operand)
+{
+    uint at = k * step_each[operand];
+    return (SCALARS >> EVEN & 1u) != 0u || k < left_each ? at : at + jump_each[operand];
+}
 #define LOCATE_TABLE(table) \
     uvec4 locate_table(uint i) { \
         uvec4 at = uvec4(offset[0], offset[1], offset[2], offset[3]); \

@@ -35,26 +35,26 @@ Loose loose_load(const uint which, const uint i, const uint last, const uint t)
     uvec4 a = loose_quad(which, min(q, end)), b = loose_quad(which, min(q + 1u, end));
     return loose_of(i, t, a, b, t == F32 ? loose_quad(which, min(q + 2u, end)) : b);
 }
-// Eight to element i and those behind it; the first `count`, at most 7, of them.
+// Eight to element i and those behind it, three pairs and two alone, without branches; the first `count`, at most 7, of them.
 #define LOOSE_STORE(name) \
     void loose_##name(const uint i, const uint t, const Loose w) { \
         bool odd = (i & 1u) != 0u; \
-        uint p = (i + 1u) / 2u; \
+        uint p = (i + 1u) / 2u, alone = odd ? i : i + 6u; \
         if (t == F32) { \
             name##64[p] = mix(w.a.xy, w.a.yz, bvec2(odd)); \
             name##64[p + 1u] = mix(w.a.zw, uvec2(w.a.w, w.b.x), bvec2(odd)); \
             name##64[p + 2u] = mix(w.b.xy, w.b.yz, bvec2(odd)); \
-            if (odd) { name##32[i] = w.a.x; name##32[i + 7u] = w.b.w; } \
-            else name##64[p + 3u] = w.b.zw; \
+            name##32[alone] = odd ? w.a.x : w.b.z; \
+            name##32[i + 7u] = w.b.w; \
         } else { \
             uvec3 y = mix(w.a.xyz, w.a.xyz >> 16 | w.a.yzw << 16, bvec3(odd)); \
             [[unroll]] for (uint k = 0u; k < 3u; k++) name##32[p + k] = y[k]; \
-            if (odd) { name##16[i] = uint16_t(w.a.x); name##16[i + 7u] = uint16_t(w.a.w >> 16); } \
-            else name##32[p + 3u] = w.a.w; \
+            name##16[alone] = uint16_t(odd ? w.a.x : w.a.w); \
+            name##16[i + 7u] = uint16_t(w.a.w >> 16); \
         } } \
     void loose_few_##name(const uint i, const uint count, const uint t, const Loose w) { \
-        [[unroll]] for (uint k = 0u; k < 7u; k++) \
-            if (k < count && t == F32) name##32[i + k] = k < 4u ? w.a[k & 3u] : w.b[k & 3u]; \
-            else if (k < count) name##16[i + k] = uint16_t(w.a[k / 2u] >> 16u * (k % 2u)); }
+        [[dont_unroll]] for (uint k = 0u; k < count; k++) \
+            if (t == F32) name##32[i + k] = k < 4u ? w.a[k & 3u] : w.b[k & 3u]; \
+            else name##16[i + k] = uint16_t(w.a[k / 2u] >> 16u * (k % 2u)); }
 
 #endif

@@ -25,6 +25,31 @@ shared float partial[gl_WorkGroupSize.x / 4 * SUMS];   // a subgroup has four in
 shared float partial[gl_WorkGroupSize.x * SUMS];
 #endif
 
+#if !defined(SUBGROUP) && !defined(GATHER)
+#define LOOSE
+// Rows that begin anywhere (VECTOR 2): a thread takes four chunks side by side, by the aligned 16 bytes that hold them, of which
+// there may be one more.
+const uint WORDS = 16u, SPAN = WORDS / 4u * CHUNK;
+uint words[WORDS + 4u];                                // as they are in memory, then from element `from` on
+void line_up(const bool of_b, const uint from)
+{
+    uint s = from / (CHUNK / 4u);
+    [[unroll]] for (uint q = 0u; q <= WORDS / 4u; q++) {
+        uint i = min(from / CHUNK + q, (from + SPAN - 1u) / CHUNK);
+        uvec4 v;
+        if (of_b) v = b128[i];
+        else v = a128[i];
+        [[unroll]] for (uint l = 0u; l < 4u; l++) words[4u * q + l] = v[l];
+    }
+    [[unroll]] for (uint i = 0u; i < WORDS + 2u; i++) words[i] = (s & 2u) != 0u ? words[i + 2u] : words[i];
+    [[unroll]] for (uint i = 0u; i < WORDS + 1u; i++) words[i] = (s & 1u) != 0u ? words[i + 1u] : words[i];
+    if (TYPE != F32)
+        [[unroll]] for (uint i = 0u; i < WORDS; i++)
+            words[i] = (from & 1u) != 0u ? words[i] >> 16 | words[i + 1u] << 16 : words[i];
+}
+vec2 pair(const uint w) { return TYPE == F32 ? vec2(uintBitsToFloat(w)) : halves(w); }
+#endif
+
 float[8] unpack(const uvec4 w)
 {
     vec2 x = halves(w.x), y = halves(w.y), z = halves(w.z), u = halves(w.w);
@@ -45,6 +70,27 @@ void main()
     [[unroll]] for (uint i = 0; i < FEW; i++) from_a[i] = p.a + min(i, M - 1u) * a_row;
 
     k = p.low + t;
+#ifdef LOOSE
+    if (VECTOR == 2u) {
+        for (k = p.low + t * SPAN; k + SPAN <= p.high; k += size * SPAN) {
+            uint x[FEW][WORDS];
+            [[unroll]] for (uint i = 0; i < FEW; i++) {
+                line_up(false, from_a[i] + k);
+                [[unroll]] for (uint l = 0u; l < WORDS; l++) x[i][l] = words[l];
+            }
+            [[unroll]] for (uint j = 0; j < WIDE; j++) {
+                line_up(true, from_b[j] + k);
+                [[unroll]] for (uint i = 0; i < FEW; i++)
+                    [[unroll]] for (uint l = 0u; l < WORDS; l++) {
+                        vec2 u = pair(x[i][l]), v = pair(words[l]);
+                        sum[i * WIDE + j] = fma(u.x, v.x, sum[i * WIDE + j]);
+                        if (TYPE != F32) sum[i * WIDE + j] = fma(u.y, v.y, sum[i * WIDE + j]);
+                    }
+            }
+        }
+        k = p.low + (p.high - p.low) / SPAN * SPAN + t;
+    } else
+#endif
     if (VECTOR != 0u) {
         for (k = p.low + t * CHUNK; k + CHUNK <= p.high; k += size * CHUNK) {
             uvec4 w[WIDE];

@@ -16,6 +16,7 @@ layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
+layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: 1: weights and biases begin at multiples of PER_WORD
 #include "rows.glsl"
 BUFFER(0, y)
 BUFFER(1, x)
@@ -74,13 +75,31 @@ float squares_of(const eight v)
 }
 eight minus(const eight v, const float mean) { return eight(v.a - mean, v.b - mean); }
 
-// This thread's places, halved until LANES are left, then those of all threads.
+// This thread's places, halved until the row has 64, or each thread one; then those of all threads. Where a thread has several
+// they are added up as row_sum() adds those of as many threads.
+const uint MOST_KEPT = LANES >= 64u ? 1u : 64u / LANES, KEPT = SLOTS < MOST_KEPT ? SLOTS : MOST_KEPT, ROWS = gl_WorkGroupSize.x / LANES;
+shared vec4 kept_parts[KEPT > 1u ? ROWS * KEPT * LANES / 4u + 1u : 1u], kept_sums[KEPT > 1u ? 4u * ROWS : 1u];
 float place[8];
 float row_total()
 {
-    [[unroll]] for (uint d = SLOTS / 2u; d > 0u; d /= 2u)
-        [[unroll]] for (uint s = 0u; s < d; s++) place[s] += place[s + d];
-    return row_sum(place[0]);
+    const uint all = KEPT * LANES;
+    uint lane = gl_LocalInvocationID.x % LANES, row = gl_LocalInvocationID.x / LANES, first = row * all;
+    vec4 sum = vec4(0.0);
+    [[unroll]] for (uint k = 1u; k <= 3u; k++)         // upwards: not all drivers unroll what is halved
+        [[unroll]] for (uint s = 0u; s < SLOTS >> k; s++) if (SLOTS >> k >= KEPT) place[s] += place[s + (SLOTS >> k)];
+    if (KEPT == 1u) return row_sum(place[0]);
+    barrier();
+    [[unroll]] for (uint s = 0u; s < KEPT; s++) kept_parts[(first + lane + s * LANES) / 4u][(first + lane + s * LANES) % 4u] = place[s];
+    barrier();
+    if (all == 2u) return kept_parts[first / 4u][first % 4u] + kept_parts[first / 4u][first % 4u + 1u];
+    if (all <= 32u) {
+        for (uint i = 0u; i < all / 4u; i++) sum += kept_parts[first / 4u + i];
+        return added(sum);
+    }
+    for (uint i = lane; i < 16u; i += LANES) kept_sums[4u * row + i / 4u][i % 4u] = added(kept_parts[first / 4u + i]);
+    barrier();
+    for (uint i = 0u; i < 4u; i++) sum += kept_sums[4u * row + i];
+    return added(sum);
 }
 void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.0; }
 
@@ -171,15 +190,16 @@ void add_residual(const uvec4 at, const uint lane, const uint groups)
 uvec4 next_weight[2], next_bias[2];               // halves: the first alone
 void ask(const uint g)
 {
-    if (LOOSE != 0u) return;
+    if (LOOSE != 0u && BESIDES == 0u) return;
     [[unroll]] for (uint k = 0u; k < WORDS; k++) {
-        if (has(WEIGHT)) next_weight[k] = weight128[weight_at / PER_WORD + g * WORDS + k];
-        if (has(BIAS)) next_bias[k] = bias128[bias_at / PER_WORD + g * WORDS + k];
+        uint i = LOOSE != 0u ? min(g * WORDS + k, (n - 1u) / PER_WORD) : g * WORDS + k;
+        if (has(WEIGHT)) next_weight[k] = weight128[weight_at / PER_WORD + i];
+        if (has(BIAS)) next_bias[k] = bias128[bias_at / PER_WORD + i];
     }
 }
 eight eight_of(const uint which, const uint from, const uint first)
 {
-    if (LOOSE != 0u) return loose_eight(loose_load(which, from + first, from + n - 1u, DTYPE), DTYPE);
+    if (LOOSE != 0u && BESIDES == 0u) return loose_eight(loose_load(which, from + first, from + n - 1u, DTYPE), DTYPE);
     uvec4 a = which == WEIGHT ? next_weight[0] : next_bias[0];
     if (DTYPE == F32) return eight(uintBitsToFloat(a), uintBitsToFloat(which == WEIGHT ? next_weight[1] : next_bias[1]));
     return eight(four_halves(a.xy, DTYPE), four_halves(a.zw, DTYPE));

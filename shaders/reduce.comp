@@ -23,8 +23,9 @@ layout(constant_id = 7) const uint JOINED = 0;         // 1: of rows of at most 
 layout(constant_id = 8) const uint KEPT = 0;           // LESS: 1: the difference is written, too
 layout(constant_id = 9) const uint TIMES = 0;          // 1: float32 sums are multiplied by the number at `most`
 layout(constant_id = 10) const uint LANES_EACH = 4;    // WIDTH 256: lanes of a thread; 1, 2 where there are no more
-layout(constant_id = 11) const uint DEALT = 0;         // 1, no JOINED: INDEX: a thread has every WIDTH-th four, in order, by no tree;
-                                                        // else a thread has rows of up to 16 pieces, WIDTH 1, or columns of one
+layout(constant_id = 11) const uint DEALT = 0;         // no JOINED: INDEX: a thread has every WIDTH-th four, in order, by no tree;
+                                                        // else a thread has rows of up to 16 pieces, WIDTH 1, or columns of one: 1 to
+                                                        // 4: the fours that a lane of a part has at most
 
 layout(push_constant) uniform reduce_push {
     uint n, outer, inner;
@@ -204,7 +205,7 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
     ACC a = identity();
     uint at = start_of(lane);
 #if !defined(PAIR)
-    const bool apart = DEALT == 1u && LAYOUT == STRIDED;                   // a CPU loads one by one anyway
+    const bool apart = DEALT != 0u && LAYOUT == STRIDED;                   // a CPU loads one by one anyway
     if (apart ? at + 3u * STEP + 4u <= end : loadable(row, at + 3u * STEP, end)) {
         Four x[4];
         [[unroll]] for (uint j = 0u; j < 4u; j++)
@@ -305,20 +306,46 @@ void deal(const uint row, const uint first, const uint me, const uint count, con
     store(to, best);
 }
 #else
-// A row, or a piece of it, by a thread alone: the tree's lanes one after the other.
-void deal(const uint row, const uint first, const uint count, const uint to, const bool there)
+// A row, or a piece of it, by a thread alone: the tree's lanes one after the other. Nothing branches, for a CPU driver takes both
+// ways: fours are read by the aligned ones that hold them (where there is one of the row's elements in them, else the last
+// again), and what is no element of the row counts as the identity. Rows that begin anywhere go from one to the next.
+uvec4 held[4];
+uint last_four;
+ACC quads(const uint row, const uint first, const uint at, const uint end)
+{
+    ACC a = identity();
+    [[unroll]] for (uint j = 0u; j < DEALT; j++) {
+        uint i = at + 64u * j, s = row & 3u;
+        Four v;
+        if (LAYOUT == STRIDED) v = fetch_loose(row + min(i, end - 1u) * stride, min(end - min(i, end - 1u), 4u));
+        else v = load_four(min((row + i) / 4u + (LAYOUT == ANYWHERE ? 1u : 0u), last_four));
+        if (LAYOUT == ANYWHERE) {
+            uvec4 next = v.low, two = (s & 2u) != 0u ? uvec4(held[j].zw, next.xy) : held[j];
+            v.low = (s & 1u) != 0u ? uvec4(two.yzw, (s & 2u) != 0u ? next.z : next.x) : two;
+            held[j] = next;
+        }
+        a = with_elements(a, v, first + i, max(end, i) - i);
+    }
+    return a;
+}
+void hold(const uint from)
+{
+    if (LAYOUT == ANYWHERE) [[unroll]] for (uint j = 0u; j < DEALT; j++) held[j] = load_four(min(from / 4u + 16u * j, last_four)).low;
+}
+void deal(const uint row, const uint first, const uint length, const uint to, const bool there)
 {
     ACC all = identity();
-    if (chunk <= 64u)                                  // a four a lane, in one block
-        [[dont_unroll]] for (uint at = 0u; at < count; at += 4u) {
-            Four v;
-            if (loadable(row, at, count)) v = fetch(row + at);
-            else v = fetch_loose(row + at * stride, count - at);
-            all = combine(all, with_elements(identity(), v, first + at, count - at));
+    uint count = max(length, 1u);                      // where there is no row nothing is stored
+    last_four = (row + count - 1u) / 4u;
+    if (DEALT == 1u) {                                 // one block
+        hold(row);
+        [[dont_unroll]] for (uint at = 0u; at < count; at += 4u) all = combine(all, quads(row, first, at, count));
+    } else [[dont_unroll]] for (uint at = 0u; at < count; at += 4096u) {
+        [[dont_unroll]] for (uint block = at; block < min(count, at + 4096u); block += 256u) {
+            uint end = min(block + 64u, count);        // lanes that are not there need not be pushed
+            hold(row + block);
+            [[dont_unroll]] for (uint i = block; i < end; i += 4u) push(0u, quads(row, first, i, count));
         }
-    else [[dont_unroll]] for (uint at = 0u; at < count; at += 4096u) {
-        uint lanes = (min(count - at, 4096u) + 255u) / 256u * 16u;
-        [[dont_unroll]] for (uint i = 0u; i < lanes; i++) push(0u, row_lane(row, first, at / 16u + i, count));
         all = combine(all, total(0u));
         pushed[0] = pushed[HELD] = identity();
         pushes = 0u;
@@ -332,18 +359,24 @@ void rows()
     const uint lanes = WIDTH * EACH, tops = max(lanes / 16u, 1u), stages = lanes == 1024u ? 2u : 1u;
     uint me = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
     uint task = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot, row = task / parts, part = task - row * parts;
+#if !defined(INDEX)
+    if (DEALT != 0u) {                                 // threads side by side have parts of one length
+        part = task / outer;
+        row = part < parts ? task - part * outer : outer;
+    }
+#endif
     bool there = row < outer;
     uvec2 at = locate(there ? row : 0u);
     uint first = part * chunk, count = there ? min(chunk, n - first) : 0u, base = at.x + first * stride;
     uint rounds = WIDTH == 256u ? (min(chunk, n) - 1u) / (16u * lanes) + 1u : 1u;
     find_shift(0u, there ? row : 0u);
 #if defined(INDEX)
-    if (DEALT == 1u) {
+    if (DEALT != 0u) {
         deal(base, first, me, count, at.y + part * part_out, there);
         return;
     }
 #else
-    if (DEALT == 1u) {
+    if (DEALT != 0u) {
         deal(base, first, count, at.y + part * part_out, there);
         return;
     }
@@ -396,7 +429,7 @@ ACC sums[HELD];
 void column_four(const uint base, const uint at, const uint end)
 {
     Four v[4];
-    bool whole = at + 4u <= end;                       // else the last element stands for those behind the end
+    bool whole = DEALT == 0u && at + 4u <= end;        // else the last element stands for those behind the end
     uint first = base + at * stride, last = base + (end - 1u) * stride;
     [[unroll]] for (uint r = 0u; r < 4u; r++) v[r] = load_column(whole || at + r < end ? first + r * stride : last);
     [[unroll]] for (uint k = 0u; k < EACH; k++) {
@@ -408,6 +441,12 @@ void column_four(const uint base, const uint at, const uint end)
 }
 void column_lane(const uint base, uint at, const uint end)
 {
+#if !defined(INDEX)
+    if (DEALT != 0u) {                                 // nothing branches: see deal()
+        [[unroll]] for (uint j = 0u; j < DEALT; j++) column_four(base, at + j * STEP, end);
+        return;
+    }
+#endif
     [[dont_unroll]] for (uint j = 0u; j < 4u && at < end; j++, at += STEP) column_four(base, at, end);
 }
 
@@ -422,8 +461,8 @@ void gather(const uint x, const uint y)
         [[unroll]] for (uint k = 0u; k < EACH; k++) board[padded((k * HEIGHT + y) * WIDTH + x)] = sums[k];
         barrier();
     }
-    [[unroll]] for (uint k = OWN; k-- > 0u;) {
-        uint block = y * OWN + k, column = block / BLOCKS;
+    [[unroll]] for (uint i = 0u; i < OWN; i++) {
+        uint k = OWN - 1u - i, block = y * OWN + k, column = block / BLOCKS;
         if (HEIGHT == 1u) push(k, sums[k]);
         else if (block < EACH * BLOCKS) {
             ACC a = sixteen(block % BLOCKS, HEIGHT, column * HEIGHT * WIDTH + x, WIDTH);
@@ -447,10 +486,10 @@ void columns()
     uvec2 at = locate(row);
     uint base = at.x + column * inner_stride, first = part * chunk, end = there ? min(n, first + chunk) : 0u;
     uint length = (min(chunk, n) - 1u) / (256u * BLOCKS) + 1u;         // a thread alone takes one block, or DEALT up to 16, by lanes
-    uint rounds = HEIGHT > 1u ? length : DEALT == 1u ? 16u * length : 16u;
-    for (uint k = 0u; k < EACH; k++) find_shift(k, row * inner + column + k);
+    uint rounds = HEIGHT > 1u ? length : DEALT != 0u ? min(16u * length, (min(chunk, n) + 3u) / 4u) : 16u;
+    [[unroll]] for (uint k = 0u; k < EACH; k++) find_shift(k, row * inner + column + k);
 #if defined(INDEX)
-    if (DEALT == 1u) {
+    if (DEALT != 0u) {
         [[unroll]] for (uint k = 0u; k < EACH; k++) sums[k] = identity();
         for (uint four = first + 4u * y; four < end; four += 4u * HEIGHT) column_four(base, four, end);
         [[unroll]] for (uint k = 0u; k < EACH; k++) board[(k * HEIGHT + y) * WIDTH + x] = sums[k];
@@ -471,13 +510,13 @@ void columns()
         gather(x, y);
     }
     if (!there || y * OWN >= EACH) return;
-    for (uint k = 0u; k < OWN; k++) store(at.y + part * part_out + (column + y * OWN + k) * inner_out, total(k));
+    [[unroll]] for (uint k = 0u; k < OWN; k++) store(at.y + part * part_out + (column + y * OWN + k) * inner_out, total(k));
 }
 #endif
 
 void main()
 {
-    for (uint k = 0u; k < 2u * HELD; k++) pushed[k] = identity();
+    [[unroll]] for (uint k = 0u; k < 2u * HELD; k++) pushed[k] = identity();
     if (LAYOUT < COLUMNS) rows();
     else columns();
 }

@@ -9,6 +9,8 @@ layout(constant_id = 2) const uint TO = 10;
 layout(constant_id = 3) const uint WIDTH = 1;         // 1, or as many elements as are 16 bytes
 layout(constant_id = 4) const bool UPPER = false;     // not the first level
 layout(constant_id = 5) const uint BATCH = 4;         // entries that are loaded at once
+layout(constant_id = 6) const bool LOOSE = false;     // windows of shape[0] elements side by side, from anywhere: WIDTH of them a unit,
+                                                       // one by one, as many as there are in the last; strides count elements
 #include "combine.glsl"
 BUFFER(0, dst)
 BUFFER(1, src)
@@ -66,18 +68,33 @@ void place_element(inout uvec4 unit, const uint k, const uvec2 raw)
     else unit[k] = raw.x;
 }
 
+uint left() { return min(shape[0] - unit_at * WIDTH, WIDTH); }
 uvec4 load_unit(const uint at)
 {
+    uvec4 unit = uvec4(0u);
+    if (LOOSE) {
+        [[unroll]] for (uint k = 0; k < WIDTH; k++) place_element(unit, k, uvec2(load_src(at + min(k, left() - 1u), TO), 0u));
+        return unit;
+    }
     if (WIDTH > 1u) return src128[at];
     return is_wide(TO) ? uvec4(src64[at], 0u, 0u) : uvec4(load_src(at, TO), 0u, 0u, 0u);
 }
 uvec4 load_result(const uint at)
 {
+    uvec4 unit = uvec4(0u);
+    if (LOOSE) {
+        [[unroll]] for (uint k = 0; k < WIDTH; k++) place_element(unit, k, uvec2(load_dst(at + min(k, left() - 1u), TO), 0u));
+        return unit;
+    }
     if (WIDTH > 1u) return dst128[at];
     return is_wide(TO) ? uvec4(dst64[at], 0u, 0u) : uvec4(load_dst(at, TO), 0u, 0u, 0u);
 }
 void store_result(const uint at, const uvec4 unit)
 {
+    if (LOOSE) {
+        [[unroll]] for (uint k = 0; k < WIDTH; k++) if (k < left()) store_dst(at + k, TO, element(unit, k).x);
+        return;
+    }
     if (WIDTH > 1u) dst128[at] = unit;
     else if (is_wide(TO)) dst64[at] = unit.xy;
     else store_dst(at, TO, unit.x);
@@ -138,7 +155,7 @@ void main()
     uint g = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     chunk = g / units;
     unit_at = g - chunk * units;
-    uint first = chunk * each, last = min(first + each, n), window = in_window(unit_at);
+    uint first = chunk * each, last = min(first + each, n), window = LOOSE ? unit_at * WIDTH : in_window(unit_at);
     if (first >= n) return;
     uint begin = first, end = last, open_left = none, open_right = none;  // keys of long runs that reach over the edges
     if (first > 0u && key_of(first - 1u) == key_of(first)) {
@@ -165,7 +182,7 @@ void main()
             if (UPPER) there[j] = there[j] && key64[key_at + i].y != 0u;
             else {
                 if ((flags & IN_ORDER) == 0u) i = place32[place_at + i];
-                unit[j] = load_unit(src_at + i * units + unit_at);
+                unit[j] = load_unit(src_at + (LOOSE ? i * shape[0] + unit_at * WIDTH : i * units + unit_at));
                 if (OP != NONE) old[j] = load_result(dst_at + min(key[j] - key_first, key_count - 1u) * scale + window);
             }
         }

@@ -4,7 +4,7 @@
 // The sum of exponentials follows the tree of reduce.comp, so that all ways give a row the same bits.
 //   HELD: a row fits the registers of WIDTH threads, 4 * HOLD elements each, and is read once.
 //   LOOPED: three passes over the row: maximum, sum, results.
-//   APPLY: maximum and sum of exponentials are given for each row and each of `inner` columns; operand row-major.
+//   APPLY: maximum and sum of exponentials are given for each row and each of `inner` columns; operand row-major; HOLD loads.
 #include "common.glsl"
 #include "eights.glsl"
 //! enum SOFTMAX_: modes
@@ -15,6 +15,7 @@ layout(constant_id = 3) const uint STEP = 1;           // elements of one load: 
 layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
 layout(constant_id = 6) const uint LOOSE = 0;          // HELD, STEP 8: 1: rows begin and end anywhere
+layout(constant_id = 7) const uint FOURS = 0;          // APPLY, STEP 4: 1: of four columns, whose maxima and sums are one load
 
 layout(push_constant) uniform softmax_push {
     uint n, outer, inner, from, to, most_at, sums_at;        // the first element of operand, result, maxima and sums
@@ -271,22 +272,42 @@ vec2 given(const uint i)
 {
     return vec2(max(uintBitsToFloat(largest32[most_at + i]), LOWEST), share_of(uintBitsToFloat(total32[sums_at + i])));
 }
+// HOLD * STEP elements side by side; of rows side by side (inner 1) of two at most, whose end and beginning a load may hold.
 void apply()                                           // n: of the whole row, inner * what is reduced
 {
-    uint v = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, i = v * STEP, row = i / n;
-    if (row >= outer) return;
-    uint p = row * inner + (i - row * n) % inner;
-    if (STEP == 1u) {
-        vec2 a = given(p);
+    uint i = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * HOLD * STEP, all = outer * n;
+    uint row = i / n, in_row = i - row * n, column = in_row % inner, whole = all / STEP * STEP;
+    if (i >= all) return;
+    vec2 one = given(row * inner + column), two = one;
+    if (inner == 1u && HOLD * STEP > 1u) two = given(min(row + 1u, outer - 1u));
+    [[dont_unroll]] for (uint k = 0u; k < HOLD && i < whole; k++) {
+        vec4 x, m, s;
+        if (FOURS != 0u) {
+            uint p = row * inner + column;
+            m = max(uintBitsToFloat(largest128[(most_at + p) / 4u]), vec4(LOWEST));
+            s = uintBitsToFloat(total128[(sums_at + p) / 4u]);
+            [[unroll]] for (uint l = 0u; l < 4u; l++) s[l] = share_of(s[l]);
+        } else {
+            if (inner != 1u) one = given(row * inner + column);
+            bvec4 next = greaterThanEqual(in_row + uvec4(0u, 1u, 2u, 3u), uvec4(n));
+            m = mix(vec4(one.x), vec4(two.x), next);
+            s = mix(vec4(one.y), vec4(two.y), next);
+        }
+        if (STEP == 1u) storef_dst(to + i, T, exp(loadf_src(from + i, T) - m.x) * s.x);
+        else storef4_dst((to + i) / 4u, T, exp(loadf4_src((from + i) / 4u, T) - m) * s);
+        i += STEP;
+        in_row += STEP;
+        column += STEP;
+        if (column >= inner) column -= inner;
+        if (inner != 1u && in_row >= n) {
+            in_row -= n;
+            row++;
+        }
+    }
+    for (; STEP == 4u && i >= whole && i < all; i++, in_row++) {                // fewer than four, of the last row
+        vec2 a = given(outer - 1u);
         storef_dst(to + i, T, exp(loadf_src(from + i, T) - a.x) * a.y);
-        return;
     }
-    vec4 x = loadf4_src(from / 4u + v, T);
-    [[unroll]] for (uint k = 0u; k < 4u; k++) {
-        vec2 a = given(inner == 1u ? p : p + k);
-        x[k] = exp(x[k] - a.x) * a.y;
-    }
-    storef4_dst(to / 4u + v, T, x);
 }
 
 void main()

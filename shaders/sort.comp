@@ -13,7 +13,7 @@ ACCESS(src)
 
 layout(push_constant) uniform sort_push {
     uint rows, n, blocks;                              // blocks a row: where there are more than one, each of a workgroup
-    uint row_threads;                                  // a power of two; eight elements each
+    uint row_threads;                                  // eight elements each; a power of two where a row has several blocks
     uint dst_at, src_at, place_at, dst_place_at;
     uint dtype, flags;                                 // not constants: one pipeline for all
 };
@@ -76,7 +76,7 @@ void store_part()
 
 void main()
 {
-    uint t = gl_LocalInvocationID.x, lane = t & (row_threads - 1u), base = (t - lane) * EACH;
+    uint t = gl_LocalInvocationID.x, lane = t % row_threads, base = (t - lane) * EACH;
     uint k[EACH], p[EACH];
     find_part();
     if (count == 0u) return;
@@ -99,22 +99,23 @@ void main()
             if (INDEXED) places[slot(t * EACH + j)] = p[j];
         }
         barrier();
-        if (w == row_threads) break;
-        uint run = w * EACH, left = base + (lane & ~(2u * w - 1u)) * EACH, right = left + run;
-        uint diagonal = (lane & (2u * w - 1u)) * EACH, low = diagonal > run ? diagonal - run : 0u, high = min(diagonal, run);
+        if (w >= row_threads) break;
+        uint from = lane & ~(2u * w - 1u), diagonal = (lane - from) * EACH, left = base + from * EACH;
+        uint run = min(w, row_threads - from) * EACH, right = left + run, other = min(w * EACH, (row_threads - from) * EACH - run);
+        uint low = diagonal > other ? diagonal - other : 0u, high = min(diagonal, run);
         while (low < high) {                           // how many of the first `diagonal` come from the left
             uint middle = (low + high) / 2u;
             if (keys[slot(right + diagonal - 1u - middle)] < keys[slot(left + middle)]) high = middle;
             else low = middle + 1u;
         }
         uint a = low, b = diagonal - low;
-        uint ka = a < run ? keys[slot(left + a)] : 0u, kb = b < run ? keys[slot(right + b)] : 0u;
+        uint ka = a < run ? keys[slot(left + a)] : 0u, kb = b < other ? keys[slot(right + b)] : 0u;
         [[unroll]] for (uint j = 0; j < EACH; j++) {
-            bool take_left = b >= run || (a < run && ka <= kb);
+            bool take_left = b >= other || (a < run && ka <= kb);
             k[j] = take_left ? ka : kb;
             if (INDEXED) p[j] = places[slot(take_left ? left + a : right + b)];
             if (take_left) { a++; ka = a < run ? keys[slot(left + a)] : 0u; }
-            else { b++; kb = b < run ? keys[slot(right + b)] : 0u; }
+            else { b++; kb = b < other ? keys[slot(right + b)] : 0u; }
         }
     }
     store_part();

@@ -81,8 +81,39 @@ void copy_runs()
     }
 }
 
+// The same of short rows, of SCALARS - ROWS_FROM words: four rows a thread, stored by aligned fours.
+//! enum TAKE_: SCALARS from which on
+const uint ROWS_FROM = 16;
+
+const uint SHORT = SCALARS > ROWS_FROM ? SCALARS - ROWS_FROM : 1u;
+void copy_short()
+{
+    uint first = 4u * (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x), rows = n / SHORT;
+    uint outer = first / shape[1], in_outer = first - outer * shape[1], from[4], v[4u * SHORT];
+    bool whole = first + 4u <= rows;
+    if (first >= rows) return;
+    [[unroll]] for (uint k = 0u; k < 4u; k++) {
+        uint at = position(offset[2] + in_outer * stride[2][0]);
+        from[k] = OP == STARTS || at != NOWHERE ? offset[1] + outer * stride[1][0] + at * stride[1][1] : NOWHERE;
+        whole = whole && from[k] != NOWHERE;
+        [[unroll]] for (uint j = 0u; j < SHORT; j++) v[k * SHORT + j] = src32[(from[k] == NOWHERE ? offset[1] : from[k]) + j];
+        if (first + k + 1u < rows && ++in_outer == shape[1]) {
+            in_outer = 0u;
+            outer++;
+        }
+    }
+    if (whole)
+        [[unroll]] for (uint j = 0u; j < SHORT; j++)
+            dst128[offset[0] / 4u + first / 4u * SHORT + j] = uvec4(v[4u * j], v[4u * j + 1u], v[4u * j + 2u], v[4u * j + 3u]);
+    for (uint i = whole ? 4u * SHORT : 0u; i < min(rows - first, 4u) * SHORT; i++) {
+        uint k = i / SHORT;
+        if (from[k] != NOWHERE) dst32[offset[0] + first * SHORT + i] = src32[from[k] + i - k * SHORT];
+    }
+}
+
 void main()
 {
+    if (MODE == FLAT && SCALARS > ROWS_FROM) { copy_short(); return; }
     if (MODE == FLAT && SCALARS != 0u) { copy_runs(); return; }
     if (MODE == FLAT) { copy_rows(); return; }
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;

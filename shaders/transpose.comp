@@ -6,6 +6,7 @@
 layout(constant_id = 1) const uint TILE = 64;
 layout(constant_id = 2) const uint TO = 10;            // dtypes of the result and the operand; WIDE ones are equal
 layout(constant_id = 3) const uint FROM = 10;
+layout(constant_id = 4) const bool BLOCKS = false;     // words, 16 bytes a load and a store: a thread turns 4 x 4 of them, in no shared memory
 BUFFER(0, dst)
 BUFFER(1, src)
 ACCESS(dst)
@@ -33,6 +34,15 @@ void main()
         at += c * in_stride[d];
         out_at += c * out_stride[d];
         matrix = q;
+    }
+    if (BLOCKS) {
+        uint i = down * TILE + gl_LocalInvocationID.x % (TILE / 4u) * 4u, j = across * TILE + gl_LocalInvocationID.x / (TILE / 4u) * 4u;
+        uvec4 w[4];
+        if (i >= rows || j >= columns) return;
+        [[unroll]] for (uint k = 0u; k < 4u; k++) w[k] = src128[(at + i + (j + k) * column_in) / 4u];
+        [[unroll]] for (uint k = 0u; k < 4u; k++)
+            dst128[(out_at + (i + k) * row_out + j) / 4u] = uvec4(w[0][k], w[1][k], w[2][k], w[3][k]);
+        return;
     }
     uint row = min(down * TILE + x, rows - 1u), column = across * TILE + y;
     [[unroll]] for (uint k = 0u; k < EACH; k++) {      // all loads before the first use; beyond the edge the last one again
