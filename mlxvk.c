@@ -8337,7 +8337,7 @@ static bool is_whole(const struct reduce_job *j) { return is_arg(j->op) && is_wi
  * and a number is subtracted in 110 %. */
 static bool saves_dispatch(const struct device *d, enum gate gate)
 {
-    return d->gate[gate] == 2 || (d->gate[gate] && !d->tuning->apart);
+    return d->gate[gate] > 1 || (d->gate[gate] && !d->tuning->apart);
 }
 
 static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_job *j, const struct array *from, int at)
