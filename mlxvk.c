@@ -16419,12 +16419,12 @@ static void scatter_atomic(struct encoder *e, struct scatter_work *w)
 /* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come
  * back. */
 static void scatter_level(struct encoder *e, struct scatter_work *w, struct scatter_push p, struct array *values,
-    struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper)
+    struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper, bool roomy)
 {
     uint32_t most = 16 / (uint32_t)item_size(w->out), width = set_window(e, w, values, &p, most, false);
     /* Rows from anywhere: what a CPU driver spends on an entry is little beside as many elements as are 16 bytes. */
-    bool loose = e->device->tuning->each && width == 1 && most >= 4 && w->window.ndim == 1 && p.stride[0] == 1 &&
-                 p.shape[0] >= most && p.shape[0] == w->each;
+    bool loose = roomy && e->device->tuning->each && width == 1 && most >= 4 && w->window.ndim == 1 &&
+                 p.stride[0] == 1 && p.shape[0] >= most && p.shape[0] == w->each;
     if (loose) p.units = ceil_div(p.shape[0], width = most);
     p.key_at = set_input(e, SLOT_scatter_runs_key, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
@@ -16442,7 +16442,11 @@ static void scatter_sorted(struct encoder *e, struct scatter_work *w)
     struct scatter_push p = { .n = (uint32_t)w->number };
     struct array *places = NULL, *keys = w->keys, *values = w->updates;
     mlxvk_dtype wide = item_size(w->out) == 8 ? MLXVK_UINT64 : MLXVK_UINT32;
+    size_t each = round_up(w->each, 16), bytes = dtypes[wide].size;
+    bool roomy;                                      /* may parts of windows be as wide as units of 16 bytes? */
     p.each = w->number * w->each < RUN_THREADS ? RUN_FEW : RUN_MANY;
+    roomy = 2 * (size_t)ceil_div(w->number, p.each) * each * bytes <= e->device->caps.max_range;
+    if (!roomy) each = w->each;
     keys->refs++;
     values->refs++;
     if (w->number > 1) {
@@ -16454,9 +16458,9 @@ static void scatter_sorted(struct encoder *e, struct scatter_work *w)
     }
     for (bool upper = false; !e->code; upper = true) {
         uint32_t chunks = ceil_div(p.n, p.each);
-        struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * round_up(w->each, 16), wide) : NULL;
+        struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * each, wide) : NULL;
         struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
-        while (next_part(e, w)) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper);
+        while (next_part(e, w)) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper, roomy);
         array_release(values);
         array_release(keys);
         values = parts;
@@ -16473,6 +16477,11 @@ static void scatter_sorted(struct encoder *e, struct scatter_work *w)
 /* Elements of windows from which on a CPU driver, whose atomics are one after the other, sorts instead (lavapipe, 1024
  * rows of 512 int32 from 11.1 to 3.4 ms). */
 enum { SORTED_LEAST = 64 };
+static bool sorts_rather(const struct device *d, const struct scatter_work *w)
+{
+    return d->tuning->serial && w->each >= SORTED_LEAST &&
+           w->number * round_up(w->each, 16) * sizeof(uint32_t) <= d->caps.max_range;      /* one binding for all */
+}
 static bool atomic_dtype(int t) { return dtypes[t].kind <= KIND_INT && dtypes[t].size <= 4; }
 
 static void scatter_windows(struct encoder *e, const struct scatter_params *p, struct array *out,
@@ -16488,7 +16497,7 @@ static void scatter_windows(struct encoder *e, const struct scatter_params *p, s
     if (w.op == SCATTER_NONE &&
         (w.number <= PUT_FEW || (size_t)w.none * 4 <= min_size(e->device->caps.max_range, (size_t)1 << 30)))
         scatter_put(e, &w);
-    else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype) && !(e->device->tuning->serial && w.each >= SORTED_LEAST))
+    else if (w.op != SCATTER_NONE && atomic_dtype(out->dtype) && !sorts_rather(e->device, &w))
         scatter_atomic(e, &w);
     else scatter_sorted(e, &w);
     array_release(w.updates);

@@ -122,7 +122,8 @@ static int step_traditional(mlxvk_array *x, mlxvk_stream s)
     return mlxvk_fast_rope(x, *x, 30, true, (mlxvk_optional_float){ 1e4f, true }, 1, 3, (mlxvk_array){ NULL }, s);
 }
 
-/* Each of these needs no memory for its result, and computes what it computes elsewhere. */
+/* Each of these needs no memory for its result, and computes what it computes elsewhere. Softmax may keep two numbers of each
+ * row beside it. */
 static void test_steps(void **state)
 {
     (void)state;
@@ -139,7 +140,8 @@ static void test_steps(void **state)
             size_t before = active(on);
             OK(steps[k](&pair[on], streams[on]), streams[on]);
             OK(eval_one(pair[on]), streams[on]);
-            if (on && steps[k] != step_scan_columns && steps[k] != step_softmax_first) assert_true(peak(on) <= before);
+            size_t beside = steps[k] == step_softmax ? 1 << 16 : 0;           /* of pages of 32 KiB */
+            if (on && steps[k] != step_scan_columns && steps[k] != step_softmax_first) assert_true(peak(on) <= before + beside);
             if (on) assert_int_equal(active(on), before);
             if (!on) assert_true(peak(on) > before);
         }

@@ -654,7 +654,7 @@ static size_t best_of_less(const struct less_case *c, const char *gates, float *
  * by another one. */
 static void test_arg_less(void **state)
 {
-#define LESS(n) "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE=" #n
+#define LESS(n) "MLX_VK_ENABLE_CHAIN_REDUCE=0 MLX_VK_ENABLE_SUBTRACT_ARGREDUCE=" #n
     static const char *const gates[2][2] = {
         { LESS(2) " MLX_VK_ENABLE_REDUCE_JOIN=2", LESS(0) " MLX_VK_ENABLE_REDUCE_JOIN=2" },
         { LESS(2) " MLX_VK_ENABLE_REDUCE_JOIN=0", LESS(0) " MLX_VK_ENABLE_REDUCE_JOIN=0" } };

@@ -11,8 +11,8 @@ enum { TILE = 512, GROUP = 4 * TILE, BLOCK = 4 * GROUP, LONG = 1 << 14 };       
 enum { LONG_TILE = 1 << 14, LONG_GROUP = 32 * LONG_TILE, LONGEST = 1 << 22 };           /* of rows below LONGEST */
 enum { LONGEST_TILE = 1 << 15, LONGEST_GROUP = 32 * LONGEST_TILE, LONGEST_BLOCK = 32 * LONGEST_GROUP };
 enum { ONCE, SILENT, JOINED, WAYS };
-static const char *const gates[WAYS] = { "MLX_VK_ENABLE_LINKS=2 MLX_VK_POISON=1",
-                                         "MLX_VK_ENABLE_LINKS=3 MLX_VK_POISON=1",
+static const char *const gates[WAYS] = { "MLX_VK_ENABLE_LINKS=2 MLX_VK_ENABLE_REDUCE_JOIN=0 MLX_VK_POISON=1",
+                                         "MLX_VK_ENABLE_LINKS=3 MLX_VK_ENABLE_REDUCE_JOIN=0 MLX_VK_POISON=1",
                                          "MLX_VK_ENABLE_LINKS=2 MLX_VK_ENABLE_REDUCE_JOIN=2 MLX_VK_POISON=1" };
 
 typedef int (*scan_function)(mlxvk_array *, mlxvk_array, int, bool, bool, mlxvk_stream);
