@@ -52,7 +52,6 @@ const uint ROW = GROUP / 8 + 1;                        // uvec4s of a staged row
 shared uvec4 stage[KNOWN ? 1 : WARPS * SIZE * ROW];
 shared vec2 factor[WARPS * CHUNK * SIZE];              // of a group of a row of W: scale, and bias less the offset
 shared float part[2 * WARPS * AREA], kept[KEPT * AREA];
-
 shared vec4 square_sums[4];
 
 // 8 bits of a bfloat16 are two digits: its mantissa holds 7.
