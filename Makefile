@@ -168,6 +168,7 @@ $(BUILD)/fuzz/fuzz_faults: $(BUILD)/obj/tests/fuzz/layer/renderer.o
 cliffs := $(BUILD)/obj/tests/bench/support_cliffs.o
 $(BUILD)/bench/bench_cliffs: $(cliffs)
 $(BUILD)/unit/test_plans: $(filter-out %/main.o,$(golden_objects)) $(cliffs)
+$(BUILD)/unit/test_neighbours: $(cliffs)
 $(BUILD)/fuzz/fuzz_programs: $(call objects,$(wildcard tests/fuzz/support*.c)) $(filter-out %/main.o,$(golden_objects))
 $(BUILD)/fuzz/fuzz_programs: libs += -lcjson
 

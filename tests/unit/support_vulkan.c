@@ -361,6 +361,7 @@ static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice device, VkPhysic
     if (driver.max_buffers) l->maxPerStageDescriptorStorageBuffers = driver.max_buffers;
     if (driver.alignment > l->minStorageBufferOffsetAlignment) l->minStorageBufferOffsetAlignment = driver.alignment;
     if (driver.alignment) driver.alignment = (uint32_t)l->minStorageBufferOffsetAlignment;
+    if (driver.device_type) p->properties.deviceType = (VkPhysicalDeviceType)driver.device_type;
     if (driver.updated) { p->properties.driverVersion++; p->properties.pipelineCacheUUID[0] ^= 1; }
     if (driver.max_threads) l->maxComputeWorkGroupInvocations = l->maxComputeWorkGroupSize[0] = driver.max_threads;
 }
