@@ -2,7 +2,7 @@
  * chosen) give the same values by the ways of a CPU driver and by those of a GPU: the same driver twice, which once says that it
  * is a discrete GPU. Where the device is none of the two, both are its own ways.
  *
- *     build/unit/test_neighbours [STEP]                each so manieth case (3); 1: all, some minutes */
+ *     build/unit/test_neighbours [STEP]                each so manieth case (9); 1: all, in a minute or two */
 #include "support_vulkan.h"
 #include "bench/support_cliffs.h"
 #include "numbers.h"
@@ -18,7 +18,7 @@ static struct side {
 } sides[SIDES], *side;
 static size_t used;                                    /* elements of the pools that a case has */
 static uint64_t state;
-static unsigned met, compared, step = 3;
+static unsigned met, compared, step = 9;
 static struct { const struct cliff_family *family; int p[CLIFF_PARAMS]; } seen[SEEN];
 
 static bool is_whole(mlxvk_dtype t) { return t != MLXVK_FLOAT32 && t != MLXVK_FLOAT16 && t != MLXVK_BFLOAT16 && t != MLXVK_COMPLEX64; }
