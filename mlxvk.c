@@ -14760,20 +14760,25 @@ static const char *few_fits(const struct encoder *e, const void *job)
 
 static void plan_few(struct encoder *e, const void *job);
 
+/* A view of so many matrices, whose columns lie side by side. */
+static struct array stack_of(const struct array *a, int batch, int64_t step, int rows, int64_t row_step, int columns)
+{
+    struct array v = *a;
+    v.refs = 1;
+    v.ndim = 3;
+    memcpy(v.shape, ((int[]){ batch, rows, columns }), 3 * sizeof *v.shape);
+    memcpy(v.strides, ((int64_t[]){ batch > 1 ? step : 0, row_step, 1 }), 3 * sizeof *v.strides);
+    v.size = (size_t)batch * (size_t)rows * (size_t)columns;
+    v.row = row_contiguous(&v);
+    return v;
+}
+
 /* Rows of an operand of a product without a batch, from one on; strides below 0 have wrapped. */
 static struct array some_rows(const struct array *a, uint32_t first, uint32_t rows, uint32_t width, uint32_t stride)
 {
-    struct array view = *a;
     int64_t step = (int32_t)stride;
-    view.refs = 1;
-    view.ndim = 2;
-    view.shape[0] = (int)rows;
-    view.shape[1] = (int)width;
-    view.strides[0] = step;
-    view.strides[1] = 1;
-    view.size = (size_t)rows * width;
+    struct array view = stack_of(a, 1, 0, (int)rows, step, (int)width);
     view.offset += first * step * (int64_t)item_size(a);
-    view.row = row_contiguous(&view);
     return view;
 }
 
@@ -15418,18 +15423,6 @@ static const int8_t cut_axes[][JOB_ARRAYS] = {
     [CUT_COLUMNS] = { -1,  1,  1,  1,  2, -1, -1 },  /* of W transposed */
     [CUT_K]       = {  2,  1,  1,  1, -1, -1, -1 },  /* of W not transposed: sums in float32 are added up */
 };
-
-static struct array stack_of(const struct array *a, int batch, int64_t step, int rows, int64_t row_step, int columns)
-{
-    struct array v = *a;
-    v.refs = 1;
-    v.ndim = 3;
-    memcpy(v.shape, ((int[]){ batch, rows, columns }), 3 * sizeof *v.shape);
-    memcpy(v.strides, ((int64_t[]){ batch > 1 ? step : 0, row_step, 1 }), 3 * sizeof *v.strides);
-    v.size = (size_t)batch * (size_t)rows * (size_t)columns;
-    v.row = row_contiguous(&v);
-    return v;
-}
 
 /* The matrices of an array, which are one stride apart. */
 static struct array matrices_in(const struct array *a, int64_t step)
@@ -21310,6 +21303,15 @@ static bool fuse_unpacked(struct encoder *e, struct stream *s, struct members *a
     return tile != NULL;
 }
 
+/* A job's x as it was before the node that makes a product's; where that has rows, so many elements apart. */
+static void prepare_job(struct quant_job *j, struct array *x, uint32_t stride)
+{
+    array_release(j->x);
+    x->refs++;
+    j->x = x;
+    j->x_row = stride;
+}
+
 /* rms_norm, then all products that read its result, a row each: one dispatch, whose workgroups each do the norm for
  * themselves. */
 static bool fuse_norm_products(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
@@ -21329,10 +21331,7 @@ static bool fuse_norm_products(struct encoder *e, struct stream *s, struct membe
     first = &s->nodes[m[1]];
     if (dim_of(first->in[0], -1) != dim_of(out, -1)) return false;
     quant_open(e, first, &j);
-    array_release(j.x);
-    x->refs++;
-    j.x = x;
-    j.x_row = stride;
+    prepare_job(&j, x, stride);
     j.norm = weight;
     j.eps = norm->p.norm.eps;
     join_products(s, &j, m + 1, count);
@@ -21396,15 +21395,6 @@ static bool is_prepared(const struct array *row, const struct array *x)
            (size_t)dim_of(row, -1) == row->size && x->size == row->size && x->row && one_row_stride(x, &stride);
 }
 
-/* A job's x as it was before the node that makes a product's. */
-static void prepare_job(struct quant_job *j, struct array *x)
-{
-    array_release(j->x);
-    x->refs++;
-    j->x = x;
-    j->x_row = j->k;
-}
-
 /* rms_norm of one row, then the products that read it, on cooperative matrices: each does the norm for itself, with the
  * bits that it has alone. */
 static bool fuse_norm_beside(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
@@ -21424,7 +21414,7 @@ static bool fuse_norm_beside(struct encoder *e, struct stream *s, struct members
     for (int i = 1; i <= count && taken; i++) {
         struct quant_job j;
         quant_open(e, &s->nodes[m[i]], &j);
-        prepare_job(&j, x);
+        prepare_job(&j, x, j.k);
         j.norm = weight;
         j.eps = norm->p.norm.eps;
         j.beside = rows;
@@ -21456,7 +21446,7 @@ static bool fuse_swiglu_product(struct encoder *e, struct stream *s, struct memb
     if (!groups_well(e, product, 1) || product->in[0]->storage != made->storage || !goes_by_matrices(e, product) ||
         dim_of(product->in[0], -1) != dim_of(made, -1)) return false;
     quant_open(e, product, &j);
-    prepare_job(&j, x);
+    prepare_job(&j, x, j.k);
     j.times = times;
     all->count = join_addition(s, &j, m, 4, end);
     taken = !few_matrices_fit(e, &j) && qmv_dispatch(e, &j);

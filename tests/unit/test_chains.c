@@ -2,6 +2,7 @@
  * random dtypes, shapes and views; and every module that is written is a valid one, where spirv-val is there to say so. */
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
+#include "chain_files.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -528,27 +529,6 @@ static void test_often(void **state)
     assert_int_equal(run_gelu(NULL, false, 1, once, NULL), 10);
     assert_int_equal(run_gelu(NULL, false, 100, often, NULL), 1);
     assert_memory_equal(once, often, sizeof once);
-}
-
-static int in_folder(void **state)
-{
-    static char folder[] = "/tmp/mlxvk-chains-XXXXXX";
-    (void)state;
-    return mkdtemp(folder) && !chdir(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    return system("rm -f chain-*.spv && rmdir \"$PWD\"");
-}
-
-/* What the tests before wrote. */
-static void test_valid(void **state)
-{
-    (void)state;
-    if (system("command -v spirv-val >/dev/null")) skip();
-    assert_int_equal(system("for f in chain-*.spv; do spirv-val --target-env vulkan1.2 $f || exit 1; done"), 0);
 }
 
 int main(void)

@@ -2,6 +2,7 @@
  * where something that they assume does not hold, the operations by themselves. */
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
+#include "chain_files.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -276,27 +277,6 @@ static void test_devices(void **state)
         bench_close(&b);
     }
     bench_close(&apart);
-}
-
-static int in_folder(void **state)
-{
-    static char folder[] = "/tmp/mlxvk-folds-XXXXXX";
-    (void)state;
-    return mkdtemp(folder) && !chdir(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    return system("rm -f chain-*.spv && rmdir \"$PWD\"");
-}
-
-/* What the tests before wrote. */
-static void test_valid(void **state)
-{
-    (void)state;
-    if (system("command -v spirv-val >/dev/null")) skip();
-    assert_int_equal(system("for f in chain-*.spv; do spirv-val --target-env vulkan1.2 $f || exit 1; done"), 0);
 }
 
 int main(void)
