@@ -4012,22 +4012,25 @@ struct late_row {
 #define LATE_COPY(id, kernel)                                                                                     \
     { K_##id, SLOT_##kernel##_table, PUSH_WORD(kernel, offset[2]), PUSH_WORD(kernel, divisor_shifts), COPY_LATE, \
       offsetof(kernel##_constants, to) / 4, 1, { { PUSH_WORD(kernel, offset[0]), SLOT_##kernel##_dst } } }
+#define LATE_ATTENTION(id)                                                                                        \
+    { K_##id, SLOT_attention_decode_mask, PUSH_WORD(attention_decode, mask_at), PUSH_WORD(attention_decode, flags), \
+      ATTEND_LATE, offsetof(attention_decode_constants, dtype) / 4, 3,                                              \
+      { { PUSH_WORD(attention_decode, k_at), SLOT_attention_decode_k },                                             \
+        { PUSH_WORD(attention_decode, v_at), SLOT_attention_decode_v },                                             \
+        { PUSH_WORD(attention_decode, key_count), NO_SLOT } } }
+#define LATE_ROPE_ATTENTION(id)                                                                                   \
+    { K_##id, SLOT_attention_rope_mask, PUSH_WORD(attention_rope, mask_at), PUSH_WORD(attention_rope, flags),       \
+      ATTEND_LATE, offsetof(attention_rope_constants, dtype) / 4, 4,                                                \
+      { { PUSH_WORD(attention_rope, k_at), SLOT_attention_rope_k },                                                 \
+        { PUSH_WORD(attention_rope, v_at), SLOT_attention_rope_v },                                                 \
+        { PUSH_WORD(attention_rope, key_count), NO_SLOT }, { PUSH_WORD(attention_rope, offset), NO_SLOT } } }
 static const struct late_row late_table[] = {
     LATE_COPY(COPY, copy), LATE_COPY(COPY_HALF, copy_half), LATE_COPY(COPY_WIDE, copy_wide),
     { K_ROPE, SLOT_rope_offsets, PUSH_WORD(rope, offsets_at), PUSH_WORD(rope, flags), ROPE_LATE,
       offsetof(rope_constants, dtype) / 4, 2,
       { { PUSH_WORD(rope, y_at), SLOT_rope_y }, { PUSH_WORD(rope, offset), NO_SLOT } } },
-    { K_ATTENTION_DECODE, SLOT_attention_decode_mask, PUSH_WORD(attention_decode, mask_at),
-      PUSH_WORD(attention_decode, flags), ATTEND_LATE, offsetof(attention_decode_constants, dtype) / 4, 3,
-      { { PUSH_WORD(attention_decode, k_at), SLOT_attention_decode_k },
-        { PUSH_WORD(attention_decode, v_at), SLOT_attention_decode_v },
-        { PUSH_WORD(attention_decode, key_count), NO_SLOT } } },
-    { K_ATTENTION_ROPE, SLOT_attention_rope_mask, PUSH_WORD(attention_rope, mask_at),
-      PUSH_WORD(attention_rope, flags), ATTEND_LATE, offsetof(attention_rope_constants, dtype) / 4, 4,
-      { { PUSH_WORD(attention_rope, k_at), SLOT_attention_rope_k },
-        { PUSH_WORD(attention_rope, v_at), SLOT_attention_rope_v },
-        { PUSH_WORD(attention_rope, key_count), NO_SLOT },
-        { PUSH_WORD(attention_rope, offset), NO_SLOT } } },
+    LATE_ATTENTION(ATTENTION_DECODE), LATE_ATTENTION(ATTENTION_CHUNKS),
+    LATE_ROPE_ATTENTION(ATTENTION_ROPE), LATE_ROPE_ATTENTION(ATTENTION_CHUNKS_ROPE),
 };
 
 /* The step's row, if the binding is free; else NULL. */
@@ -13482,23 +13485,13 @@ static struct decode_cut cut_step(const struct encoder *e, const struct attentio
     return cut;
 }
 
-/* Attention to what the cache has and to the newest key and value, which go there: keys and values of `a` are those of
- * the cache with room for them at the end. One batch, one query, features as decode_fits and newest_fit want them. */
-static void attention_rope(struct encoder *e, const struct attention *a, const struct newest *n)
+/* Binds what a decoding step's attention has but for parts, which come next. */
+static struct attention_rope_push bind_decoding(struct encoder *e, const struct attention *a, const struct newest *n)
 {
-    struct attention old = *a;
-    struct decode_cut cut;
-    struct array *parts = NULL;
-    uint32_t d = (uint32_t)a->q->shape[3], lanes, heads = (uint32_t)a->q->shape[1];
-    struct attention_rope_push p = { .query_heads = heads, .key_count = a->keys - 1, .value_width = d,
-        .group_size = head_group(a), .offset = n->rope->offset, .scale = a->scale * 1.44269504088896341f,
-        .eps = n->eps, .rope_scale = n->rope->scale, .base_high = rate_high(n->rope), .base_low = rate_low(n->rope) };
-    if (!is_invariant(e)) old.keys--;                /* else in parts as if the newest were there */
-    cut = cut_step(e, &old);
-    lanes = decode_lanes(e, a, &cut);
-    if (keeps_parts(&cut) && !(parts = scratch(e, (size_t)heads * cut.splits * (d + 2), MLXVK_FLOAT32))) return;
-    p.splits = cut.splits;
-    p.split_keys = cut.each;
+    struct attention_rope_push p = { .query_heads = (uint32_t)a->q->shape[1], .key_count = a->keys - 1,
+        .value_width = (uint32_t)a->q->shape[3], .group_size = head_group(a), .offset = n->rope->offset,
+        .scale = a->scale * 1.44269504088896341f, .eps = n->eps, .rope_scale = n->rope->scale,
+        .base_high = rate_high(n->rope), .base_low = rate_low(n->rope) };
     set_late(e, offsetof(struct attention_rope_push, key_count));
     p.o_at = set_output(e, SLOT_attention_rope_o, a->o);
     p.k_at = set_output(e, SLOT_attention_rope_k, a->k);
@@ -13508,17 +13501,118 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
         p.v_stride[i] = (uint32_t)a->v->strides[1 + i];
     }
     bind_newest(e, n, &p);
-    if (parts) {
-        set_output(e, SLOT_attention_rope_part, parts);
-        set_counters(e, SLOT_attention_rope_finished);
-    }
+    return p;
+}
+
+/* Room for what `rows` rows have in parts, if there are any. */
+static bool bind_parts(struct encoder *e, uint64_t rows, uint32_t parts, uint32_t width)
+{
+    struct array *room = parts ? scratch(e, (size_t)(rows * parts * (width + 2)), MLXVK_FLOAT32) : NULL;
+    if (!room) return !parts;
+    set_output(e, SLOT_attention_decode_part, room);
+    set_counters(e, SLOT_attention_decode_finished);
+    array_release(room);
+    return true;
+}
+
+/* Subgroups that have chunks of the same rows; that have rows of their own. */
+enum { CHUNK_SUBGROUPS = 8, WALK_SUBGROUPS = 4, CHUNK_WIDTH = 128 };
+
+/* Workgroups that share rows, each with a chunk for a subgroup. */
+static uint32_t chunk_splits(uint32_t keys) { return ceil_div(keys, CHUNK_SUBGROUPS * ATTENTION_CHUNK); }
+
+/* Shared memory in bytes. */
+static size_t chunk_memory(uint32_t subgroups, uint32_t queries, uint32_t size, uint32_t d, uint32_t dv)
+{
+    size_t wide = max_size(max_size(d / 8, dv / 8), 8) + 1;
+    return 16 * size * (queries * (d / 8 + 1) + subgroups * wide) + 8 * subgroups * size + 16 + 4 * d;
+}
+
+/* Why chunks of keys by cooperative matrices do not take these: for any number of rows the same. */
+static const char *chunks_fit(const struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    const struct capabilities *c = &e->device->caps;
+    uint32_t size = c->coopmat_size[1], d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3];
+    if (a->q->dtype != MLXVK_BFLOAT16) return "not bfloat16";
+    if (!invariant_units(e)) return "no matrix units";
+    if (!size || !has_kernel(e->device, K_ATTENTION_CHUNKS) || !has_kernel(e->device, K_ATTENTION_CHUNKS_ROPE))
+        return "the device lacks cooperative matrices";
+    if (size < 8 || c->subgroup % size || 32 % (8 * (c->subgroup / size)) || CHUNK_SUBGROUPS * c->subgroup > c->max_threads)
+        return "the device's subgroups do not fit";
+    if (!d || !dv || d % size || dv % size || d > CHUNK_WIDTH || dv > CHUNK_WIDTH) return "features beyond 128, or no multiple of a matrix's";
+    if (!reads_wide(e, a)) return "rows are not aligned";
+    if (!a->keys) return "no keys";
+    return chunk_memory(CHUNK_SUBGROUPS, 1, size, d, dv) > c->shared_memory ||
+           chunk_memory(WALK_SUBGROUPS, WALK_SUBGROUPS, size, d, dv) > c->shared_memory
+         ? "the device has too little shared memory" : NULL;
+}
+
+/* Does a subgroup go through all of its rows' keys? Else as many as there are chunks share them. */
+static bool walks(const struct encoder *e, const struct attention *a)
+{
+    uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a), heads = (uint64_t)a->k->shape[0] * (uint64_t)a->k->shape[1];
+    uint64_t blocks = ceil_div(rows, e->device->caps.coopmat_size[1]) * heads, splits = chunk_splits(a->keys);
+    if (e->device->gate[GATE_SDPA_SPLIT]) return e->device->gate[GATE_SDPA_SPLIT] == 1;
+    if (blocks > COUNTERS || rows * heads * splits * CHUNK_SUBGROUPS * ((uint64_t)a->v->shape[3] + 2) > INVARIANT_ROOM)
+        return true;
+    return blocks * splits > 4 * (uint64_t)e->device->tuning->processors;
+}
+
+static void attention_chunks(struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    bool walk = walks(e, a);
+    uint32_t size = e->device->caps.coopmat_size[1], lanes = e->device->caps.subgroup;
+    uint32_t subgroups = walk ? WALK_SUBGROUPS : CHUNK_SUBGROUPS, rows = walk ? subgroups * size : size;
+    uint32_t splits = walk ? 1 : chunk_splits(a->keys);
+    struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
+    if (!bind_parts(e, a->q->size / p.key_width, splits > 1 ? splits * subgroups : 0, p.value_width)) return;
+    p.splits = splits;
+    USE(e, attention_chunks, &p, .threads = subgroups * lanes, .dtype = (uint32_t)a->q->dtype, .width = p.key_width,
+        .value_width = p.value_width, .subgroups = subgroups, .size = size, .lanes = lanes,
+        .even = !e->device->tuning->deep, .parts = splits > 1, .walk = walk);
+    dispatch_rows(e, &p, rows);
+}
+
+static void attention_chunks_rope(struct encoder *e, const struct attention *a, const struct newest *n)
+{
+    uint32_t size = e->device->caps.coopmat_size[1], lanes = e->device->caps.subgroup, d = (uint32_t)a->q->shape[3];
+    uint32_t splits = chunk_splits(a->keys), rows = min_u32(head_group(a), size);
+    struct attention_rope_push p = bind_decoding(e, a, n);
+    if (!bind_parts(e, (uint64_t)a->q->shape[1], splits > 1 ? splits * CHUNK_SUBGROUPS : 0, d)) return;
+    p.splits = splits;
+    USE(e, attention_chunks_rope, &p, .threads = CHUNK_SUBGROUPS * lanes, .dtype = (uint32_t)a->q->dtype, .width = d,
+        .value_width = d, .subgroups = CHUNK_SUBGROUPS, .size = size, .lanes = lanes,
+        .even = !e->device->tuning->deep, .parts = splits > 1, .rows = rows,
+        .norm = n->norm ? n->q_weight ? 2 : 1 : 0, .twos = ceil_div(d / 4, lanes));
+    dispatch(e, splits, ceil_div(p.group_size, rows), p.query_heads / p.group_size);
+}
+
+/* Attention to what the cache has and to the newest key and value, which go there: keys and values of `a` are those of
+ * the cache with room for them at the end. One batch, one query, features as decode_fits and newest_fit want them. */
+static void attention_rope(struct encoder *e, const struct attention *a, const struct newest *n)
+{
+    struct attention old = *a;
+    struct decode_cut cut;
+    uint32_t d = (uint32_t)a->q->shape[3], lanes;
+    bool parts;
+    struct attention_rope_push p;
+    if (is_invariant(e) && !chunks_fit(e, a)) { attention_chunks_rope(e, a, n); return; }
+    if (!is_invariant(e)) old.keys--;                /* else in parts as if the newest were there */
+    cut = cut_step(e, &old);
+    lanes = decode_lanes(e, a, &cut);
+    parts = keeps_parts(&cut);
+    p = bind_decoding(e, a, n);
+    if (!bind_parts(e, p.query_heads, parts ? cut.splits : 0, d)) return;
+    p.splits = cut.splits;
+    p.split_keys = cut.each;
     USE(e, attention_rope, &p, .threads = decode_threads(e, cut.subgroups), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
-        .ahead = decode_ahead(e, &cut, lanes), .parts = parts != NULL, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
+        .ahead = decode_ahead(e, &cut, lanes), .parts = parts, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
         .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = decode_buffers(&cut),
         .full = is_full(e, d, lanes), .in_order = is_invariant(e), .twos = ceil_div(d / 4, e->device->caps.subgroup));
-    dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), heads / p.group_size);
-    array_release(parts);
+    dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), p.query_heads / p.group_size);
 }
 
 /* (1, heads, 1, width) of a dtype, features side by side. */
@@ -13673,6 +13767,7 @@ static const struct candidate attention_kernels[] = {
 
 /* For all numbers of queries the same: those that share a workgroup's keys, the parts of keys. */
 static const struct candidate invariant_attention[] = {
+    { "attention by chunks of keys", chunks_fit, NULL, attention_chunks },
     { "attention_decode", decode_fits, NULL, attention_decode },
     { "attention", NULL, NULL, attention_general },
 };
@@ -13683,7 +13778,7 @@ static bool too_many_parts(const struct encoder *e, const struct attention *a)
     struct decode_cut cut = cut_decode(e, a);
     uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a);
     uint64_t heads = (uint64_t)a->k->shape[0] * (uint64_t)a->k->shape[1];
-    return is_invariant(e) && cut.each != UINT32_MAX && !decode_fits(e, a) &&
+    return is_invariant(e) && cut.each != UINT32_MAX && chunks_fit(e, a) && !decode_fits(e, a) &&
            (ceil_div(rows, cut.rows) * heads > COUNTERS ||
             rows * heads * cut.splits * (uint64_t)(a->v->shape[3] + 2) > INVARIANT_ROOM);
 }

@@ -3,6 +3,8 @@
 #include "arange_wide_spv.h"
 #include "attention_spv.h"
 #include "attention_bf16_spv.h"
+#include "attention_chunks_spv.h"
+#include "attention_chunks_rope_spv.h"
 #include "attention_coopmat2_bf16_spv.h"
 #include "attention_coopmat2_f16_spv.h"
 #include "attention_decode_spv.h"

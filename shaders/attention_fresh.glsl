@@ -26,11 +26,17 @@ uint newest_key;                                        // its number, in the pa
 bool has(const uint flag) { return (flags & flag & ~SINKS) != 0u; }
 #include "normed.glsl"
 #include "rope.glsl"
+#ifndef CHUNKED
 #define LINKS 12
 #include "links.glsl"
+#endif
 uint block_heads() { return group_size; }
 float sink_of(const uint head) { return LOWEST; }
+#ifdef CHUNKED
+uint v_width() { return WIDTH; }
+#else
 uint v_width() { return FULL ? WIDTH : value_width; }
+#endif
 #define K_STEP k_stride[1]
 #define V_STEP v_stride[1]
 
@@ -83,6 +89,22 @@ void find_angles(const int position, const uint lane)
     }
 }
 
+#ifdef CHUNKED
+// The newest value; the newest key and the queries once they are prepared: all as they are in memory.
+shared uvec4 newest_v[V8];
+void read_newest_v(const uint from, const uint to, const bool keep, const uint i)
+{
+    newest_v[i] = new_v128[from / 8u + i];
+    if (keep) v128[to / 8u + i] = newest_v[i];
+}
+shared uint newest_k[WIDTH / 2u];
+uvec4 newest_k_at(const uint i) { return uvec4(newest_k[4u * i], newest_k[4u * i + 1u], newest_k[4u * i + 2u], newest_k[4u * i + 3u]); }
+void prepare_two(const vec2 x, const uint r, const uint i)
+{
+    queries[r * K_PITCH + i / 8u][i % 8u / 2u] = float_to_bits(x.x, DTYPE) | float_to_bits(x.y, DTYPE) << 16;
+}
+float rounded(const float x) { return bits_to_float(float_to_bits(x, DTYPE), DTYPE); }
+#else
 // The newest value, as lanes that share a key have values.
 uvec4 newest_v[VALUE_CHUNKS * WORDS];
 void read_newest_v(const uint from, const uint share)
@@ -104,6 +126,13 @@ void keep_newest_v(const uint to, const uint share)
 // What is prepared, rounded: queries as numbers, WIDTH each, in `results`; the key as it is in memory, where it goes as well.
 shared uint newest_k[WIDTH * WORDS / 2u];
 #define PREPARED(r, i) results[((r) * WIDTH + (i)) / 4u][((r) * WIDTH + (i)) % 4u]
+float rounded(const float x) { return bits_to_float(float_to_bits(x, DTYPE), DTYPE); }
+void prepare_two(const vec2 x, const uint r, const uint i)
+{
+    PREPARED(r, i) = rounded(x.x) * scale;
+    PREPARED(r, i + 1u) = rounded(x.y) * scale;
+}
+#endif
 void keep_two(const vec2 x, const uint i, const uint to, const bool keep)
 {
     uint a = float_to_bits(x.x, DTYPE), b = float_to_bits(x.y, DTYPE);
@@ -115,12 +144,6 @@ void keep_two(const vec2 x, const uint i, const uint to, const bool keep)
         newest_k[i / 2u] = a | b << 16;
         if (keep) k32[(to + i) / 2u] = a | b << 16;
     }
-}
-float rounded(const float x) { return bits_to_float(float_to_bits(x, DTYPE), DTYPE); }
-void prepare_two(const vec2 x, const uint r, const uint i)
-{
-    PREPARED(r, i) = rounded(x.x) * scale;
-    PREPARED(r, i + 1u) = rounded(x.y) * scale;
 }
 vec2 normed(const vec2 v, const float factor, const vec2 weight)
 {

@@ -1,0 +1,416 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// Attention whose sums have one order however many queries come together, by cooperative matrices of a subgroup. Keys go in
+// chunks of CHUNK, each with a softmax of its own, and chunks' results are added up one after the other. A subgroup has SIZE
+// rows. It goes through all their chunks, alone (WALK); or, where rows are few, those of a workgroup have a chunk each of the
+// same rows and meet in shared memory, or, where several workgroups do (PARTS), in `part`, where the last one to finish adds
+// them up. All ways have the same bits. FRESH: the newest key and value come with the query, see attention_fresh.glsl.
+// BF: bfloat16.
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_ballot : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#ifdef BF
+#extension GL_EXT_bfloat16 : require
+#define T bfloat16_t
+#else
+#define T float16_t
+#endif
+layout(constant_id = 1) const uint DTYPE = 9;
+layout(constant_id = 2) const uint WIDTH = 128;        // of keys: the next one of values; multiples of SIZE
+layout(constant_id = 3) const uint VALUE_WIDTH = 128;
+layout(constant_id = 4) const uint SUBGROUPS = 8;
+layout(constant_id = 5) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE
+layout(constant_id = 6) const uint LANES = 32;         // of a subgroup, at least SIZE
+layout(constant_id = 7) const uint EVEN = 0;           // 1: all subgroups take the same steps (where their barriers are the workgroup's)
+layout(constant_id = 8) const bool PARTS = false;      // workgroups share rows
+#ifdef FRESH
+layout(constant_id = 9) const uint ROWS = 2;           // of a workgroup, up to SIZE
+layout(constant_id = 10) const uint NORM = 0;          // 1: query and key are RMS-normalised first, 2: with weights
+layout(constant_id = 11) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
+const bool WALK = false;
+#else
+layout(constant_id = 9) const bool WALK = false;
+const uint ROWS = WALK ? SUBGROUPS * SIZE : SIZE;
+#endif
+uint keys_counted;                                      // key_count, or what a recorded dispatch finds in memory
+#define KEY_COUNT keys_counted
+#include "common.glsl"
+#include "two_bits.glsl"
+//! enum ATTENTION_: keys that have a softmax of their own
+const uint CHUNK = 64;
+
+const uint STEP = 32u, TILES = STEP / SIZE, RING = WALK ? 1u : TILES;     // keys of a step; its tiles, those on their way
+const uint K8 = WIDTH / 8u, V8 = VALUE_WIDTH / 8u, K_PITCH = K8 + 1u, V_PITCH = V8 + 1u;        // in groups of eight
+const uint FETCH_K = (SIZE * K8 + LANES - 1u) / LANES, FETCH_V = (SIZE * V8 + LANES - 1u) / LANES, THREADS = SUBGROUPS * LANES;
+const uint PITCH = STEP / 4u + 1u, P_PITCH = STEP / 8u + 1u, PER_ROW = LANES / SIZE, FOURS = STEP / 4u / PER_ROW;
+const uint WIDER = K_PITCH > V_PITCH ? K_PITCH : V_PITCH, ROOM = SIZE * (WIDER > PITCH ? WIDER : PITCH);
+const uint PATCH = SIZE * SIZE / 4u, WIDE = VALUE_WIDTH / SIZE, AT_ONCE = ROOM / PATCH < WIDE ? ROOM / PATCH : WIDE;
+shared uvec4 queries[(WALK ? SUBGROUPS : 1u) * SIZE * K_PITCH];
+shared uvec4 tiles[SUBGROUPS * ROOM];                   // of each subgroup: keys, scores, weights, values, results
+shared vec2 figures[SUBGROUPS * SIZE];                  // largest score and sum of weights
+shared bool last_one;
+#ifdef FRESH
+const uint WORDS = 1u;
+#define CHUNKED
+#endif
+#include "attention.glsl"
+layout(std430, set = 0, binding = 6) coherent buffer part_floats { float part[]; };          // results, then two figures each
+layout(std430, set = 0, binding = 6) coherent buffer part_twos { vec2 part_two[]; };
+layout(std430, set = 0, binding = 6) coherent buffer part_fours { vec4 part_four[]; };
+layout(std430, set = 0, binding = 7) coherent buffer finished_words { uint finished[]; };
+#define MATRIX_A coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA>
+#define MATRIX_B coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB>
+#define MATRIX_SUM coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>
+#define ROW_MAJOR gl_CooperativeMatrixLayoutRowMajor
+
+uvec4 next_k[RING * FETCH_K], next_v[RING * FETCH_V];
+MATRIX_SUM os[WIDE];                                    // of a chunk, as high and total
+float high, total;
+uint mine, lane, row, share, k_base, v_base, last_key;  // row: the lane's, one of PER_ROW that have it; bases by eights
+
+// A tile's keys (values), of which those behind the last one repeat it.
+void fetch_k(const uint slot, const uint first)
+{
+    [[unroll]] for (uint i = 0u; i < FETCH_K; i++) {
+        uint g = i * LANES + lane, key = min(first + g / K8, last_key);
+        next_k[slot * FETCH_K + i] = k128[k_base + key * (K_STEP / 8u) + g % K8];
+    }
+}
+void fetch_v(const uint slot, const uint first)
+{
+    [[unroll]] for (uint i = 0u; i < FETCH_V; i++) {
+        uint g = i * LANES + lane, key = min(first + g / V8, last_key);
+        next_v[slot * FETCH_V + i] = v128[v_base + key * (V_STEP / 8u) + g % V8];
+    }
+}
+void stage_k(const uint slot, const uint first)
+{
+    [[unroll]] for (uint i = 0u; i < FETCH_K; i++) {
+        uint g = i * LANES + lane;
+        uvec4 x = next_k[slot * FETCH_K + i];
+#ifdef FRESH
+        if (first + g / K8 >= newest_key) x = newest_k_at(g % K8);
+#endif
+        if (SIZE * K8 % LANES == 0u || g < SIZE * K8) tiles[mine + g / K8 * K_PITCH + g % K8] = x;
+    }
+}
+void stage_v(const uint slot, const uint first)
+{
+    [[unroll]] for (uint i = 0u; i < FETCH_V; i++) {
+        uint g = i * LANES + lane;
+        uvec4 x = next_v[slot * FETCH_V + i];
+#ifdef FRESH
+        if (first + g / V8 >= newest_key) x = newest_v[g % V8];
+#endif
+        if (SIZE * V8 % LANES == 0u || g < SIZE * V8) tiles[mine + g / V8 * V_PITCH + g % V8] = x;
+    }
+}
+
+// SIZE x SIZE of a number each row, as an accumulator.
+MATRIX_SUM across_rows(const float x)
+{
+    MATRIX_SUM m;
+    subgroupBarrier();
+    [[unroll]] for (uint j = 0u; j < SIZE / 4u / PER_ROW; j++) tiles[mine + row * (SIZE / 4u + 1u) + share + j * PER_ROW] = floatBitsToUint(vec4(x));
+    subgroupBarrier();
+    coopMatLoad(m, tiles, mine, SIZE / 4u + 1u, ROW_MAJOR);
+    return m;
+}
+
+// Scores of a step's keys, to where lanes find them. more: what comes a ring further is asked for.
+void score_keys(const uint first, const bool more)
+{
+    MATRIX_SUM s[TILES];
+    [[unroll]] for (uint j = 0u; j < TILES; j++) {
+        subgroupBarrier();
+        stage_k(j % RING, first + j * SIZE);
+        subgroupBarrier();
+        if (more || (WALK && j + 1u < TILES)) fetch_k(j % RING, first + (j + RING) * SIZE);
+        s[j] = MATRIX_SUM(0.0);
+        [[unroll]] for (uint i = 0u; i < WIDTH / SIZE; i++) {
+            MATRIX_A q;
+            MATRIX_B k;
+            coopMatLoad(q, queries, (WALK ? gl_SubgroupID * SIZE * K_PITCH : 0u) + i * (SIZE / 8u), K_PITCH, ROW_MAJOR);
+            coopMatLoad(k, tiles, mine + i * (SIZE / 8u), K_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+            s[j] = coopMatMulAdd(q, k, s[j]);
+        }
+    }
+    subgroupBarrier();
+    [[unroll]] for (uint j = 0u; j < TILES; j++) coopMatStore(s[j], tiles, mine + j * (SIZE / 4u), PITCH, ROW_MAJOR);
+    subgroupBarrier();
+}
+
+// Of a step whose scores are there: weights in their place, and what these make of the chunk's results so far.
+void weigh_keys(const row_place place, const uint first, const bool follows)
+{
+    vec4 score[FOURS];
+    float best = high;
+    bool plain = !has(MASK_BOOL | MASK_ADDS) && subgroupBallot(first + STEP > place.keys) == uvec4(0u);
+    [[unroll]] for (uint j = 0u; j < FOURS; j++) {
+        uint four = share * FOURS + j;
+        score[j] = uintBitsToFloat(tiles[mine + row * PITCH + four]) * scale;
+        [[unroll]] for (uint i = 0u; i < 4u; i++) {
+            if (!plain) score[j][i] = masked(score[j][i], place, first + 4u * four + i);
+            if (score[j][i] > best) best = score[j][i];
+        }
+    }
+    [[unroll]] for (uint d = 1u; d < PER_ROW; d *= 2u) best = max(best, subgroupShuffleXor(best, d));
+    float shrink = exp2(high - best);
+    if (follows && (EVEN == 1u || subgroupBallot(best > high) != uvec4(0u))) {
+        MATRIX_SUM factor = across_rows(shrink);
+        [[unroll]] for (uint i = 0u; i < WIDE; i++) os[i] = os[i] * factor;
+    }
+    high = best;
+    precise float sum = total * shrink;
+    subgroupBarrier();
+    [[unroll]] for (uint j = 0u; j < FOURS; j++) {
+        [[unroll]] for (uint i = 0u; i < 4u; i++) {
+            float p = score[j][i] <= LOWEST ? 0.0 : exp2(score[j][i] - high);
+            score[j][i] = p;
+            sum += p;
+        }
+        if (j % 2u == 1u)
+            tiles[mine + row * P_PITCH + (share * FOURS + j) / 2u] = uvec4(
+                two_bits(score[j - 1u].xy), two_bits(score[j - 1u].zw), two_bits(score[j].xy), two_bits(score[j].zw));
+    }
+    total = sum;
+    subgroupBarrier();
+}
+
+void add_values(const uint first, const bool more)
+{
+    MATRIX_A p[TILES];
+    [[unroll]] for (uint j = 0u; j < TILES; j++) coopMatLoad(p[j], tiles, mine + j * (SIZE / 8u), P_PITCH, ROW_MAJOR);
+    [[unroll]] for (uint j = 0u; j < TILES; j++) {
+        subgroupBarrier();
+        stage_v(j % RING, first + j * SIZE);
+        subgroupBarrier();
+        if (more || (WALK && j + 1u < TILES)) fetch_v(j % RING, first + (j + RING) * SIZE);
+        [[unroll]] for (uint i = 0u; i < WIDE; i++) {
+            MATRIX_B v;
+            coopMatLoad(v, tiles, mine + i * (SIZE / 8u), V_PITCH, ROW_MAJOR);
+            os[i] = coopMatMulAdd(p[j], v, os[i]);
+        }
+    }
+}
+
+// A chunk's results. Steps from `most` on no subgroup has; of the keys from `end` on none is asked for.
+void attend_chunk(const row_place place, const uint first, const uint most, const uint end)
+{
+    high = LOWEST;
+    total = 0.0;
+    [[unroll]] for (uint i = 0u; i < WIDE; i++) os[i] = MATRIX_SUM(0.0);
+    for (uint s = 0u; s < most; s += STEP) {
+        bool more = WALK ? first + s + STEP < end : s + STEP < most;
+        score_keys(first + s, more);
+        weigh_keys(place, first + s, s > 0u);
+        add_values(first + s, more);
+    }
+    [[unroll]] for (uint d = 1u; d < PER_ROW; d *= 2u) total += subgroupShuffleXor(total, d);
+}
+
+// Two results of a row as one: what each is multiplied by; `most` and `sum` become the two's.
+vec2 join(inout float most, inout float sum, const float other, const float others)
+{
+    float best = max(most, other);
+    vec2 f = vec2(exp2(most - best), exp2(other - best));
+    precise float own = sum * f.x;
+    most = best;
+    sum = fma(others, f.y, own);
+    return f;
+}
+vec4 joined(const vec4 x, const vec4 y, const vec2 f)
+{
+    precise vec4 own = x * f.x;
+    return fma(y, vec4(f.y), own);
+}
+
+void store_four(const row_place place, const uint f, const vec4 x)
+{
+    o64[(place.o + f) / 4u] = uvec2(two_bits(x.xy), two_bits(x.zw));
+}
+
+// What a row begins with.
+float first_high(const uint head) { return has(SINKS) ? sink_of(head) : LOWEST; }
+float first_sum() { return has(SINKS) ? 1.0 : 0.0; }
+
+#ifndef FRESH
+// All chunks of the subgroup's rows, one after the other.
+void walk(const row_place place, const bool inside, const uint end)
+{
+    MATRIX_SUM all[WIDE];
+    float most = inside ? first_high(place.head) : LOWEST, sum = inside ? first_sum() : 0.0;
+    [[unroll]] for (uint i = 0u; i < WIDE; i++) all[i] = MATRIX_SUM(0.0);
+    for (uint first = 0u; first < end; first += CHUNK) {
+        attend_chunk(place, first, min(CHUNK, end - first), end);
+        vec2 f = join(most, sum, high, total);
+        MATRIX_SUM x = across_rows(f.x), y = across_rows(f.y);
+        [[unroll]] for (uint i = 0u; i < WIDE; i++)
+            [[unroll]] for (uint e = 0u; e < x.length(); e++) {
+                precise float own = all[i][e] * x[e];
+                all[i][e] = fma(os[i][e], y[e], own);
+            }
+    }
+    float factor = sum == 0.0 ? 0.0 : 1.0 / sum;
+    [[unroll]] for (uint i = 0u; i < WIDE; i++) {
+        subgroupBarrier();
+        coopMatStore(all[i], tiles, mine, SIZE / 4u + 1u, ROW_MAJOR);
+        subgroupBarrier();
+        for (uint j = share; j < SIZE / 4u; j += PER_ROW)
+            if (inside) store_four(place, i * SIZE + 4u * j, uintBitsToFloat(tiles[mine + row * (SIZE / 4u + 1u) + j]) * factor);
+    }
+}
+#endif
+
+uint parts() { return batches * query_heads * query_count * splits * SUBGROUPS; }
+
+// The workgroup's chunks of `rows` rows, all at once as far as there is room: added up, or where other workgroups see them,
+// row after row from `at` on.
+void join_subgroups(const uint batch, const uint head, const uint first_row, const uint rows, const uint at, const uint split)
+{
+    const uint thread = gl_SubgroupID * LANES + lane;
+    if (share == 0u) figures[gl_SubgroupID * SIZE + row] = vec2(high, total);
+    [[unroll]] for (uint from = 0u; from < WIDE; from += AT_ONCE) {
+        subgroupBarrier();
+        [[unroll]] for (uint i = 0u; i < AT_ONCE; i++)
+            if (from + i < WIDE) coopMatStore(os[from + i], tiles, mine + i * PATCH, SIZE / 4u, ROW_MAJOR);
+        barrier();
+        uint count = PARTS ? rows * SUBGROUPS : rows, fours = min(AT_ONCE, WIDE - from) * (SIZE / 4u);
+        for (uint u = thread; u < count * fours; u += THREADS) {
+            uint r = u / fours, f = u % fours, spot = f / (SIZE / 4u) * PATCH + f % (SIZE / 4u);
+            if (PARTS) {
+                uint s = r % SUBGROUPS;
+                r /= SUBGROUPS;
+                part_four[((at + r) * splits * SUBGROUPS + split * SUBGROUPS + s) * (VALUE_WIDTH / 4u) + from * (SIZE / 4u) + f] =
+                    uintBitsToFloat(tiles[s * ROOM + r * (SIZE / 4u) + spot]);
+            } else {
+                row_place place = place_of(batch, head, first_row + r);
+                float most = first_high(place.head), sum = first_sum();
+                vec4 x = vec4(0.0);
+                [[unroll]] for (uint s = 0u; s < SUBGROUPS; s++) {
+                    vec2 f2 = join(most, sum, figures[s * SIZE + r].x, figures[s * SIZE + r].y);
+                    x = joined(x, uintBitsToFloat(tiles[s * ROOM + r * (SIZE / 4u) + spot]), f2);
+                }
+                store_four(place, (from * (SIZE / 4u) + f) * 4u, x * (sum == 0.0 ? 0.0 : 1.0 / sum));
+            }
+        }
+        if (from + AT_ONCE < WIDE) barrier();
+    }
+    for (uint u = thread; PARTS && u < rows * SUBGROUPS; u += THREADS)
+        part_two[parts() * (VALUE_WIDTH / 2u) + (at + u / SUBGROUPS) * splits * SUBGROUPS + split * SUBGROUPS + u % SUBGROUPS] =
+            figures[u % SUBGROUPS * SIZE + u / SUBGROUPS];
+}
+
+// All chunks of `rows` rows, by the last workgroup; a thread asks for BATCH of them at once.
+void join_parts(const uint batch, const uint head, const uint first_row, const uint rows, const uint at, const uint chunks)
+{
+    const uint BATCH = 8u, FOURS_OF = VALUE_WIDTH / 4u, thread = gl_SubgroupID * LANES + lane;
+    for (uint u = thread; u < rows * FOURS_OF; u += THREADS) {
+        uint r = u / FOURS_OF, f = u % FOURS_OF, from = (at + r) * splits * SUBGROUPS;
+        row_place place = place_of(batch, head, first_row + r);
+        float most = first_high(place.head), sum = first_sum();
+        vec4 x = vec4(0.0);
+        for (uint c = 0u; c < chunks; c += BATCH) {
+            vec4 y[BATCH];
+            vec2 own[BATCH];
+            [[unroll]] for (uint i = 0u; i < BATCH; i++) {
+                uint n = from + min(c + i, chunks - 1u);
+                y[i] = part_four[n * FOURS_OF + f];
+                own[i] = part_two[parts() * (VALUE_WIDTH / 2u) + n];
+            }
+            [[unroll]] for (uint i = 0u; i < BATCH; i++)
+                if (c + i < chunks) x = joined(x, y[i], join(most, sum, own[i].x, own[i].y));
+        }
+        store_four(place, 4u * f, x * (sum == 0.0 ? 0.0 : 1.0 / sum));
+    }
+}
+
+// counter: of the parts of these rows.
+void attend(const uint batch, const uint kv, const uint head, const uint first_row, const uint split, const uint counter)
+{
+    const uint rows = query_count * block_heads(), thread = gl_SubgroupID * LANES + lane;
+    uint begin = WALK ? 0u : split * SUBGROUPS * CHUNK, first = begin + (WALK ? 0u : gl_SubgroupID * CHUNK), end;
+#ifdef FRESH
+    uvec4 late = uvec4(0u);
+    if (has(LATE)) late = uvec4(mask32[mask_at], mask32[mask_at + 1u], mask32[mask_at + 2u], mask32[mask_at + 3u]);
+    uint k_row = k_at + kv * k_stride[0] + late.x, v_row = v_at + kv * v_stride[0] + late.y;
+    newest_key = keys_counted = key_count + late.z;
+    end = newest_key + 1u;
+#else
+    uint k_row = k_row_of(batch, kv), v_row = v_row_of(batch, kv);
+    keys_counted = key_count;
+    if (has(LATE)) {
+        k_row += mask32[mask_at];
+        v_row += mask32[mask_at + 1u];
+        keys_counted += mask32[mask_at + 2u];
+    }
+    end = key_end(first_row, min(first_row + ROWS, rows) - 1u);
+#endif
+    last_key = max(keys_counted, 1u) - 1u;
+    k_base = k_row / 8u;
+    v_base = v_row / 8u;
+    if (begin < end) {
+        [[unroll]] for (uint j = 0u; j < RING; j++) fetch_k(j, first + j * SIZE);
+        [[unroll]] for (uint j = 0u; j < RING; j++) fetch_v(j, first + j * SIZE);
+    }
+#ifdef FRESH
+    bool newest = newest_key / (SUBGROUPS * CHUNK) == split, keep = newest && first_row == 0u;
+    read_weights(min(gl_SubgroupID, ROWS), lane);
+    find_angles(offset + int(late.w), lane);
+    for (uint r = gl_SubgroupID; r <= ROWS; r += SUBGROUPS) {
+        if (r == ROWS ? !newest : first_row + r >= rows) continue;
+        if (r >= SUBGROUPS) read_weights(r, lane);
+        read_row(kv, head + first_row, r, lane);
+        prepare_row(r, k_row + newest_key * K_STEP, keep, lane);
+    }
+    if (newest && thread < V8) read_newest_v(new_v_at + kv * new_v_stride, v_row + newest_key * V_STEP, keep, thread);
+#else
+    for (uint g = thread; g < ROWS * K8; g += THREADS) {
+        uint r = g / K8, n = first_row + r;
+        queries[r * K_PITCH + g % K8] = n < rows ? q128[place_of(batch, head, n).q / 8u + g % K8] : uvec4(0u);
+    }
+#endif
+    barrier();
+    uint own_row = (WALK ? gl_SubgroupID * SIZE : 0u) + row;
+    bool inside = own_row < ROWS && first_row + own_row < rows;
+    row_place place = place_of(batch, head, inside ? first_row + own_row : 0u);
+    if (!inside) place.keys = 0u;
+#ifndef FRESH
+    if (WALK) { walk(place, inside, end); return; }
+#endif
+    const uint count = min(ROWS, rows - first_row), at = (batch * query_heads + head) * query_count + first_row;
+    attend_chunk(place, first, begin < end ? min(CHUNK, end - begin) : 0u, end);
+    join_subgroups(batch, head, first_row, count, at, split);
+    if (!PARTS) return;
+    memoryBarrierBuffer();
+    barrier();
+    if (thread == 0u) {
+        last_one = atomicAdd(finished[counter], 1u) == splits - 1u;
+        if (last_one) finished[counter] = 0u;            // as it was found
+    }
+    barrier();
+    if (!last_one) return;
+    memoryBarrierBuffer();
+    join_parts(batch, head, first_row, count, at, (end + CHUNK - 1u) / CHUNK);
+}
+
+void main()
+{
+    lane = gl_SubgroupInvocationID;
+    row = lane / PER_ROW;
+    share = lane % PER_ROW;
+    mine = gl_SubgroupID * ROOM;
+#ifdef FRESH
+    uint kv = gl_WorkGroupID.z, block = gl_WorkGroupID.y;
+    attend(0u, kv, kv * group_size, block * ROWS, gl_WorkGroupID.x, kv * gl_NumWorkGroups.y + block);
+#else
+    uint group = group_index(), blocks = query_heads / block_heads(), row_blocks = (query_count * block_heads() + ROWS - 1u) / ROWS;
+    if (group >= splits * row_blocks * blocks * batches) return;
+    uint counter = group / splits, block = counter / row_blocks, head = block % blocks * block_heads();
+    uint own = row_blocks - 1u - counter % row_blocks;                      // those with the most keys first
+    attend(block / blocks, head / group_size, head, own * ROWS, group % splits, counter);
+#endif
+}
