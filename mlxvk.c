@@ -3053,7 +3053,7 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
 /* Kernels whose accesses no driver need check: their places are clamped to their operands'. Of others NVIDIA's driver
  * checks each. (An H100, without in these: a step of Qwen3-8B 446 to 454 tokens/s, in bfloat16 148 to 153; scans in one
  * pass took longer without. An H200: a sort of 2^26 values 2,520 and 2,370 us.) */
-static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_QMV_HELD, K_QMV_HELD_SETS,
+static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_ATTENTION_CHUNKS, K_ATTENTION_CHUNKS_ROPE, K_QMV_HELD, K_QMV_HELD_SETS,
                                              K_QMV_MATRIX_BF16, K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP,
                                              K_MATMUL_FEW_BF16, K_MATMUL_FEW_F16, K_RADIX };
 
@@ -13516,16 +13516,20 @@ static bool bind_parts(struct encoder *e, uint64_t rows, uint32_t parts, uint32_
 }
 
 /* Subgroups that have chunks of the same rows; that have rows of their own. */
-enum { CHUNK_SUBGROUPS = 8, WALK_SUBGROUPS = 4, CHUNK_WIDTH = 128 };
+enum { CHUNK_SUBGROUPS = 8, WALK_SUBGROUPS = 4, CHUNK_SIZE = 16, CHUNK_WIDTH = 128 };
 
 /* Workgroups that share rows, each with a chunk for a subgroup. */
-static uint32_t chunk_splits(uint32_t keys) { return ceil_div(keys, CHUNK_SUBGROUPS * ATTENTION_CHUNK); }
+static uint32_t chunk_splits(uint32_t keys)
+{
+    uint32_t near = min_u32(keys, ATTENTION_NEAR);
+    return ceil_div(ceil_div(near, ATTENTION_CHUNK) + ceil_div(keys - near, ATTENTION_FAR_CHUNK), CHUNK_SUBGROUPS);
+}
 
 /* Shared memory in bytes. */
-static size_t chunk_memory(uint32_t subgroups, uint32_t queries, uint32_t size, uint32_t d, uint32_t dv)
+static size_t chunk_memory(uint32_t subgroups, uint32_t queries, uint32_t d, uint32_t dv)
 {
     size_t wide = max_size(max_size(d / 8, dv / 8), 8) + 1;
-    return 16 * size * (queries * (d / 8 + 1) + subgroups * wide) + 8 * subgroups * size + 16 + 4 * d;
+    return 16 * CHUNK_SIZE * (queries * (d / 8 + 1) + subgroups * wide) + 8 * subgroups * CHUNK_SIZE + 16 + 4 * d;
 }
 
 /* Why chunks of keys by cooperative matrices do not take these: for any number of rows the same. */
@@ -13533,26 +13537,32 @@ static const char *chunks_fit(const struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     const struct capabilities *c = &e->device->caps;
-    uint32_t size = c->coopmat_size[1], d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3];
+    uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3];
     if (a->q->dtype != MLXVK_BFLOAT16) return "not bfloat16";
     if (!invariant_units(e)) return "no matrix units";
-    if (!size || !has_kernel(e->device, K_ATTENTION_CHUNKS) || !has_kernel(e->device, K_ATTENTION_CHUNKS_ROPE))
-        return "the device lacks cooperative matrices";
-    if (size < 8 || c->subgroup % size || 32 % (8 * (c->subgroup / size)) || CHUNK_SUBGROUPS * c->subgroup > c->max_threads)
+    if (c->coopmat_size[1] != CHUNK_SIZE || !has_kernel(e->device, K_ATTENTION_CHUNKS) ||
+        !has_kernel(e->device, K_ATTENTION_CHUNKS_ROPE)) return "the device lacks cooperative matrices";
+    if (c->subgroup % CHUNK_SIZE || c->subgroup > 64 || CHUNK_SUBGROUPS * c->subgroup > c->max_threads)
         return "the device's subgroups do not fit";
-    if (!d || !dv || d % size || dv % size || d > CHUNK_WIDTH || dv > CHUNK_WIDTH) return "features beyond 128, or no multiple of a matrix's";
+    if (!d || !dv || d % CHUNK_SIZE || dv % CHUNK_SIZE) return "features are no multiple of a matrix's";
+    if (d > CHUNK_WIDTH || dv > CHUNK_WIDTH) return "features beyond 128";
     if (!reads_wide(e, a)) return "rows are not aligned";
     if (!a->keys) return "no keys";
-    return chunk_memory(CHUNK_SUBGROUPS, 1, size, d, dv) > c->shared_memory ||
-           chunk_memory(WALK_SUBGROUPS, WALK_SUBGROUPS, size, d, dv) > c->shared_memory
+    return chunk_memory(CHUNK_SUBGROUPS, 1, d, dv) > c->shared_memory ||
+           chunk_memory(WALK_SUBGROUPS, WALK_SUBGROUPS, d, dv) > c->shared_memory
          ? "the device has too little shared memory" : NULL;
+}
+
+static bool in_chunks(const struct encoder *e, const struct attention *a)
+{
+    return is_invariant(e) && !chunks_fit(e, a);
 }
 
 /* Does a subgroup go through all of its rows' keys? Else as many as there are chunks share them. */
 static bool walks(const struct encoder *e, const struct attention *a)
 {
-    uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a), heads = (uint64_t)a->k->shape[0] * (uint64_t)a->k->shape[1];
-    uint64_t blocks = ceil_div(rows, e->device->caps.coopmat_size[1]) * heads, splits = chunk_splits(a->keys);
+    uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a), splits = chunk_splits(a->keys);
+    uint64_t heads = (uint64_t)a->k->shape[0] * (uint64_t)a->k->shape[1], blocks = ceil_div(rows, CHUNK_SIZE) * heads;
     if (e->device->gate[GATE_SDPA_SPLIT]) return e->device->gate[GATE_SDPA_SPLIT] == 1;
     if (blocks > COUNTERS || rows * heads * splits * CHUNK_SUBGROUPS * ((uint64_t)a->v->shape[3] + 2) > INVARIANT_ROOM)
         return true;
@@ -13563,27 +13573,27 @@ static void attention_chunks(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     bool walk = walks(e, a);
-    uint32_t size = e->device->caps.coopmat_size[1], lanes = e->device->caps.subgroup;
-    uint32_t subgroups = walk ? WALK_SUBGROUPS : CHUNK_SUBGROUPS, rows = walk ? subgroups * size : size;
-    uint32_t splits = walk ? 1 : chunk_splits(a->keys);
+    uint32_t size = CHUNK_SIZE, lanes = e->device->caps.subgroup;
+    uint32_t subgroups = walk ? WALK_SUBGROUPS : CHUNK_SUBGROUPS, splits = walk ? 1 : chunk_splits(a->keys);
+    uint32_t all = (uint32_t)a->q->shape[2] * head_group(a), rows = walk ? subgroups * size : min_u32(size, all);
     struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
     if (!bind_parts(e, a->q->size / p.key_width, splits > 1 ? splits * subgroups : 0, p.value_width)) return;
     p.splits = splits;
     USE(e, attention_chunks, &p, .threads = subgroups * lanes, .dtype = (uint32_t)a->q->dtype, .width = p.key_width,
-        .value_width = p.value_width, .subgroups = subgroups, .size = size, .lanes = lanes,
-        .even = !e->device->tuning->deep, .parts = splits > 1, .walk = walk);
+        .value_width = p.value_width, .subgroups = subgroups, .lanes = lanes,
+        .even = !e->device->tuning->deep, .parts = splits > 1, .rows = min_u32(rows, size), .walk = walk);
     dispatch_rows(e, &p, rows);
 }
 
 static void attention_chunks_rope(struct encoder *e, const struct attention *a, const struct newest *n)
 {
-    uint32_t size = e->device->caps.coopmat_size[1], lanes = e->device->caps.subgroup, d = (uint32_t)a->q->shape[3];
-    uint32_t splits = chunk_splits(a->keys), rows = min_u32(head_group(a), size);
+    uint32_t lanes = e->device->caps.subgroup, d = (uint32_t)a->q->shape[3];
+    uint32_t splits = chunk_splits(a->keys), rows = min_u32(head_group(a), CHUNK_SIZE);
     struct attention_rope_push p = bind_decoding(e, a, n);
     if (!bind_parts(e, (uint64_t)a->q->shape[1], splits > 1 ? splits * CHUNK_SUBGROUPS : 0, d)) return;
     p.splits = splits;
     USE(e, attention_chunks_rope, &p, .threads = CHUNK_SUBGROUPS * lanes, .dtype = (uint32_t)a->q->dtype, .width = d,
-        .value_width = d, .subgroups = CHUNK_SUBGROUPS, .size = size, .lanes = lanes,
+        .value_width = d, .subgroups = CHUNK_SUBGROUPS, .lanes = lanes,
         .even = !e->device->tuning->deep, .parts = splits > 1, .rows = rows,
         .norm = n->norm ? n->q_weight ? 2 : 1 : 0, .twos = ceil_div(d / 4, lanes));
     dispatch(e, splits, ceil_div(p.group_size, rows), p.query_heads / p.group_size);
@@ -13598,7 +13608,7 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     uint32_t d = (uint32_t)a->q->shape[3], lanes;
     bool parts;
     struct attention_rope_push p;
-    if (is_invariant(e) && !chunks_fit(e, a)) { attention_chunks_rope(e, a, n); return; }
+    if (in_chunks(e, a)) { attention_chunks_rope(e, a, n); return; }
     if (!is_invariant(e)) old.keys--;                /* else in parts as if the newest were there */
     cut = cut_step(e, &old);
     lanes = decode_lanes(e, a, &cut);
@@ -13634,6 +13644,7 @@ static bool newest_fit(const struct encoder *e, const struct attention *a, const
     int width = q->shape[3];
     uint32_t eight = 16 / (uint32_t)item_size(q), two = 4 / (uint32_t)item_size(q);
     if (!has_kernel(e->device, K_ATTENTION_ROPE) || a->flags || !a->keys) return false;
+    if (in_chunks(e, a) && a->keys < 2) return false;          /* rows behind the newest repeat one that is there */
     if (width % (n->norm ? 16 : 8) || n->rope->dims != width || n->rope->traditional) return false;
     if ((uint32_t)k->shape[1] > e->device->caps.max_groups[2]) return false;      /* heads of keys: its grid's depth */
     if (!is_step_row(n->q, q->shape[1], width, q->dtype) || !is_step_row(n->k, k->shape[1], width, q->dtype) ||
@@ -13778,7 +13789,7 @@ static bool too_many_parts(const struct encoder *e, const struct attention *a)
     struct decode_cut cut = cut_decode(e, a);
     uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a);
     uint64_t heads = (uint64_t)a->k->shape[0] * (uint64_t)a->k->shape[1];
-    return is_invariant(e) && cut.each != UINT32_MAX && chunks_fit(e, a) && !decode_fits(e, a) &&
+    return is_invariant(e) && cut.each != UINT32_MAX && !in_chunks(e, a) && !decode_fits(e, a) &&
            (ceil_div(rows, cut.rows) * heads > COUNTERS ||
             rows * heads * cut.splits * (uint64_t)(a->v->shape[3] + 2) > INVARIANT_ROOM);
 }

@@ -9,8 +9,8 @@ enum { REDUCE_SUM = 0, REDUCE_PROD = 1, REDUCE_MAX = 2, REDUCE_MIN = 3, REDUCE_M
 enum { ATTEND_CAUSAL = 1, ATTEND_MASK_BOOL = 2, ATTEND_MASK_ADDS = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16,
     ATTEND_LATE = 32, ATTEND_FREQS = 64 };
 
-/* shaders/attention_chunks.comp: keys that have a softmax of their own */
-enum { ATTENTION_CHUNK = 64 };
+/* shaders/attention_chunks.comp: keys of a chunk, up to NEAR of them, and behind these */
+enum { ATTENTION_CHUNK = 32, ATTENTION_NEAR = 512, ATTENTION_FAR_CHUNK = 128 };
 
 /* shaders/attention_vjp.glsl: modes */
 enum { ATTEND_VJP_KEYS = 0, ATTEND_VJP_QUERIES = 1, ATTEND_VJP_ROWS = 2 };
@@ -478,15 +478,15 @@ typedef struct attention_coopmat_constants attention_bf16_constants; typedef str
 enum { SLOT_attention_bf16_o = 0, SLOT_attention_bf16_q = 1, SLOT_attention_bf16_k = 2,
     SLOT_attention_bf16_v = 3, SLOT_attention_bf16_mask = 4, SLOT_attention_bf16_sinks = 5 };
 
-struct attention_chunks_constants { uint32_t threads, dtype, width, value_width, subgroups, size, lanes, even,
-    parts, walk; };
+struct attention_chunks_constants { uint32_t threads, dtype, width, value_width, subgroups, lanes, even, parts,
+    rows, walk; };
 typedef struct attention_chunks_constants attention_chunks_constants; typedef struct attention_push attention_chunks_push;
 enum { SLOT_attention_chunks_o = 0, SLOT_attention_chunks_q = 1, SLOT_attention_chunks_k = 2,
     SLOT_attention_chunks_v = 3, SLOT_attention_chunks_mask = 4, SLOT_attention_chunks_sinks = 5,
     SLOT_attention_chunks_part = 6, SLOT_attention_chunks_finished = 7 };
 
-struct attention_chunks_rope_constants { uint32_t threads, dtype, width, value_width, subgroups, size, lanes,
-    even, parts, rows, norm, twos; };
+struct attention_chunks_rope_constants { uint32_t threads, dtype, width, value_width, subgroups, lanes, even,
+    parts, rows, norm, twos; };
 typedef struct attention_chunks_rope_constants attention_chunks_rope_constants; typedef struct attention_rope_push attention_chunks_rope_push;
 enum { SLOT_attention_chunks_rope_o = 0, SLOT_attention_chunks_rope_q = 1, SLOT_attention_chunks_rope_k = 2,
     SLOT_attention_chunks_rope_v = 3, SLOT_attention_chunks_rope_mask = 4, SLOT_attention_chunks_rope_new_k = 5,
@@ -1010,7 +1010,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention, ATTENTION, 6, 0x1, 128, 5, CAP_SMALL) \
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_chunks, ATTENTION_CHUNKS, 8, 0xc1, 128, 10, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_chunks_rope, ATTENTION_CHUNKS_ROPE, 12, 0xcd, 128, 12, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(attention_chunks_rope, ATTENTION_CHUNKS_ROPE, 12, 0xcd, 128, 11, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 6, 0x1, 128, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 14, CAP_SUBGROUP | CAP_SMALL) \
