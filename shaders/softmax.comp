@@ -276,7 +276,7 @@ vec2 given(const uint i)
 void apply()                                           // n: of the whole row, inner * what is reduced
 {
     uint i = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * HOLD * STEP, all = outer * n;
-    uint row = i / n, in_row = i - row * n, column = in_row % inner, whole = all / STEP * STEP;
+    uint row = i / n, in_row = i - row * n, column = in_row % inner, whole = all / STEP * STEP, end = min(i + HOLD * STEP, all);
     if (i >= all) return;
     vec2 one = given(row * inner + column), two = one;
     if (inner == 1u && HOLD * STEP > 1u) two = given(min(row + 1u, outer - 1u));
@@ -304,7 +304,7 @@ void apply()                                           // n: of the whole row, i
             row++;
         }
     }
-    for (; STEP == 4u && i >= whole && i < all; i++, in_row++) {                // fewer than four, of the last row
+    for (; STEP == 4u && i >= whole && i < end; i++, in_row++) {                // fewer than four, of the last row; once, where dst is src
         vec2 a = given(outer - 1u);
         storef_dst(to + i, T, exp(loadf_src(from + i, T) - a.x) * a.y);
     }
