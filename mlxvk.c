@@ -5977,6 +5977,40 @@ static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes
     return true;
 }
 
+/* The same by vectors of four rows, where a thread costs more than what it reads, and looking for its place more than
+ * reading: one read for the four of an operand that is the same in them, and operands that lie along the rows, not
+ * across, by fours, which the thread turns. Where the four are whole, and steps along both not below 0. */
+enum { ROWS_EACH = 4, ROWS_LEAST = 1 << 14 };          /* elements that are worth it */
+static bool count_rows(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
+{
+    int last = g->ndim - 1, row = last - 1;
+    uint32_t bits = 1u << SCALARS_FOURS;
+    if (row < 0 || g->ndim > PUSH_DIMS || g->shape[last] % lanes || g->shape[row] % ROWS_EACH) return false;
+    for (int k = 0; k < count; k++) {
+        int64_t across = g->stride[k][last], down = g->stride[k][row];
+        bool stays = k > 0 && !across, turned = k > 0 && !stays && across != 1 && down == 1;
+        uint32_t unit = turned ? ROWS_EACH : stays ? 1 : (uint32_t)lanes;
+        if ((across != 1 && !stays && !turned) || across < 0 || down < 0 || offset[k] % unit) return false;
+        if (turned && across % ROWS_EACH) return false;
+        for (int i = 0; i < last; i++)
+            if (!(turned && i == row) && g->stride[k][i] % (int64_t)unit) return false;
+        bits |= (stays ? 1u << k : 0) | (!down ? 1u << (SCALARS_STAYS + k) : 0) |
+                (turned ? 1u << (SCALARS_TURNED + k) : 0);
+    }
+    for (int k = 0; k < count; k++) {
+        bool turned = bits >> (SCALARS_TURNED + k) & 1;
+        int64_t unit = turned ? ROWS_EACH : bits >> k & 1 ? 1 : lanes;
+        offset[k] /= (uint32_t)unit;
+        for (int i = 0; i < row; i++) g->stride[k][i] /= unit;
+        if (turned) g->stride[k][last] = g->stride[k][last] / ROWS_EACH * lanes;
+        else g->stride[k][row] = g->stride[k][row] / unit * ROWS_EACH;
+    }
+    g->shape[last] /= lanes;
+    g->shape[row] /= ROWS_EACH;
+    *scalars = bits;
+    return true;
+}
+
 /* Walks that vectors do not fit, with several elements a thread all the same, where threads cost more than accesses:
  * neighbours along the last dimension, which has as many at least, so that they reach into one more row at most.
  * In *scalars which operands are one element, which flat, in whole vectors or from within one. */
@@ -6022,10 +6056,12 @@ static bool plan_flat(struct walk_plan *w, const uint32_t *offset, int count)
 
 /* With strides. */
 static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementwise_push *push, struct dims *g,
-                         int count)
+                         int count, bool has_rows)
 {
     uint32_t lanes = w->lanes, each = lanes > 1 && e->device->tuning->each ? lanes : 1;
-    while (lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars)) lanes = lanes > 4 ? 4 : 1;
+    bool rows = has_rows && each > 1 && push->n >= ROWS_LEAST && count_rows(g, push->offset, count, (int)lanes, &w->scalars);
+    if (rows) push->n /= ROWS_EACH;
+    while (!rows && lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars)) lanes = lanes > 4 ? 4 : 1;
     while (lanes == 1 && each > 1 && !count_each(g, push->offset, count, each, &w->scalars)) each = each > 4 ? 4 : 1;
     w->mode = set_dims(e, push, SLOT_elementwise_dst + (uint32_t)count, g, count);
     w->lanes = lanes > 1 ? lanes : each;
@@ -6055,7 +6091,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     if (small && !walk_by_strides(e, p, a[1], w.scalars))
         w.lanes = lanes_of(p->kernel, to, p->kernel == K_COPY && w.scalars == 2 ? to : from);
     if (!plan_flat(&w, push.offset, count) && (w.scalars == UINT32_MAX || small))
-        plan_strided(e, &w, &push, &g, count);
+        plan_strided(e, &w, &push, &g, count, p->kernel == K_BINARY || p->kernel == K_UNARY);
     note_walk(e, p, a, w.mode);
     USE_AS(e, kernel_of_lanes(e, p->kernel, w.lanes, to, from), binary, &push, .threads = flat_threads(e->device),
            .mode = w.mode, .scalars = w.scalars, .op = p->op, .to = to, .from = from);

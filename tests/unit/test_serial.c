@@ -220,6 +220,8 @@ static void test_transposed(void **state)
     EACH(t, F32, I32, U8, F16, C64, I64) {
         EACH(rows, 64, 66, 127, 128, 132) EACH(columns, 60, 64, 65, 68, 192) SAME(&copy, t, rows, columns, 1, 0, 0, 0);
         EACH(more, 0, 1, 2, 4, 8) EACH(apart, 0, 2, 4) EACH(offset, 0, 1, 4) SAME(&copy, t, 128, 64, 3, more, apart, offset);
+        SAME(&copy, t, 126, 64, 3, 2);
+        SAME(&between, t, 128, 62, 0, 2);
         EACH(before, 0, 1, 4, 8) EACH(behind, 0, 3, 4) SAME(&between, t, 128, 64, before, behind);
     }
     EACH(t, F32, I32) EACH(to, F32, I32, F16, U8) if (t != to) SAME(&copy, t, 128, 64, 3, 0, 0, 0, to);
@@ -259,6 +261,45 @@ static mlxvk_array copied(const int *p)
     mlxvk_array a = matrix_of(p);
     if (p[REST]) OK(mlxvk_astype(&a, a, (mlxvk_dtype)p[REST], stream), stream);
     return a;
+}
+
+/* Rows by fours, of which several matrices may be some elements apart: two operands, each straight, turned, or the same in all rows,
+ * or each row one element; or one operand, squared. */
+enum way_to_lie { STRAIGHT, ACROSS_IT, ONE_FOR_ALL, ONE_EACH, WAYS };
+static mlxvk_array lying(mlxvk_dtype t, enum way_to_lie way, const int *p, uint64_t seed)
+{
+    int64_t gap = p[6], row = p[3] + gap, column = p[2] + gap;
+    struct view v = { .ndim = 3, .shape = { p[1], p[2], p[3] }, .offset = p[7] };
+    int64_t strides[WAYS][3] = { { p[2] * row, row, 1 }, { p[3] * column, 1, column }, { row, 0, 1 }, { column, 1, 0 } };
+    memcpy(v.strides, strides[way], sizeof strides[way]);
+    return placed(t, &v, seed);
+}
+
+static mlxvk_array by_fours(const int *p)
+{
+    mlxvk_array x[2] = { lying((mlxvk_dtype)p[0], (enum way_to_lie)p[4], p, 1), { NULL } }, y = { NULL };
+    if (p[5] == WAYS) OK(mlxvk_square(&y, x[0], stream), stream);
+    else {
+        x[1] = lying((mlxvk_dtype)p[0], (enum way_to_lie)p[5], p, 2);
+        OK((p[0] == U8 ? mlxvk_less : mlxvk_add)(&y, x[0], x[1], stream), stream);
+    }
+    release(x, 2);
+    return y;
+}
+
+static void test_rows_by_fours(void **state)
+{
+    static const struct way fours = { "rows by fours", by_fours, 0 }, backwards = { "a sum of rows backwards", added, 0 };
+    (void)state;
+    EACH(t, F32, BF16, U8) {
+        UP_TO(first, WAYS) UP_TO(second, WAYS + 1) {
+            EACH(gap, 0, 1, 4, 16) SAME(&fours, t, 1, 64, 256, first, second, gap, 0);
+            EACH(offset, 1, 4, 16) SAME(&fours, t, 1, 64, 256, first, second, 0, offset);
+            EACH(rows, 62, 64) EACH(n, 254, 256, 264) SAME(&fours, t, 3, rows, n, first, second, 16, 0);
+        }
+        SAME(&fours, t, 1, 64, 252, STRAIGHT, ACROSS_IT, 0, 0);         /* fewer elements than are worth it */
+    }
+    EACH(layout, GAPS, REVERSED) SAME(&backwards, F32, layout, 64, 256, BACKWARDS);
 }
 
 static void test_elementwise(void **state)
@@ -629,7 +670,7 @@ static int close_sides(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_transposed), cmocka_unit_test(test_elementwise), cmocka_unit_test(test_taken), cmocka_unit_test(test_scattered),
+        cmocka_unit_test(test_transposed), cmocka_unit_test(test_elementwise), cmocka_unit_test(test_rows_by_fours), cmocka_unit_test(test_taken), cmocka_unit_test(test_scattered),
         cmocka_unit_test(test_sorted), cmocka_unit_test(test_reduced), cmocka_unit_test(test_softmax), cmocka_unit_test(test_normed),
         cmocka_unit_test(test_multiplied), cmocka_unit_test(test_quantized), cmocka_unit_test(test_transformed),
     };
