@@ -8750,7 +8750,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     }
     uint32_t threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
     USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold,
-        .loose = step == 8 && loose);
+        .loose = step != 8 || !loose ? 0 : (p.to | p.n) & (item_size(x) == 2 ? 7 : 3) ? 1 : 2);
     dispatch_groups(e, ceil_div(p.outer, threads / width));
     return true;
 }
@@ -9307,6 +9307,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = j->eps,
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
     bool eights = n % 8 == 0, besides = true, serial = e->device->tuning->serial, loose;
+    uint32_t whole = 0;                              /* 2: results are whole eights, whatever x is */
     p.flags = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
     if (g.ndim > NORM_DIMS) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
@@ -9330,6 +9331,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
         p.bias_step = last_stride(bias);
         besides = besides && aligned_rows(bias, p.bias_at, unit);
     }
+    if (e->device->tuning->each && !(n % 8) && aligned_rows(a[0], p.offset[0], unit)) whole = 2;
     eights = eights && besides;
     /* Of the rest, too, where an element costs a load as much as four do; weights and biases lie side by side then. */
     loose = !eights && e->device->tuning->each && !a[2] && (!weight || p.weight_step == 1) &&
@@ -9345,7 +9347,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
            .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = p.flags & (NORM_MEAN | NORM_ADD),
            .slots = places / lanes, .loose = !loose || held > NORM_HELD ? 0 : p.x_step == 1 ? 1 : 2,
-           .besides = loose && besides);
+           .besides = loose ? whole | besides : 0);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 
