@@ -6072,6 +6072,53 @@ static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementw
     else w->scalars = 0;
 }
 
+static struct array *copied(struct encoder *e, struct array *a);
+static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                                 int count);
+
+/* An array seen as so many rows of n elements, which lie `step` apart. */
+static struct array as_rows(const struct array *a, size_t rows, size_t n, size_t step)
+{
+    struct array view = *a;
+    view.refs = 1;
+    view.ndim = 2;
+    view.shape[0] = (int)rows;
+    view.shape[1] = (int)n;
+    view.strides[0] = (int64_t)step;
+    view.strides[1] = 1;
+    view.size = rows * n;
+    view.row = row_contiguous(&view);
+    return view;
+}
+
+/* Many rows of odd length with one that is the same for all (a bias), where a thread costs more than what it reads: as
+ * many of it side by side as make whole vectors, and so many rows count as one. It is a small copy. */
+enum { REPEAT_LEAST = 16 };                            /* times as many rows */
+static bool by_repeated_row(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
+                            const struct dims *g)
+{
+    struct array view[3], one, *row, *all[3] = { &view[0], &view[1], &view[2] };
+    size_t n = g->ndim == 2 ? (size_t)g->shape[1] : 0, lanes = lanes_of(p->kernel, a[0]->dtype, a[count - 1]->dtype);
+    int same = 0;
+    if (!e->device->tuning->each || p->kernel != K_BINARY || count != 3 || a[0]->size < ROWS_LEAST || n % lanes == 0 ||
+        (size_t)g->shape[0] % lanes || (size_t)g->shape[0] < REPEAT_LEAST * lanes || n * lanes > INT_MAX ||
+        item_size(a[0]) > 4 || item_size(a[1]) > 4)
+        return false;
+    for (int k = 0; k < count; k++) {
+        if (g->stride[k][1] != 1 || (g->stride[k][0] != (int64_t)n && (!k || same || g->stride[k][0]))) return false;
+        if (!g->stride[k][0]) same = k;
+        else if (a[k]->offset % 16) return false;
+    }
+    if (!same) return false;
+    one = as_rows(a[same], lanes, n, 0);
+    row = copied(e, &one);
+    for (int k = 0; k < count; k++)
+        view[k] = as_rows(k == same ? row : a[k], (size_t)g->shape[0] / lanes, n * lanes, k == same ? 0 : n * lanes);
+    if (!e->code) elementwise_dispatch(e, p, all, count);
+    array_release(row);
+    return true;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
                                  int count)
 {
@@ -6081,6 +6128,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && w.scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
+    if (by_repeated_row(e, p, a, count, &g)) return;
     for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
     if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX &&
         count_words(&g, push.offset, item_size(a[0]))) {

@@ -297,6 +297,11 @@ static void test_rows_by_fours(void **state)
             EACH(offset, 1, 4, 16) SAME(&fours, t, 1, 64, 256, first, second, 0, offset);
             EACH(rows, 62, 64) EACH(n, 254, 256, 264) SAME(&fours, t, 3, rows, n, first, second, 16, 0);
         }
+        UP_TO(one, 2) EACH(rows, 252, 255, 256, 512) EACH(n, 63, 64, 65, 130) EACH(offset, 0, 1)   /* a row that is repeated, or not */
+            SAME(&fours, t, 1, rows, n, one ? ONE_FOR_ALL : STRAIGHT, one ? STRAIGHT : ONE_FOR_ALL, 0, offset);
+        EACH(gap, 1, 3) SAME(&fours, t, 1, 512, 65, STRAIGHT, ONE_FOR_ALL, gap, 0);
+        SAME(&fours, t, 1, 512, 65, ONE_FOR_ALL, ONE_FOR_ALL, 0, 0);
+        SAME(&fours, t, 3, 512, 65, STRAIGHT, ONE_FOR_ALL, 0, 0);
         SAME(&fours, t, 1, 64, 252, STRAIGHT, ACROSS_IT, 0, 0);         /* fewer elements than are worth it */
     }
     EACH(layout, GAPS, REVERSED) SAME(&backwards, F32, layout, 64, 256, BACKWARDS);
