@@ -6059,7 +6059,8 @@ static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementw
                          int count, bool has_rows)
 {
     uint32_t lanes = w->lanes, each = lanes > 1 && e->device->tuning->each ? lanes : 1;
-    bool rows = has_rows && each > 1 && push->n >= ROWS_LEAST && count_rows(g, push->offset, count, (int)lanes, &w->scalars);
+    bool rows = has_rows && each > 1 && push->n >= ROWS_LEAST &&
+                count_rows(g, push->offset, count, (int)lanes, &w->scalars);
     if (rows) push->n /= ROWS_EACH;
     while (!rows && lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars)) lanes = lanes > 4 ? 4 : 1;
     while (lanes == 1 && each > 1 && !count_each(g, push->offset, count, each, &w->scalars)) each = each > 4 ? 4 : 1;
@@ -6092,8 +6093,9 @@ static struct array as_rows(const struct array *a, size_t rows, size_t n, size_t
 }
 
 /* Many rows of odd length with one that is the same for all (a bias), where a thread costs more than what it reads: as
- * many of it side by side as make whole vectors, and so many rows count as one. It is a small copy. */
-enum { REPEAT_LEAST = 16 };                            /* times as many rows */
+ * many of it side by side as make whole vectors, and so many rows count as one. It is a small copy, where there are
+ * this many times as many rows; all else lies without gaps, and begins with a vector. */
+enum { REPEAT_LEAST = 16 };
 static bool by_repeated_row(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
                             const struct dims *g)
 {
