@@ -6062,7 +6062,8 @@ static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementw
     bool rows = has_rows && each > 1 && push->n >= ROWS_LEAST &&
                 count_rows(g, push->offset, count, (int)lanes, &w->scalars);
     if (rows) push->n /= ROWS_EACH;
-    while (!rows && lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars)) lanes = lanes > 4 ? 4 : 1;
+    while (!rows && lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars))
+        lanes = lanes > 4 ? 4 : 1;
     while (lanes == 1 && each > 1 && !count_each(g, push->offset, count, each, &w->scalars)) each = each > 4 ? 4 : 1;
     w->mode = set_dims(e, push, SLOT_elementwise_dst + (uint32_t)count, g, count);
     w->lanes = lanes > 1 ? lanes : each;
