@@ -87,7 +87,7 @@ static struct view matrix_view(enum layout l, int rows, int n)
     case EIGHTS: v.strides[0] = (n + 7) / 8 * 8 + 8; break;
     case STEPS: v.strides[0] = 2 * n + 1; v.strides[1] = 2; break;
     case ACROSS: case SHIFTED_ACROSS: v.strides[0] = 1; v.strides[1] = rows; v.offset = l == SHIFTED_ACROSS; break;
-    case REVERSED: v.strides[0] = -n; v.offset = 3; break;
+    case REVERSED: v.strides[0] = -n; v.offset = 4; break;
     case REPEATED: v.strides[0] = 0; break;
     default: break;
     }
@@ -264,14 +264,15 @@ static mlxvk_array copied(const int *p)
     return a;
 }
 
-/* Rows by fours, of which several matrices may be some elements apart: two operands, each straight, turned, or the same in all rows,
- * or each row one element; or one operand, squared. */
-enum way_to_lie { STRAIGHT, ACROSS_IT, ONE_FOR_ALL, ONE_EACH, WAYS };
+/* Rows by fours, of which several matrices may be some elements apart: two operands, each straight, turned, the same in all rows,
+ * each row one element, or elements two apart; or one operand, squared. */
+enum way_to_lie { STRAIGHT, ACROSS_IT, ONE_FOR_ALL, ONE_EACH, TWO_APART, WAYS };
 static mlxvk_array lying(mlxvk_dtype t, enum way_to_lie way, const int *p, uint64_t seed)
 {
     int64_t gap = p[6], row = p[3] + gap, column = p[2] + gap;
     struct view v = { .ndim = 3, .shape = { p[1], p[2], p[3] }, .offset = p[7] };
-    int64_t strides[WAYS][3] = { { p[2] * row, row, 1 }, { p[3] * column, 1, column }, { row, 0, 1 }, { column, 1, 0 } };
+    int64_t strides[WAYS][3] = { { p[2] * row, row, 1 }, { p[3] * column, 1, column }, { row, 0, 1 }, { column, 1, 0 },
+                                { 2 * p[2] * row, 2 * row, 2 } };
     memcpy(v.strides, strides[way], sizeof strides[way]);
     return placed(t, &v, seed);
 }
