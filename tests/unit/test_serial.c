@@ -265,14 +265,14 @@ static mlxvk_array copied(const int *p)
 }
 
 /* Rows by fours, of which several matrices may be some elements apart: two operands, each straight, turned, the same in all rows,
- * each row one element, or elements two apart; or one operand, squared. */
-enum way_to_lie { STRAIGHT, ACROSS_IT, ONE_FOR_ALL, ONE_EACH, TWO_APART, WAYS };
+ * each row one element, or elements two apart, of rows or of one for all; or one operand, squared. */
+enum way_to_lie { STRAIGHT, ACROSS_IT, ONE_FOR_ALL, ONE_EACH, TWO_APART, ONE_TWO_APART, WAYS };
 static mlxvk_array lying(mlxvk_dtype t, enum way_to_lie way, const int *p, uint64_t seed)
 {
     int64_t gap = p[6], row = p[3] + gap, column = p[2] + gap;
     struct view v = { .ndim = 3, .shape = { p[1], p[2], p[3] }, .offset = p[7] };
     int64_t strides[WAYS][3] = { { p[2] * row, row, 1 }, { p[3] * column, 1, column }, { row, 0, 1 }, { column, 1, 0 },
-                                { 2 * p[2] * row, 2 * row, 2 } };
+                                { 2 * p[2] * row, 2 * row, 2 }, { 2 * row, 0, 2 } };
     memcpy(v.strides, strides[way], sizeof strides[way]);
     return placed(t, &v, seed);
 }
@@ -301,6 +301,7 @@ static void test_rows_by_fours(void **state)
         }
         UP_TO(one, 2) EACH(rows, 252, 255, 256, 512) EACH(n, 63, 64, 65, 130) EACH(offset, 0, 1)   /* a row that is repeated, or not */
             SAME(&fours, t, 1, rows, n, one ? ONE_FOR_ALL : STRAIGHT, one ? STRAIGHT : ONE_FOR_ALL, 0, offset);
+        SAME(&fours, t, 1, 512, 65, STRAIGHT, ONE_TWO_APART, 0, 0);
         EACH(gap, 1, 3) SAME(&fours, t, 1, 512, 65, STRAIGHT, ONE_FOR_ALL, gap, 0);
         SAME(&fours, t, 1, 512, 65, ONE_FOR_ALL, ONE_FOR_ALL, 0, 0);
         SAME(&fours, t, 3, 512, 65, STRAIGHT, ONE_FOR_ALL, 0, 0);
