@@ -521,7 +521,7 @@ static void test_normed(void **state)
     static const struct way norm = { "a norm", normed, 0 };
     (void)state;
     EACH(t, F32, BF16) {
-        EACH(n, 1, 7, 8, 9, 64, 65, 127, 129, 256, 257, 1023, 1024, 1025, 4096, 4097)
+        EACH(n, 1, 4, 7, 8, 9, 12, 64, 65, 127, 129, 132, 256, 257, 1023, 1024, 1025, 4096, 4097)
             EACH(layout, ROWS, SHIFTED, GAPS, FOURS, EIGHTS, STEPS, REVERSED) SAME(&norm, t, layout, 3, n, BESIDES, NONE, 0);
         EACH(n, 8, 33, 128, 1025) EACH(layout, ROWS, SHIFTED, STEPS) UP_TO(weight, BESIDES_COUNT) UP_TO(bias, BESIDES_COUNT)
             SAME(&norm, t, layout, 5, n, weight, bias, 1);
