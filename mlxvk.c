@@ -5980,6 +5980,40 @@ static bool count_vectors(struct dims *g, uint32_t *offset, int count, int lanes
     return true;
 }
 
+/* The same by vectors of four rows, where a thread costs more than what it reads, and looking for its place more than
+ * reading: one read for the four of an operand that is the same in them, and operands that lie along the rows, not
+ * across, by fours, which the thread turns. Where the four are whole, and steps along both not below 0. */
+enum { ROWS_EACH = 4, ROWS_LEAST = 1 << 14 };          /* elements that are worth it */
+static bool count_rows(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
+{
+    int last = g->ndim - 1, row = last - 1;
+    uint32_t bits = 1u << SCALARS_FOURS;
+    if (row < 0 || g->ndim > PUSH_DIMS || g->shape[last] % lanes || g->shape[row] % ROWS_EACH) return false;
+    for (int k = 0; k < count; k++) {
+        int64_t across = g->stride[k][last], down = g->stride[k][row];
+        bool stays = k > 0 && !across, turned = k > 0 && !stays && across != 1 && down == 1;
+        uint32_t unit = turned ? ROWS_EACH : stays ? 1 : (uint32_t)lanes;
+        if ((across != 1 && !stays && !turned) || across < 0 || down < 0 || offset[k] % unit) return false;
+        if (turned && across % ROWS_EACH) return false;
+        for (int i = 0; i < last; i++)
+            if (!(turned && i == row) && g->stride[k][i] % (int64_t)unit) return false;
+        bits |= (stays ? 1u << k : 0) | (!down ? 1u << (SCALARS_STAYS + k) : 0) |
+                (turned ? 1u << (SCALARS_TURNED + k) : 0);
+    }
+    for (int k = 0; k < count; k++) {
+        bool turned = bits >> (SCALARS_TURNED + k) & 1;
+        int64_t unit = turned ? ROWS_EACH : bits >> k & 1 ? 1 : lanes;
+        offset[k] /= (uint32_t)unit;
+        for (int i = 0; i < row; i++) g->stride[k][i] /= unit;
+        if (turned) g->stride[k][last] = g->stride[k][last] / ROWS_EACH * lanes;
+        else g->stride[k][row] = g->stride[k][row] / unit * ROWS_EACH;
+    }
+    g->shape[last] /= lanes;
+    g->shape[row] /= ROWS_EACH;
+    *scalars = bits;
+    return true;
+}
+
 /* Walks that vectors do not fit, with several elements a thread all the same, where threads cost more than accesses:
  * neighbours along the last dimension, which has as many at least, so that they reach into one more row at most.
  * In *scalars which operands are one element, which flat, in whole vectors or from within one. */
@@ -6025,10 +6059,14 @@ static bool plan_flat(struct walk_plan *w, const uint32_t *offset, int count)
 
 /* With strides. */
 static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementwise_push *push, struct dims *g,
-                         int count)
+                         int count, bool has_rows)
 {
     uint32_t lanes = w->lanes, each = lanes > 1 && e->device->tuning->each ? lanes : 1;
-    while (lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars)) lanes = lanes > 4 ? 4 : 1;
+    bool rows = has_rows && each > 1 && push->n >= ROWS_LEAST &&
+                count_rows(g, push->offset, count, (int)lanes, &w->scalars);
+    if (rows) push->n /= ROWS_EACH;
+    while (!rows && lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars))
+        lanes = lanes > 4 ? 4 : 1;
     while (lanes == 1 && each > 1 && !count_each(g, push->offset, count, each, &w->scalars)) each = each > 4 ? 4 : 1;
     w->mode = set_dims(e, push, SLOT_elementwise_dst + (uint32_t)count, g, count);
     w->lanes = lanes > 1 ? lanes : each;
@@ -6037,6 +6075,54 @@ static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementw
     if (lanes > 1) w->mode = mode_of_lanes(lanes, MODE_STRIDES_4, MODE_STRIDES_8, MODE_STRIDES_16);
     else if (each > 1) w->mode = mode_of_lanes(each, MODE_EACH_4, MODE_EACH_8, MODE_EACH_16);
     else w->scalars = 0;
+}
+
+static struct array *copied(struct encoder *e, struct array *a);
+static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                                 int count);
+
+/* An array seen as so many rows of n elements, which lie `step` apart. */
+static struct array as_rows(const struct array *a, size_t rows, size_t n, size_t step)
+{
+    struct array view = *a;
+    view.refs = 1;
+    view.ndim = 2;
+    view.shape[0] = (int)rows;
+    view.shape[1] = (int)n;
+    view.strides[0] = (int64_t)step;
+    view.strides[1] = 1;
+    view.size = rows * n;
+    view.row = row_contiguous(&view);
+    return view;
+}
+
+/* Many rows of odd length with one that is the same for all (a bias), where a thread costs more than what it reads: as
+ * many of it side by side as make whole vectors, and so many rows count as one. It is a small copy, where there are
+ * this many times as many rows; all else lies without gaps, and begins with a vector. */
+enum { REPEAT_LEAST = 16 };
+static bool by_repeated_row(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
+                            const struct dims *g)
+{
+    struct array view[3], one, *row, *all[3] = { &view[0], &view[1], &view[2] };
+    size_t n = g->ndim == 2 ? (size_t)g->shape[1] : 0, lanes = lanes_of(p->kernel, a[0]->dtype, a[count - 1]->dtype);
+    int same = 0;
+    if (!e->device->tuning->each || p->kernel != K_BINARY || count != 3 || a[0]->size < ROWS_LEAST || n % lanes == 0 ||
+        (size_t)g->shape[0] % lanes || (size_t)g->shape[0] < REPEAT_LEAST * lanes || n * lanes > INT_MAX ||
+        item_size(a[0]) > 4 || item_size(a[1]) > 4)
+        return false;
+    for (int k = 0; k < count; k++) {
+        if (g->stride[k][1] != 1 || (g->stride[k][0] != (int64_t)n && (!k || same || g->stride[k][0]))) return false;
+        if (!g->stride[k][0]) same = k;
+        else if (a[k]->offset % 16) return false;
+    }
+    if (!same) return false;
+    one = as_rows(a[same], lanes, n, 0);
+    row = copied(e, &one);
+    for (int k = 0; k < count; k++)
+        view[k] = as_rows(k == same ? row : a[k], (size_t)g->shape[0] / lanes, n * lanes, k == same ? 0 : n * lanes);
+    if (!e->code) elementwise_dispatch(e, p, all, count);
+    array_release(row);
+    return true;
 }
 
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
@@ -6048,6 +6134,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
     if (p->kernel == K_COPY && w.scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
+    if (by_repeated_row(e, p, a, count, &g)) return;
     for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
     if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX &&
         count_words(&g, push.offset, item_size(a[0]))) {
@@ -6058,7 +6145,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     if (small && !walk_by_strides(e, p, a[1], w.scalars))
         w.lanes = lanes_of(p->kernel, to, p->kernel == K_COPY && w.scalars == 2 ? to : from);
     if (!plan_flat(&w, push.offset, count) && (w.scalars == UINT32_MAX || small))
-        plan_strided(e, &w, &push, &g, count);
+        plan_strided(e, &w, &push, &g, count, p->kernel == K_BINARY || p->kernel == K_UNARY);
     note_walk(e, p, a, w.mode);
     USE_AS(e, kernel_of_lanes(e, p->kernel, w.lanes, to, from), binary, &push, .threads = flat_threads(e->device),
            .mode = w.mode, .scalars = w.scalars, .op = p->op, .to = to, .from = from);
@@ -8717,7 +8804,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     }
     uint32_t threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
     USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold,
-        .loose = step == 8 && loose);
+        .loose = step != 8 || !loose ? 0 : (p.to | p.n) & (item_size(x) == 2 ? 7 : 3) ? 1 : 2);
     dispatch_groups(e, ceil_div(p.outer, threads / width));
     return true;
 }
@@ -9274,6 +9361,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = j->eps,
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
     bool eights = n % 8 == 0, besides = true, serial = e->device->tuning->serial, loose;
+    uint32_t whole = 0;                              /* 2: results are whole eights, whatever x is */
     p.flags = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
     if (g.ndim > NORM_DIMS) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
@@ -9297,6 +9385,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
         p.bias_step = last_stride(bias);
         besides = besides && aligned_rows(bias, p.bias_at, unit);
     }
+    if (e->device->tuning->each && !(n % 8) && aligned_rows(a[0], p.offset[0], unit)) whole = 2;
     eights = eights && besides;
     /* Of the rest, too, where an element costs a load as much as four do; weights and biases lie side by side then. */
     loose = !eights && e->device->tuning->each && !a[2] && (!weight || p.weight_step == 1) &&
@@ -9312,7 +9401,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
            .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = p.flags & (NORM_MEAN | NORM_ADD),
            .slots = places / lanes, .loose = !loose || held > NORM_HELD ? 0 : p.x_step == 1 ? 1 : 2,
-           .besides = loose && besides);
+           .besides = loose ? whole | besides : 0);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 

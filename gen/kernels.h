@@ -57,7 +57,8 @@ enum { MODE_FLAT = 0, MODE_FLAT_4 = 1, MODE_STRIDES = 2, MODE_TABLE = 3, MODE_FL
     MODE_EACH_16 = 11 };
 
 /* shaders/elementwise.glsl: the bits from which on */
-enum { SCALARS_WHOLE = 4, SCALARS_SHIFTED = 8, SCALARS_NDIM = 12, SCALARS_EVEN = 15 };
+enum { SCALARS_WHOLE = 4, SCALARS_SHIFTED = 8, SCALARS_NDIM = 12, SCALARS_EVEN = 15, SCALARS_FOURS = 16,
+    SCALARS_STAYS = 17, SCALARS_TURNED = 21 };
 
 /* shaders/factor.comp: operations; columns of a block; flags */
 enum { FACTOR_CHOLESKY = 0, FACTOR_INVERSE = 1, FACTOR_PANEL = 2, FACTOR_SWAP = 3, FACTOR_REFLECT = 4,

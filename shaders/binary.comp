@@ -21,6 +21,10 @@ ACCESS(b)
 LOCATE_TABLE(table)
 VECTORS(a, 1u, FROM)
 VECTORS(b, 2u, FROM)
+#if !defined(WIDE) && !defined(COMPLEX)
+ROWS_OF(a, 1u, FROM)
+ROWS_OF(b, 2u, FROM)
+#endif
 PUT(dst, TO)
 
 //! enum BINARY_: functions of two operands
@@ -211,6 +215,14 @@ void main()
 #if defined(WIDE) || defined(COMPLEX)
     write(at.x, at.y, at.z);
 #else
+    if (FOUR_ROWS != 0u) {
+        uvec4 p[4], q[4];
+        rows_a(at.y, p);
+        rows_b(at.z, q);
+        [[unroll]] for (uint r = 0u; r < 4u; r++)
+            put_dst(true, i, at.x + r * (STEPS(DIMS - 2u).x / 4u), has_value() ? values(p[r], q[r]) : choices(p[r], q[r]));
+        return;
+    }
     uvec4 p = fetch_a(whole, i, at.y), q = fetch_b(whole, i, at.z), v = uvec4(0u);
     if (has_value()) v = values(p, q);
     else v = choices(p, q);

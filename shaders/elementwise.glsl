@@ -27,12 +27,16 @@ const uint WHOLE = 4;                                 // operands are flat, in w
 const uint SHIFTED = 8;                               // they are flat, and begin within a vector (modes EACH)
 const uint NDIM = 12;                                 // the number of dimensions is (modes EACH; else 0: it is `ndim`)
 const uint EVEN = 15;                                 // rows are whole vectors (modes EACH)
+const uint FOURS = 16;                                // a thread has four rows, which are one in the last dimension but one (modes STRIDES)
+const uint STAYS = 17;                                // operands are the same in these four (FOURS)
+const uint TURNED = 21;                               // they lie along that dimension, and are counted by fours (FOURS)
 
 const uint DIMS = SCALARS >> NDIM & 7u;
 
 const bool EIGHTS = MODE == FLAT_8 || MODE == STRIDES_8 || MODE == EACH_8;
 const bool SIXTEENS = MODE == FLAT_16 || MODE == STRIDES_16 || MODE == EACH_16, EACH = MODE >= EACH_4;
 const bool BY_VECTORS = MODE == STRIDES_4 || MODE == STRIDES_8 || MODE == STRIDES_16, STRIDED = MODE == STRIDES || BY_VECTORS;
+const uint FOUR_ROWS = SCALARS >> FOURS & 1u;
 const uint LANES = SIXTEENS ? 16u : EIGHTS ? 8u : MODE == FLAT_4 || MODE == STRIDES_4 || MODE == EACH_4 ? 4u : 1u;   // elements a thread
 
 // Kernels that say more have a block of their own, which begins as this one: WALK its name, WALKED arrays, and
@@ -168,6 +172,20 @@ bool is_shifted(const uint operand, const uint type) { return EACH && in_word(ty
         at = vector_at(i, at, operand); \
         if (EIGHTS && in_word(type) == 4u) return uvec4(name##64[at], 0u, 0u); \
         return in_word(type) > 1u ? name##128[at] : load4_##name(at, type); }
+#define ROWS_OF(name, operand, type) \
+    void rows_##name(const uint at, out uvec4 w[4]) { \
+        uint down = STEPS(DIMS - 2u)[operand] / 4u, across = STEPS(DIMS - 1u)[operand] / LANES; \
+        if ((SCALARS >> (TURNED + operand) & 1u) == 0u) { \
+            [[unroll]] for (uint r = 0u; r < 4u; r++) \
+                if (r == 0u || (SCALARS >> (STAYS + operand) & 1u) == 0u) w[r] = fetch_##name(true, 0u, at + r * down); \
+                else w[r] = w[0]; \
+            return; \
+        } \
+        [[unroll]] for (uint r = 0u; r < 4u; r++) w[r] = uvec4(0u); \
+        [[unroll]] for (uint k = 0u; k < LANES; k++) { \
+            uvec4 x = load4_##name(at + k * across, type); \
+            [[unroll]] for (uint r = 0u; r < 4u; r++) put_raw(w[r], k, x[r], type); \
+        } }
 #define PUT(name, type) \
     void put_##name(const bool whole, const uint i, uint at, const uvec4 v) { \
         if (!whole) { store_##name(at, type, v.x); return; } \

@@ -16,7 +16,7 @@ layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
-layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: 1: weights and biases begin at multiples of PER_WORD
+layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: bits: weights and biases begin at multiples of PER_WORD; rows of y do, and n is whole eights
 #include "rows.glsl"
 BUFFER(0, y)
 BUFFER(1, x)
@@ -190,7 +190,7 @@ void add_residual(const uvec4 at, const uint lane, const uint groups)
 uvec4 next_weight[2], next_bias[2];               // halves: the first alone
 void ask(const uint g)
 {
-    if (LOOSE != 0u && BESIDES == 0u) return;
+    if (LOOSE != 0u && (BESIDES & 1u) == 0u) return;
     [[unroll]] for (uint k = 0u; k < WORDS; k++) {
         uint i = LOOSE != 0u ? min(g * WORDS + k, (n - 1u) / PER_WORD) : g * WORDS + k;
         if (has(WEIGHT)) next_weight[k] = weight128[weight_at / PER_WORD + i];
@@ -199,7 +199,7 @@ void ask(const uint g)
 }
 eight eight_of(const uint which, const uint from, const uint first)
 {
-    if (LOOSE != 0u && BESIDES == 0u) return loose_eight(loose_load(which, from + first, from + n - 1u, DTYPE), DTYPE);
+    if (LOOSE != 0u && (BESIDES & 1u) == 0u) return loose_eight(loose_load(which, from + first, from + n - 1u, DTYPE), DTYPE);
     uvec4 a = which == WEIGHT ? next_weight[0] : next_bias[0];
     if (DTYPE == F32) return eight(uintBitsToFloat(a), uintBitsToFloat(which == WEIGHT ? next_weight[1] : next_bias[1]));
     return eight(four_halves(a.xy, DTYPE), four_halves(a.zw, DTYPE));
@@ -256,7 +256,7 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
         hold(i, v, TESTED);
     }
     bool numbers = !TESTED || !is_nan(check);          // nothing is stored yet, so that what is not can be made again
-    if (LOOSE != 0u) store_loose(at, lane, numbers ? groups : 0u);
+    if (LOOSE != 0u && (BESIDES & 2u) == 0u) store_loose(at, lane, numbers ? groups : 0u);
     else [[unroll]] for (uint i = 0u; i < HELD; i++)
         if (numbers && lane + i * LANES < groups)
             [[unroll]] for (uint k = 0u; k < WORDS; k++)

@@ -14,7 +14,7 @@ layout(constant_id = 2) const uint T = 10;
 layout(constant_id = 3) const uint STEP = 1;           // elements of one load: 1, 4, or (HELD, two bytes each) 8
 layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
-layout(constant_id = 6) const uint LOOSE = 0;          // HELD, STEP 8: 1: rows begin and end anywhere
+layout(constant_id = 6) const uint LOOSE = 0;          // HELD, STEP 8: 1: rows begin and end anywhere; 2: the operand's begin anywhere
 layout(constant_id = 7) const uint FOURS = 0;          // APPLY, STEP 4: 1: of four columns, whose maxima and sums are one load
 
 layout(push_constant) uniform softmax_push {
@@ -217,8 +217,8 @@ void held(const uint row, const uint me, const uint slot)
     s = share_of(s);
     if (!there) return;
     bool nowhere = !is_nan(s);                         // NaN is in all of the row, or nowhere: no result needs a test
-    if (LOOSE != 0u) store_loose(at, me, x, s, nowhere);
-    else if (STEP == 8u)
+    if (LOOSE == 1u) store_loose(at, me, x, s, nowhere);
+    else if (STEP == 8u && T != F32)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
             uint i = spot_of(k, me);
             uvec4 y = nowhere ? eight_numbers(x[k] * s, x[k + 1u] * s, T) : uvec4(0x7fff7fffu);
@@ -276,7 +276,7 @@ vec2 given(const uint i)
 void apply()                                           // n: of the whole row, inner * what is reduced
 {
     uint i = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * HOLD * STEP, all = outer * n;
-    uint row = i / n, in_row = i - row * n, column = in_row % inner, whole = all / STEP * STEP;
+    uint row = i / n, in_row = i - row * n, column = in_row % inner, whole = all / STEP * STEP, end = min(i + HOLD * STEP, all);
     if (i >= all) return;
     vec2 one = given(row * inner + column), two = one;
     if (inner == 1u && HOLD * STEP > 1u) two = given(min(row + 1u, outer - 1u));
@@ -304,7 +304,7 @@ void apply()                                           // n: of the whole row, i
             row++;
         }
     }
-    for (; STEP == 4u && i >= whole && i < all; i++, in_row++) {                // fewer than four, of the last row
+    for (; STEP == 4u && i >= whole && i < end; i++, in_row++) {                // fewer than four, of the last row; once, where dst is src
         vec2 a = given(outer - 1u);
         storef_dst(to + i, T, exp(loadf_src(from + i, T) - a.x) * a.y);
     }

@@ -18,6 +18,9 @@ ACCESS(dst)
 ACCESS(src)
 LOCATE_TABLE(table)
 VECTORS(src, 1u, FROM)
+#if !defined(WIDE) && !defined(COMPLEX)
+ROWS_OF(src, 1u, FROM)
+#endif
 PUT(dst, TO)
 
 //! enum UNARY_: functions of one operand
@@ -151,6 +154,13 @@ uint apply(const uint raw, const float x)                                       
     if (!is_float(FROM)) return integer(sign_extend(raw, FROM));
     return OP == ABS ? raw & ~sign : OP == NEGATIVE ? raw ^ sign : test(x) ? 1u : 0u;
 }
+uvec4 result(const uvec4 w)
+{
+    uvec4 v = uvec4(0u);
+    if (has_value()) return values(w);
+    for (uint k = 0u; k < LANES; k++) put_element(v, k, apply(element(w, k, FROM), number(w, k)));
+    return v;
+}
 #endif
 
 void main()
@@ -163,9 +173,12 @@ void main()
 #if defined(WIDE) || defined(COMPLEX)
     write(at.x, at.y);
 #else
-    uvec4 w = fetch_src(whole, i, at.y), v = uvec4(0u);
-    if (has_value()) v = values(w);
-    else for (uint k = 0u; k < LANES; k++) put_element(v, k, apply(element(w, k, FROM), number(w, k)));
-    put_dst(whole, i, at.x, v);
+    if (FOUR_ROWS != 0u) {
+        uvec4 w[4];
+        rows_src(at.y, w);
+        [[dont_unroll]] for (uint r = 0u; r < 4u; r++) put_dst(true, i, at.x + r * (STEPS(DIMS - 2u).x / 4u), result(w[r]));
+        return;
+    }
+    put_dst(whole, i, at.x, result(fetch_src(whole, i, at.y)));
 #endif
 }
