@@ -385,6 +385,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "few values in long sequences by workgroups, and + or - a number with it, on GPUs (2: everywhere)")              \
     X(EMBEDDING,     "MLX_VK_ENABLE_TAKE_DEQUANTIZE",    1, "rows taken of a quantized matrix + dequantize fused")     \
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
+    X(WINDOW, "MLX_VK_WINDOW", 0, "operations lowered at a time, at first (0: more while the GPU is at work)")        \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
     X(SCAN_COLUMNS,  "MLX_VK_SCAN_COLUMNS",              0,                                                           \
@@ -3035,7 +3036,8 @@ struct stream {
     struct array *token;
     bool undecided;                                  /* the next such window may be planned otherwise */
     struct node *nodes;                              /* the tape */
-    uint32_t node_count, node_slots, lower_at;       /* lower_at: so many nodes are lowered */
+    /* lower_at: so many nodes are lowered; lowered: windows since none of them was left */
+    uint32_t node_count, node_slots, lower_at, lowered;
     size_t node_elements;                            /* of results */
     struct stream *next;
 };
@@ -4694,7 +4696,7 @@ static void bind_plan(struct encoder *e) { bind_rest(e, (struct progress){ 0 });
 /* ==== >>tape ====================================================================================================== */
 
 enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER_MOST = 2 * LOWER_AT,
-       LOWER_ELEMENTS = 1 << 24, LOWER_SUBMIT = 32, KEPT_NODES = 1024 };
+       LOWER_ELEMENTS = 1 << 24, LOWER_SUBMIT = 32, KEPT_NODES = 1024, SHORT_WINDOWS = 8 };
 
 /* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number
  * is that does not shape the plan, which replay writes anew (0: nowhere). */
@@ -5017,17 +5019,24 @@ static void stream_lower(struct stream *s, uint32_t keep)
     }
     close_ranks(s, count);
     s->lower_at = keep ? min_u32(s->lower_at + LOWER_AT, LOWER_MOST / 2) * 2 : 0;
+    s->lowered = keep ? s->lowered + 1 : 0;
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
 /* Lowers what is on the tape, when it is enough, and submits it: soon at first, so that the GPU begins; while it is at
- * work with that a longer window, which is cheaper where it comes again; but not where that would hold up much. */
+ * work with that a longer window, which is cheaper where it comes again; but not where that would hold up much.
+ *
+ * GATE_WINDOW is for who is slower than the GPU: what is left when all is on the tape then is what he waits for, so
+ * windows stay short. Only the first ones: more are planned anew each time, where KEPT_MOST of them do not hold all. */
 static void lower_enough(struct stream *s)
 {
-    bool much = s->node_elements >= LOWER_ELEMENTS;
-    if (s->held || s->node_count < LOWER_AT || (!much && s->node_count < s->lower_at)) return;
+    const int gate = s->device->gate[GATE_WINDOW];
+    const bool brief = gate > 0 && s->lowered < SHORT_WINDOWS;
+    const uint32_t least = brief ? (uint32_t)gate + LOWER_KEEP : LOWER_AT;
+    const bool much = s->node_elements >= LOWER_ELEMENTS || brief;
+    if (s->held || s->node_count < least || (!much && s->node_count < s->lower_at)) return;
     stream_lower(s, LOWER_KEEP);
-    if (s->ops >= LOWER_SUBMIT) stream_submit(s);
+    if (s->ops >= LOWER_SUBMIT || brief) stream_submit(s);
 }
 
 /* ---- streams: waited for, ended ---- */
