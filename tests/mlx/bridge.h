@@ -111,6 +111,15 @@ void pool_give(void* piece, size_t size);
 /* Libraries that are loaded, and have this in their path, use them from now on. */
 void use_pool(const char* library);
 
+/* Asks for memory that is wanted soon, perhaps to be written. */
+inline void fetch(const void* from, size_t size, bool write = false) {
+  const char* first = static_cast<const char*>(from);
+  for (size_t at = 0; at < size; at += 64) {
+    if (write) __builtin_prefetch(first + at, 1);
+    else __builtin_prefetch(first + at, 0);
+  }
+}
+
 /* ---- memory.cpp ---- */
 
 mlxvk_dtype dtype_of(const array& a);
@@ -127,6 +136,10 @@ bool host_number(const array& a, int& value);
 void give_back(const array& a, mlxvk_array handle);
 /* Makes `result` (whose handle it takes) the data of `out`. */
 void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s);
+/* Ask for what operand() will look at, each for what the one before has brought. */
+void fetch_data(const array& a);
+void fetch_block(const array& a);
+void fetch_handle(const array& a);
 /* Is its memory the host's alone, and so little that it may stay until later? */
 bool is_trifle(const array& a);
 /* Frees what another thread freed while this one recorded. */

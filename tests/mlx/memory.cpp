@@ -40,6 +40,7 @@ struct Block {
   bool on_host = false;      // the host's copy is right
   bool foreign = false;      // and is a caller's, who may change it at any time: each use by the GPU gets a copy of its own
   std::atomic<void*> direct{nullptr};   // the device's copy, mapped
+  std::atomic<void*> likely{nullptr};   // the handle that was wanted last, perhaps freed since: an address to ask for
   std::mutex mutex;          // of the two copies
   Block* next = nullptr;     // freed, see free_left()
 
@@ -227,13 +228,28 @@ int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
     return 0;
   }
   if (use == Use::own) return new_view(res, *b, a);
-  const bool whole = same_view(b->array, a);
-  if (!whole && !b->view.ctx)
-    if (int code = new_view(&b->view, *b, a)) return code;
-  if (!whole && !same_view(b->view, a)) return new_view(res, *b, a);
-  *res = whole ? b->array : b->view;
+  mlxvk_array* same = same_view(b->view, a) ? &b->view : same_view(b->array, a) ? &b->array : nullptr;
+  if (!same && b->view.ctx) return new_view(res, *b, a);
+  if (!same)
+    if (int code = new_view(same = &b->view, *b, a)) return code;
+  *res = *same;
+  b->likely.store(res->ctx, std::memory_order_relaxed);
   b->lent++;
   return LENT;
+}
+
+void fetch_data(const array& a) {
+  if (const auto& data = a.data_shared_ptr()) fetch(data.get(), 16);
+}
+
+void fetch_block(const array& a) {
+  if (a.data_shared_ptr()) fetch(block_of(a), sizeof(Block), true);
+}
+
+void fetch_handle(const array& a) {
+  const size_t size = 256;                                 // of what is behind one, about
+  const Block* b = a.data_shared_ptr() ? block_of(a) : nullptr;
+  if (b) fetch(b->likely.load(std::memory_order_relaxed), size);
 }
 
 void give_back_lent(const array& a) { block_of(a)->lent--; }

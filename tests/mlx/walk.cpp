@@ -259,7 +259,7 @@ class Recorder {
   bool has(Stream s) const { return busy_ && index_ == s.index && !recording_; }
 
  private:
-  enum { AHEAD = 4 };                                      // tasks
+  enum { AHEAD = 4, DESCRIPTION = 384 };                   // tasks; bytes of a description, about, and what counts its sharers
 
   struct Task {
     std::shared_ptr<Primitive> primitive;
@@ -305,14 +305,23 @@ class Recorder {
       if (is_trifle(a)) return;
       const_cast<std::shared_ptr<array::Data>&>(a.data_shared_ptr()).reset();
     }
-    /* Another thread wrote them last: they come from its cache. */
-    void fetch() const {
-      const size_t line = 64, size = 320;                  // of a description, about, and what counts its sharers
-      for (auto& a : outputs) {
-        const char* first = reinterpret_cast<const char*>(a.id()) - 16;
-        for (size_t at = 0; at < size; at += line) __builtin_prefetch(first + at, 1);
+    /* What it leads to, asked for in steps: each goes on from what the one before has brought by then. Another thread
+     * wrote most of it last, or it is out of reach since the last graph. */
+    void fetch_lists() const {
+      fetch(primitive.get(), 64);
+      fetch(inputs.data(), inputs.size() * sizeof(array));
+      fetch(outputs.data(), outputs.size() * sizeof(array));
+    }
+    void fetch_outputs() const {
+      for (auto& a : outputs) fetch(counts_of(a), DESCRIPTION, true);
+    }
+    void fetch_inputs() const {
+      for (auto& a : inputs) {
+        fetch(counts_of(a), 64, true);
+        fetch(counts_of(a) + 64, DESCRIPTION - 64);
       }
     }
+    static const char* counts_of(const array& a) { return reinterpret_cast<const char*>(a.id()) - 16; }
     void clear() {
       primitive.reset();
       inputs.clear();
@@ -323,7 +332,7 @@ class Recorder {
   /* The lock is held. */
   void clear() {
     for (size_t i = 0; i < left_; i++) {
-      if (i + AHEAD < left_) tasks_[i + AHEAD].fetch();
+      if (i + AHEAD < left_) tasks_[i + AHEAD].fetch_outputs();
       tasks_[i].clear();
     }
     left_ = 0;
@@ -355,12 +364,23 @@ class Recorder {
     }
   }
 
+  /* What the tasks behind this one lead to, so that it is there when their turn comes: a task is longer than a step. */
+  void fetch_behind(size_t at) const {
+    auto step = [&](size_t n, auto what) { if (at + n < count_) what(tasks_[at + n]); };
+    step(16, [](const Task& t) { mlxvk_mlx::fetch(&t, sizeof t); });
+    step(13, [](const Task& t) { t.fetch_lists(); });
+    step(10, [](const Task& t) { t.fetch_inputs(); t.fetch_outputs(); });
+    step(5, [](const Task& t) { for (auto& a : t.inputs) fetch_data(a); });
+    step(3, [](const Task& t) { for (auto& a : t.inputs) fetch_block(a); });
+    step(1, [](const Task& t) { for (auto& a : t.inputs) fetch_handle(a); });
+  }
+
   void record() {
     lend_stream(stream_, handle_);
     try {
       for (; done_ < count_; done_++) {
         Task& t = tasks_[done_];
-        if (done_ + AHEAD < count_) tasks_[done_ + AHEAD].fetch();
+        fetch_behind(done_);
         run(*t.primitive, t.inputs, t.outputs);
         t.spend();
         free_left();
