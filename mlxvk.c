@@ -2981,8 +2981,9 @@ struct encoder {
     struct window *held_in;                          /* steps of that window from `held` on, */
     uint32_t held, held_count;
     bool held_behind;                                /* a barrier */
-    /* the row of the table of fusions that is being applied, from 1; 0: none */
+    /* the row of the table of fusions that is being applied, from 1; 0: none; nodes that it may take, as before */
     uint32_t fusion;
+    const struct members *known;
     double slice;                                    /* microseconds from which on dispatches are cut; 0: GATE_CUT_US */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
@@ -5575,7 +5576,8 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
     if (dtype == MLXVK_FLOAT64) return FAIL(c, MLXVK_ERROR_DTYPE, "float64 is not supported on the GPU"), false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d is %d", i, shape[i]), false;
-        if (shape[i] && size > SIZE_MAX / 32 / (size_t)shape[i])
+        /* a dimension is below 2^31: nothing to divide by where that much fits */
+        if (shape[i] && size > SIZE_MAX / 32 >> 31 && size > SIZE_MAX / 32 / (size_t)shape[i])
             return FAIL(c, MLXVK_ERROR_LIMIT, "a shape of more than %zu elements", SIZE_MAX / 32), false;
         size *= (size_t)shape[i];
     }
@@ -5587,7 +5589,9 @@ static bool check_strides(struct call *c, int ndim, const int *shape, const int6
 {
     if (c->code || (ndim && !strides)) return !c->code;
     for (int i = 0; i < ndim; i++) {
-        int64_t most = INT64_MAX / 8 / MAXD / 2 / (shape[i] ? shape[i] : 1);     /* sums in bytes stay within 64 bits */
+        const int64_t sum = INT64_MAX / 8 / MAXD / 2, small = sum >> 31;     /* sums in bytes stay within 64 bits */
+        if (strides[i] <= small && strides[i] >= -small) continue;
+        int64_t most = sum / (shape[i] ? shape[i] : 1);
         if (strides[i] > most || strides[i] < -most)
             return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
     }
@@ -20773,6 +20777,8 @@ static uint32_t writer_of(const struct stream *s, uint32_t from, uint32_t to, co
 static bool can_join(struct stream *s, const uint32_t *members, int count, uint32_t j)
 {
     uint64_t search = ++s->device->searches;
+    const struct members *known = s->encoder.known;
+    for (int k = 0; known && k < known->count; k++) if (known->node[k] == j) return true;
     /* the first one may have gone ahead too */
     for (uint32_t i = members[0] - min_u32(members[0], LOOK_AHEAD); i < j; i++) {
         bool member = s->nodes[i].done;
@@ -22859,13 +22865,18 @@ static bool adopt_plan(struct encoder *e, struct window *w, struct kept_group *g
     return true;
 }
 
-/* Plans the nodes of a fusion as one again; false where they are none any more. */
+/* Plans the nodes of a fusion as one again; false where they are none any more. What it passes over they may go in front
+ * of, as when they were kept: the nodes touch the same storages, and the same of them are done. */
 static bool fuse_again(struct encoder *e, const struct kept_group *g)
 {
     struct stream *s = e->stream;
     struct members all = { { g->all.node[0] }, 1 };
+    bool fused;
     e->fusion = g->fusion;
-    if (fusion_table[g->fusion - 1].apply(e, s, &all, s->node_count) && !e->code && all.count == g->all.count &&
+    e->known = &g->all;
+    fused = fusion_table[g->fusion - 1].apply(e, s, &all, s->node_count);
+    e->known = NULL;
+    if (fused && !e->code && all.count == g->all.count &&
         !memcmp(all.node, g->all.node, (size_t)all.count * sizeof *all.node)) return true;
     plan_clear(e);
     e->code = 0;

@@ -108,6 +108,8 @@ struct Handle {
 /* As operator new and delete, from what the thread let go of before. */
 void* pool_take(size_t size);
 void pool_give(void* piece, size_t size);
+/* The calling thread asks for much: where nobody has that place (0: who makes graphs, 1: who records), it is its own. */
+void pool_settle(size_t place);
 /* Libraries that are loaded, and have this in their path, use them from now on. */
 void use_pool(const char* library);
 

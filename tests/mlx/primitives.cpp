@@ -341,8 +341,11 @@ static int convolution_native(Job& j) {
 
 static int quantized_matmul_native(Job& j) {
   auto [group, bits, mode, transpose] = j.as<QuantizedMatmul>().state();
-  return mlxvk_quantized_matmul(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 3 ? j.in[3] : none, transpose, {group, true},
-                                {bits, true}, quantization_mode_to_string(mode).c_str(), j.s);
+  auto call = [&, group = group, bits = bits, transpose = transpose](const char* name) {
+    return mlxvk_quantized_matmul(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 3 ? j.in[3] : none, transpose, {group, true},
+                                  {bits, true}, name, j.s);
+  };
+  return mode == QuantizationMode::Affine ? call("affine") : call(quantization_mode_to_string(mode).c_str());
 }
 
 static int gather_mm_native(Job& j) {

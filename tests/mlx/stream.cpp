@@ -160,6 +160,7 @@ void lend_stream(Stream s, mlxvk_stream handle) {
 }
 
 mlxvk_stream stream_of(Stream s) {
+  if (s.index == last_index && records()) return last_stream;
   join_walk(s);
   if (s.index == last_index) return last_stream;
   auto& all = streams();

@@ -224,6 +224,7 @@ class Recorder {
   bool take(const std::vector<const array*>& order, Stream s, const Event& event) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (busy_ || !start()) return false;
+    pool_settle(0);
     clear();
     handle_ = stream_of(s);
     stream_ = s;
@@ -349,6 +350,7 @@ class Recorder {
 
   [[noreturn]] void work() {
     recording_ = true;
+    pool_settle(1);
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       changed_.wait(lock, [this] { return bool(busy_); });
