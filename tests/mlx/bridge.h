@@ -110,6 +110,9 @@ void* pool_take(size_t size);
 void pool_give(void* piece, size_t size);
 /* The calling thread asks for much: where nobody has that place (0: who makes graphs, 1: who records), it is its own. */
 void pool_settle(size_t place);
+/* Who records: what it lets go of from now on is for who makes graphs. That one: takes what there is of it; the other rests. */
+void pool_pass_on(bool on);
+void pool_pick_up();
 /* Libraries that are loaded, and have this in their path, use them from now on. */
 void use_pool(const char* library);
 
@@ -168,6 +171,8 @@ enum class State { native, layout, host, unreached, fallback };
 struct Row;
 const Row* find_row(const Primitive& p);
 bool is_load(const Primitive& p);
+/* May it hold functions of Python's, or what the bridge does not know? */
+bool holds_functions(const Primitive& p);
 /* Its graph, which MLX calls its fallback; null for one that has none. */
 mlx::core::fast::Custom* with_graph(Primitive& p);
 /* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */

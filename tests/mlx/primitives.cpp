@@ -690,6 +690,12 @@ bool is_load(const Primitive& p) {
   return row && is(*row, "Load");
 }
 
+bool holds_functions(const Primitive& p) {
+  static const Row* const custom = std::find_if(std::begin(table), std::end(table), [](auto& row) { return is(row, "CustomTransforms"); });
+  const Row* row = find_row(p);
+  return !row || row == custom || row->state == State::fallback;
+}
+
 fast::Custom* with_graph(Primitive& p) {
   const Row* row = find_row(p);
   return row && row->graph ? static_cast<fast::Custom*>(&p) : nullptr;

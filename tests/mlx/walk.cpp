@@ -205,10 +205,10 @@ template struct Opened<&array::array_desc_>;
 
 /* One graph at a time: the next evaluation of any thread begins when the last one is recorded.
  *
- * Who calls made the graph's nodes, and makes as many for the next graph meanwhile: memory that this thread freed would
- * be in its part of the heap, or in the other's under a lock, and never where the next malloc() finds it at once. So it
- * leaves what it is done with, without data, and who comes next lets go of it. (Primitives may hold functions of
- * Python's, too, which only a thread that can have its lock may let go of.) */
+ * Who calls made the graph's nodes, and makes as many for the next graph meanwhile. When all is submitted the thread lets
+ * go of them, for as long as nobody waits for it, and passes their memory on to who calls. What it has not come to is left
+ * to that one; so are primitives that may hold functions of Python's, which only a thread that can have its lock may let
+ * go of, and data of the host's, which goes back to the part of the heap it is from. */
 class Recorder {
  public:
   static Recorder& the() { static auto* r = new Recorder; return *r; }   // its thread may outlive everything
@@ -226,6 +226,8 @@ class Recorder {
     if (busy_ || !start()) return false;
     pool_settle(0);
     clear();
+    pool_pick_up();
+    waited_for_ = false;
     handle_ = stream_of(s);
     stream_ = s;
     event_ = event;
@@ -241,6 +243,7 @@ class Recorder {
 
   void join() {
     if ((!busy_ && !failed_) || recording_) return;
+    waited_for_ = true;
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return !busy_; });
     if (!failed_) return;
@@ -272,9 +275,9 @@ class Recorder {
       outputs.clear();
       if (!a.siblings().empty()) outputs = a.outputs();
       for (auto& out : outputs) mark(out, event);
-      if (outputs.empty()) mark(a, event);
-      a.detach();
-      if (outputs.empty()) outputs.push_back(std::move(a));
+      if (!outputs.empty()) { a.detach(); return; }        // from its siblings; else nothing is left to leave
+      mark(a, event);
+      outputs.push_back(std::move(a));
     }
     static void mark(array& a, const Event& event) {
       a.attach_event(event);
@@ -325,8 +328,13 @@ class Recorder {
     static const char* counts_of(const array& a) { return reinterpret_cast<const char*>(a.id()) - 16; }
     void clear() {
       primitive.reset();
-      inputs.clear();
+      Arrays().swap(inputs);
       outputs.clear();
+    }
+    bool goes_anywhere() const {
+      auto holds = [](const array& a) { return sharers_of(a) && a.data_shared_ptr(); };
+      return !holds_functions(*primitive) && std::none_of(inputs.begin(), inputs.end(), holds) &&
+             std::none_of(outputs.begin(), outputs.end(), holds);
     }
   };
 
@@ -356,9 +364,10 @@ class Recorder {
       changed_.wait(lock, [this] { return bool(busy_); });
       lock.unlock();
       record();
-      lock.lock();
       event_ = Event();
-      left_ = count_;
+      if (!failed_) let_go();
+      lock.lock();
+      left_ = failed_ ? count_ : kept_;
       busy_ = false;
       changed_.notify_all();
       note_active_memory();
@@ -396,9 +405,20 @@ class Recorder {
     }
   }
 
+  /* What is to stay comes to the front. */
+  void let_go() {
+    pool_pass_on(true);
+    for (size_t i = kept_ = 0; i < count_; i++) {
+      if (!waited_for_ && tasks_[i].goes_anywhere()) tasks_[i].clear();
+      else std::swap(tasks_[kept_++], tasks_[i]);
+    }
+    pool_pass_on(false);
+  }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> busy_{false}, failed_{false};          // a graph is being recorded; was not, and is to be given back
+  std::atomic<bool> waited_for_{false};
   std::atomic<int> index_{-1};                             // of its stream
   bool started_ = false;
   Stream stream_{0, Device::gpu};
@@ -406,7 +426,7 @@ class Recorder {
   Event event_;
   std::vector<Task> tasks_;                                // kept, and what they hold room for
   std::atomic<size_t> left_{0};                            // so many of them are of the last graph
-  size_t count_ = 0, done_ = 0;
+  size_t count_ = 0, done_ = 0, kept_ = 0;
   static thread_local bool recording_;                     // this is the thread
 };
 thread_local bool Recorder::recording_ = false;
