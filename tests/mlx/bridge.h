@@ -220,5 +220,7 @@ void print_statistics();
 
 /* Called often, does its work once, as soon as MLX's Python type and functions are there. True: it did so now. */
 bool guard_python();
+/* A graph as large as a model's step: layers' attributes are made quick to find, when guard_python() is called next. */
+void note_large_graph();
 
 }  // namespace mlxvk_mlx

@@ -186,6 +186,7 @@ uint64_t handed_over_count() { return handed_over; }
  * (to find out what such a thread breaks). The thread takes work off who calls. Beside it model() took longer by as much
  * as long as both threads called malloc() for each object; since pool.cpp it does not (an H100: 0.98 ms, and 0.94). */
 enum { OWN_WALK = 1, LARGE_BY_THREAD, ALL_BY_THREAD };
+enum { LARGE = 100 };                                      // primitives
 static int wanted() {
   static const int value = [] {
     const char* text = std::getenv("MLX_VK_WALK");
@@ -215,8 +216,7 @@ class Recorder {
 
   /* MLX since 0.32 hands on errors by events. A small graph is recorded sooner than a thread wakes up. */
   bool takes(const std::vector<const array*>& order, bool async) const {
-    const size_t least = 100;
-    const bool suits = (async && order.size() >= least && wanted() == LARGE_BY_THREAD) || wanted() >= ALL_BY_THREAD;
+    const bool suits = (async && order.size() >= LARGE && wanted() == LARGE_BY_THREAD) || wanted() >= ALL_BY_THREAD;
     return MLX_VERSION_NUMERIC >= 32000 && suits && scheduler::scheduler().n_active_tasks() == 0;
   }
 
@@ -454,6 +454,7 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
   result.set_status(Status::evaluated);
   const auto order = graph.order();
   auto& recorder = Recorder::the();
+  if (order.size() >= LARGE) note_large_graph();
   if (recorder.takes(order, async) && recorder.take(order, s, event)) return result;
   try {
     for (size_t i = order.size(); i-- > 0;) {
