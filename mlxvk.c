@@ -22865,8 +22865,8 @@ static bool adopt_plan(struct encoder *e, struct window *w, struct kept_group *g
     return true;
 }
 
-/* Plans the nodes of a fusion as one again; false where they are none any more. What it passes over they may go in front
- * of, as when they were kept: the nodes touch the same storages, and the same of them are done. */
+/* Plans the nodes of a fusion as one again; false where they are none any more. What it passes over they may go in
+ * front of, as when they were kept: the nodes touch the same storages, and the same of them are done. */
 static bool fuse_again(struct encoder *e, const struct kept_group *g)
 {
     struct stream *s = e->stream;
