@@ -39,7 +39,9 @@ enum { SLOT_GETBUFFER = 1, SLOT_GETATTRO = 58, VARARGS_KEYWORDS = 3, PROGRAM = 2
 template <class T> bool find(T& to, const char* name) { return (to = reinterpret_cast<T>(dlsym(RTLD_DEFAULT, name))); }
 
 struct Interpreter {
-  int (*holds_lock)();
+  int (*holds_lock)();                                     // at the end of the interpreter it says yes in every thread
+  int (*initialized)();
+  void* (*this_thread)();
   void* (*slot)(Object*, int);
   Object* (*type_of)(Object*);
   Object* (*attribute)(Object*, const char*);
@@ -67,7 +69,8 @@ struct Interpreter {
   bool there;
 
   Interpreter() {
-    there = find(holds_lock, "PyGILState_Check") && find(slot, "PyType_GetSlot") && find(type_of, "PyObject_Type") &&
+    there = find(holds_lock, "PyGILState_Check") && find(initialized, "Py_IsInitialized") &&
+            find(this_thread, "PyGILState_GetThisThreadState") && find(slot, "PyType_GetSlot") && find(type_of, "PyObject_Type") &&
             find(attribute, "PyObject_GetAttrString") && find(set_attribute, "PyObject_SetAttrString") &&
             find(call, "PyObject_CallMethod") && find(import, "PyImport_ImportModule") &&
             find(memory_view, "PyMemoryView_FromObject") && find(method, "PyDescr_NewMethod") &&
@@ -246,7 +249,7 @@ bool find_for_layers() {
 /* All such types that there are. The lock is held. */
 void quicken_layers() {
   static const bool possible = find_for_layers();
-  if (!possible) return;
+  if (!possible || own.error()) return;
   auto& py = python();
   Object *code = py.compile(types_for_it, "mlxvk", PROGRAM), *names = py.dictionary(), *sys = py.import("sys");
   Object *done = code && names && sys ? py.evaluate(code, names, names) : nullptr, *types = nullptr;
@@ -336,7 +339,8 @@ void note_large_graph() {
 }
 
 bool guard_python() {
-  if (layers_wanted.load(std::memory_order_relaxed) && python().there && python().holds_lock() && layers_wanted.exchange(false))
+  if (layers_wanted.load(std::memory_order_relaxed) && !records() && python().there && python().initialized() &&
+      python().this_thread() && python().holds_lock() && layers_wanted.exchange(false))
     quicken_layers();
   enum { TRIES = 1000 };                                   // then it is a process without MLX's module
   static std::atomic<int> tries{0};
