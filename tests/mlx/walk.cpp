@@ -8,6 +8,7 @@
  * async_eval() of a large graph leaves the recording to a thread of its own, so that Python makes the next graph meanwhile: to
  * all others its arrays are evaluated as soon as async_eval() returns, with an event that is not signalled yet. */
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <thread>
@@ -220,30 +221,40 @@ class Recorder {
     return MLX_VERSION_NUMERIC >= 32000 && suits && scheduler::scheduler().n_active_tasks() == 0;
   }
 
-  /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had. */
+  /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had.
+   * The thread begins with the first of them while the others are taken, and what the last graph left goes after that. */
   bool take(const std::vector<const array*>& order, Stream s, const Event& event) {
+    std::vector<Task> last;
+    size_t left = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (busy_ || !start()) return false;
+      pool_settle(0);
+      pool_pick_up();
+      waited_for_ = false;
+      handle_ = stream_of(s);
+      stream_ = s;
+      event_ = event;
+      if (spare_.size() < order.size()) spare_.resize(order.size());
+      last = std::exchange(tasks_, std::move(spare_));
+      left = left_.exchange(0);
+      count_ = order.size();
+      done_ = ready_ = 0;
+      index_ = s.index;
+      busy_ = true;
+      handed_over++;
+    }
+    take_all(order, event);
+    clear(last, left);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (busy_ || !start()) return false;
-    pool_settle(0);
-    clear();
-    pool_pick_up();
-    waited_for_ = false;
-    handle_ = stream_of(s);
-    stream_ = s;
-    event_ = event;
-    if (tasks_.size() < order.size()) tasks_.resize(order.size());
-    for (count_ = 0; count_ < order.size(); count_++) tasks_[count_].take(*order[order.size() - 1 - count_], event);
-    done_ = 0;
-    index_ = s.index;
-    busy_ = true;
-    handed_over++;
-    changed_.notify_all();
+    spare_ = std::move(last);
     return true;
   }
 
   void join() {
     if ((!busy_ && !failed_) || recording_) return;
     waited_for_ = true;
+    spin_while([this] { return bool(busy_); });
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return !busy_; });
     if (!failed_) return;
@@ -255,7 +266,7 @@ class Recorder {
   void tidy() {
     if (!left_ || busy_ || recording_) return;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!busy_ && !failed_) clear();
+    if (!busy_ && !failed_) clear(tasks_, left_.exchange(0));
   }
 
   static bool recording() { return recording_; }
@@ -338,13 +349,44 @@ class Recorder {
     }
   };
 
-  /* The lock is held. */
-  void clear() {
-    for (size_t i = 0; i < left_; i++) {
-      if (i + AHEAD < left_) tasks_[i + AHEAD].fetch_outputs();
-      tasks_[i].clear();
+  /* As long as the thread waits for more it finds no way out: nothing may be thrown. */
+  void take_all(const std::vector<const array*>& order, const Event& event) noexcept {
+    const size_t some = 32;
+    for (size_t i = 0; i < order.size();) {
+      const size_t end = std::min(order.size(), i + some);
+      const bool first = !i;
+      for (; i < end; i++) tasks_[i].take(*order[order.size() - 1 - i], event);
+      std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+      if (first) lock.lock();                              // the thread may be about to sleep
+      ready_.store(i, std::memory_order_release);
+      if (first) changed_.notify_all();
     }
-    left_ = 0;
+  }
+
+  static void clear(std::vector<Task>& tasks, size_t left) {
+    for (size_t i = 0; i < left; i++) {
+      if (i + AHEAD < left) tasks[i + AHEAD].fetch_outputs();
+      tasks[i].clear();
+    }
+  }
+
+  /* A moment: threads that take turns many times a token find each other sooner awake than asleep, where there is a
+   * processor for each of them and for the others. */
+  template <class F> static void spin_while(F waits) {
+    static const bool enough = std::thread::hardware_concurrency() >= 4;
+    const auto moment = std::chrono::microseconds(200);
+    if (!enough || !waits()) return;
+    const auto start = std::chrono::steady_clock::now();
+    do {
+      for (int i = 0; i < 16 && waits(); i++) relax();
+    } while (waits() && std::chrono::steady_clock::now() - start < moment);
+  }
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    asm volatile("yield");
+#endif
   }
 
   bool start() {
@@ -361,13 +403,18 @@ class Recorder {
     pool_settle(1);
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return bool(busy_); });
+      lock.unlock();
+      spin_while([this] { return !ready_; });
+      lock.lock();
+      changed_.wait(lock, [this] { return busy_ && ready_; });
       lock.unlock();
       record();
+      while (ready_ < count_) std::this_thread::yield();   // it failed
       event_ = Event();
       if (!failed_) let_go();
       lock.lock();
       left_ = failed_ ? count_ : kept_;
+      ready_ = 0;
       busy_ = false;
       changed_.notify_all();
       note_active_memory();
@@ -376,8 +423,8 @@ class Recorder {
   }
 
   /* What the tasks behind this one lead to, so that it is there when their turn comes: a task is longer than a step. */
-  void fetch_behind(size_t at) const {
-    auto step = [&](size_t n, auto what) { if (at + n < count_) what(tasks_[at + n]); };
+  void fetch_behind(size_t at, size_t end) const {
+    auto step = [&](size_t n, auto what) { if (at + n < end) what(tasks_[at + n]); };
     step(16, [](const Task& t) { mlxvk_mlx::fetch(&t, sizeof t); });
     step(13, [](const Task& t) { t.fetch_lists(); });
     step(10, [](const Task& t) { t.fetch_inputs(); t.fetch_outputs(); });
@@ -389,9 +436,10 @@ class Recorder {
   void record() {
     lend_stream(stream_, handle_);
     try {
-      for (; done_ < count_; done_++) {
+      for (size_t ready = 0; done_ < count_; done_++) {
+        while (ready < count_ && (ready = ready_.load(std::memory_order_acquire)) <= done_) std::this_thread::yield();
         Task& t = tasks_[done_];
-        fetch_behind(done_);
+        fetch_behind(done_, ready);
         run(*t.primitive, t.inputs, t.outputs);
         t.spend();
         free_left();
@@ -424,7 +472,8 @@ class Recorder {
   Stream stream_{0, Device::gpu};
   mlxvk_stream handle_{};
   Event event_;
-  std::vector<Task> tasks_;                                // kept, and what they hold room for
+  std::vector<Task> tasks_, spare_;                        // kept, and what they hold room for
+  std::atomic<size_t> ready_{0};                           // so many are taken
   std::atomic<size_t> left_{0};                            // so many of them are of the last graph
   size_t count_ = 0, done_ = 0, kept_ = 0;
   static thread_local bool recording_;                     // this is the thread
