@@ -259,14 +259,35 @@ class Recorder {
     changed_.wait(lock, [this] { return !busy_; });
     if (!failed_) return;
     for (size_t i = done_; i < count_; i++) tasks_[i].give_back();
+    given_back_++;
     failed_ = false;
+  }
+
+  /* Reads a graph while the last one is recorded, and joins. Again, where arrays were given back in between. */
+  template <class F> bool read_and_join(F read) {
+    bool fits = false;
+    uint64_t before = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);             // none is given back just now
+      before = given_back_;
+      fits = read();
+    }
+    join();
+    return before == given_back_ ? fits : read();
   }
 
   /* What is left of the last graph goes. */
   void tidy() {
+    std::vector<Task> last;
+    size_t left = 0;
     if (!left_ || busy_ || recording_) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!busy_ && !failed_) clear(tasks_, left_.exchange(0));
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (busy_ || failed_) return;
+      left = left_.exchange(0);
+      last.swap(tasks_);
+    }
+    clear(last, left);                                     // who waits for Python's lock here has none of ours
   }
 
   static bool recording() { return recording_; }
@@ -467,6 +488,7 @@ class Recorder {
   std::condition_variable changed_;
   std::atomic<bool> busy_{false}, failed_{false};          // a graph is being recorded; was not, and is to be given back
   std::atomic<bool> waited_for_{false};
+  std::atomic<uint64_t> given_back_{0};                    // how often arrays were
   std::atomic<int> index_{-1};                             // of its stream
   bool started_ = false;
   Stream stream_{0, Device::gpu};
@@ -493,7 +515,14 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
     return a;
   }();
   thread_local Graph graph;
-  if (tracer.is_tracer() || !graph.read(outputs)) return {};
+  auto& recorder = Recorder::the();
+  std::vector<const array*> order;
+  auto read = [&] {
+    if (tracer.is_tracer() || !graph.read(outputs)) return false;
+    order = graph.order();
+    return true;
+  };
+  if (!recorder.read_and_join(read)) return {};
   walks++;
   const Stream s = graph.stream();
   Event event(s);
@@ -501,8 +530,6 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
   array result({}, mlx::core::bool_, nullptr, {});          // who waits for it waits for all
   result.attach_event(event);
   result.set_status(Status::evaluated);
-  const auto order = graph.order();
-  auto& recorder = Recorder::the();
   if (order.size() >= LARGE) note_large_graph();
   if (recorder.takes(order, async) && recorder.take(order, s, event)) return result;
   try {
@@ -524,9 +551,9 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
 namespace mlx::core {
 
 array eval_impl(std::vector<array> outputs, bool async) {
-  mlxvk_mlx::join_walk();
   if (mlxvk_mlx::wanted() >= mlxvk_mlx::OWN_WALK)
     if (auto result = mlxvk_mlx::walk(outputs, async)) return std::move(*result);
+  mlxvk_mlx::join_walk();
   return mlxvk_mlx::original_eval_impl(std::move(outputs), async);
 }
 
