@@ -3056,9 +3056,10 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
 /* Kernels whose accesses no driver need check: their places are clamped to their operands'. Of others NVIDIA's driver
  * checks each. (An H100, without in these: a step of Qwen3-8B 446 to 454 tokens/s, in bfloat16 148 to 153; scans in one
  * pass took longer without. An H200: a sort of 2^26 values 2,520 and 2,370 us.) */
-static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_ATTENTION_CHUNKS, K_ATTENTION_CHUNKS_ROPE, K_QMV_HELD, K_QMV_HELD_SETS,
-                                             K_QMV_MATRIX_BF16, K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP,
-                                             K_MATMUL_FEW_BF16, K_MATMUL_FEW_F16, K_RADIX };
+static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_ATTENTION_CHUNKS,
+                                             K_ATTENTION_CHUNKS_ROPE, K_QMV_HELD, K_QMV_HELD_SETS, K_QMV_MATRIX_BF16,
+                                             K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP, K_MATMUL_FEW_BF16,
+                                             K_MATMUL_FEW_F16, K_RADIX };
 
 static VkPipelineRobustnessBufferBehaviorEXT robustness_of(const struct device *d, enum kernel_id k)
 {
@@ -13617,7 +13618,7 @@ static bool bind_parts(struct encoder *e, uint64_t rows, uint32_t parts, uint32_
     return true;
 }
 
-/* Subgroups that have chunks of the same rows; that have rows of their own. */
+/* GATE_INVARIANT, attention_chunks.comp. Subgroups that have chunks of the same rows; that have rows of their own. */
 enum { CHUNK_SUBGROUPS = 8, WALK_SUBGROUPS = 4, CHUNK_SIZE = 16, CHUNK_WIDTH = 128 };
 
 /* Workgroups that share rows, each with a chunk for a subgroup. */
@@ -13630,8 +13631,9 @@ static uint32_t chunk_splits(uint32_t keys)
 /* Shared memory in bytes. */
 static size_t chunk_memory(uint32_t subgroups, uint32_t queries, uint32_t d, uint32_t dv)
 {
-    size_t wide = max_size(max_size(d / 8, dv / 8), 8) + 1;
-    return 16 * CHUNK_SIZE * (queries * (d / 8 + 1) + subgroups * wide) + 8 * subgroups * CHUNK_SIZE + 16 + 4 * d;
+    size_t wide = max_size(max_size(d / 8, dv / 8) + 1, 9), half = (dv / CHUNK_SIZE + 1) / 2 * (CHUNK_SIZE / 4);
+    size_t groups = queries * (d / 8 + 1) + subgroups * max_size(wide, half);   /* of 16 bytes, a row */
+    return 16 * CHUNK_SIZE * groups + 8 * subgroups * CHUNK_SIZE + 16 + 4 * d;
 }
 
 /* Why chunks of keys by cooperative matrices do not take these: for any number of rows the same. */
@@ -13660,7 +13662,8 @@ static bool in_chunks(const struct encoder *e, const struct attention *a)
     return is_invariant(e) && !chunks_fit(e, a);
 }
 
-/* Does a subgroup go through all of its rows' keys? Else as many as there are chunks share them. */
+/* Does a subgroup go through all of its rows' keys? Else as many as there are chunks share them, while that gives the
+ * device more to do at once, and there are counters and room for parts. */
 static bool walks(const struct encoder *e, const struct attention *a)
 {
     uint64_t rows = (uint64_t)a->q->shape[2] * head_group(a), splits = chunk_splits(a->keys);
@@ -13878,7 +13881,7 @@ static const struct candidate attention_kernels[] = {
     { "attention", NULL, NULL, attention_general },
 };
 
-/* For all numbers of queries the same: those that share a workgroup's keys, the parts of keys. */
+/* For all numbers of queries the same order: chunks of keys, or the parts of keys. */
 static const struct candidate invariant_attention[] = {
     { "attention by chunks of keys", chunks_fit, NULL, attention_chunks },
     { "attention_decode", decode_fits, NULL, attention_decode },

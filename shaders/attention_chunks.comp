@@ -52,8 +52,9 @@ const uint FETCH_K = (SIZE * K8 + LANES - 1u) / LANES, FETCH_V = (SIZE * V8 + LA
 const uint LEAST = LANES / 8u, SPREAD = ROWS <= LEAST ? LEAST : ROWS <= 2u * LEAST ? 2u * LEAST : SIZE;
 const uint PITCH = STEP / 4u + 1u, P_PITCH = STEP / 8u + 1u, PER_ROW = LANES / SPREAD, FOURS = STEP / 4u / PER_ROW;
 const uint BLOCK = WALK ? SUBGROUPS * SIZE : ROWS;      // rows of a workgroup
-const uint WIDER = K_PITCH > V_PITCH ? K_PITCH : V_PITCH, ROOM = SIZE * (WIDER > PITCH ? WIDER : PITCH);
-const uint PATCH = SIZE * SIZE / 4u, WIDE = VALUE_WIDTH / SIZE, AT_ONCE = ROOM / PATCH < WIDE ? ROOM / PATCH : WIDE;
+const uint PATCH = SIZE * SIZE / 4u, WIDE = VALUE_WIDTH / SIZE, AT_ONCE = (WIDE + 1u) / 2u;      // tiles of results, half of them
+const uint WIDER = K_PITCH > V_PITCH ? K_PITCH : V_PITCH, ROW = WIDER > PITCH ? WIDER : PITCH;
+const uint ROOM = SIZE * ROW > PATCH * AT_ONCE ? SIZE * ROW : PATCH * AT_ONCE;
 const uint WIDE_MOST = 8u;                              // WIDE is up to that: 128 features
 shared uvec4 queries[(WALK ? SUBGROUPS : 1u) * SIZE * K_PITCH];
 shared uvec4 tiles[SUBGROUPS * ROOM];                   // of each subgroup: keys, scores, weights, values, results
@@ -340,7 +341,6 @@ void join_subgroups(const uint batch, const uint head, const uint first_row, con
     if (share == 0u) figures[gl_SubgroupID * SIZE + row] = vec2(high, total);
     JOIN(0u)
     if (AT_ONCE < WIDE) { JOIN(AT_ONCE) }
-    if (2u * AT_ONCE < WIDE) { JOIN(2u * AT_ONCE) }
     for (uint u = gl_SubgroupID * LANES + lane; PARTS && u < rows * SUBGROUPS; u += THREADS)
         part_two[parts() * (VALUE_WIDTH / 2u) + (at + u / SUBGROUPS) * splits * SUBGROUPS + split * SUBGROUPS + u % SUBGROUPS] =
             figures[u % SUBGROUPS * SIZE + u / SUBGROUPS];

@@ -404,6 +404,91 @@ static void attention(bool strict)
         }
 }
 
+/* ---- attention by chunks of keys: its ways, and what it does not take ---- */
+
+struct chunked {
+    const char *name;
+    struct shape shape;
+    mlxvk_dtype type;
+    int mask, room;                                     /* room: features that rows have behind their own */
+    bool sinks, fits;
+};
+
+/* The result's bytes under these gates, and how many dispatches of attention_chunks.comp there were. */
+static unsigned char *chunked_run(const struct chunked *c, const char *gates, size_t *size, uint64_t *dispatches)
+{
+    const struct shape *s = &c->shape;
+    const mlxvk_device own_device = device;
+    const mlxvk_stream own_stream = stream;
+    struct setting on = start(gates);
+    struct trial t = { .in_axis = 2, .kind = c->mask, .first = s->first };
+    int keys = s->first + s->queries;
+    mlxvk_array x;
+    unsigned char *data;
+    device = on.device;
+    stream = on.stream;
+    x = RANDOM(c->type, 31, 2, s->heads, s->queries, s->width);
+    t.operand[KEYS] = RANDOM(c->type, 32, 2, s->kv_heads, keys + 3, s->width + c->room);
+    t.operand[VALUES] = RANDOM(c->type, 33, 2, s->kv_heads, keys + 3, s->value_width + c->room);
+    for (int i = KEYS; i <= VALUES; i++) {
+        take_slice(&t.operand[i], 2, 0, keys, 1);
+        take_slice(&t.operand[i], 3, 0, i == KEYS ? s->width : s->value_width, 1);
+    }
+    if (c->mask == ADDED_MASK) t.operand[MASK] = RANDOM(c->type, 34, 2, 1, s->queries, keys);
+    if (c->sinks) t.operand[SINKS] = RANDOM(c->type, 35, s->heads);
+    mlxvk_reset_stats(device);
+    data = rows_read(attend(&t, x, 0), 2, size);
+    mlxvk_array_free(x);
+    trial_free(&t);
+    device = own_device;
+    stream = own_stream;
+    finish(&on);
+    *dispatches = dispatches_of(gates, "attention_chunks");
+    return data;
+}
+
+/* Subgroups that go through all keys and those that share them: the same bits. And one thing at a time that chunks of keys
+ * by matrices do not take, which then has the same bits all the same. */
+static void test_chunks(void **state)
+{
+#define SHAPE(...) .shape = { __VA_ARGS__ }
+    static const struct chunked cases[] = {
+        { "a prompt", SHAPE(4, 2, 70, 0, 64, 64), MLXVK_BFLOAT16, CAUSAL, .fits = true },
+        { "one key", SHAPE(4, 2, 1, 0, 64, 64), MLXVK_BFLOAT16, NO_MASK, .fits = true },
+        { "up to where chunks become longer", SHAPE(4, 1, 1, 511, 128, 128), MLXVK_BFLOAT16, NO_MASK, .fits = true },
+        { "few queries, one key behind that", SHAPE(8, 2, 3, 510, 128, 128), MLXVK_BFLOAT16, CAUSAL, .fits = true },
+        { "several workgroups' keys", SHAPE(6, 2, 37, 1500, 128, 80), MLXVK_BFLOAT16, CAUSAL, .sinks = true, .fits = true },
+        { "a mask that is added, narrow values", SHAPE(2, 1, 35, 300, 112, 16), MLXVK_BFLOAT16, ADDED_MASK, .fits = true },
+        { "narrow keys, gaps behind them", SHAPE(2, 2, 18, 600, 16, 112), MLXVK_BFLOAT16, NO_MASK, 8, .sinks = true,
+          .fits = true },
+        { "float16", SHAPE(4, 2, 33, 600, 64, 64), MLXVK_FLOAT16, CAUSAL, .fits = false },
+        { "float32", SHAPE(4, 2, 33, 600, 64, 64), MLXVK_FLOAT32, CAUSAL, .fits = false },
+        { "72 features", SHAPE(4, 2, 33, 600, 72, 64), MLXVK_BFLOAT16, CAUSAL, .fits = false },
+        { "values of 72 features", SHAPE(4, 2, 33, 600, 64, 72), MLXVK_BFLOAT16, CAUSAL, .fits = false },
+        { "144 features", SHAPE(4, 2, 33, 600, 144, 64), MLXVK_BFLOAT16, CAUSAL, .fits = false },
+        { "values of 144 features", SHAPE(4, 2, 33, 600, 64, 144), MLXVK_BFLOAT16, CAUSAL, .fits = false },
+    };
+    static const char *const ways[] = { "MLX_VK_POISON=1 MLX_VK_BATCH_INVARIANT=1 MLX_VK_SDPA_SPLIT_K=2",
+                                        "MLX_VK_POISON=1 MLX_VK_BATCH_INVARIANT=1 MLX_VK_SDPA_SPLIT_K=1",
+                                        "MLX_VK_POISON=1 MLX_VK_BATCH_INVARIANT=1" };
+    bool able = false;
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        unsigned char *want = NULL, *got;
+        for (size_t k = 0; k < COUNT(ways); k++) {
+            uint64_t dispatches, before = dispatches_of(ways[k], "attention_chunks");
+            size_t size;
+            got = chunked_run(&cases[i], ways[k], &size, &dispatches);
+            if (!i) able = dispatches > before;
+            assert_int_equal(dispatches > before, able && cases[i].fits);
+            if (want && memcmp(got, want, size)) fail_msg("%s: other bits with %s", cases[i].name, ways[k]);
+            if (want) free(got);
+            else want = got;
+        }
+        free(want);
+    }
+}
+
 /* ---- what a product prepares of its row: a norm, silu(x) * y ---- */
 
 /* A layer's way for `rows` rows of k: a norm, two products of it, silu(x) * y of these, a product back, an addition. */
@@ -628,7 +713,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),      cmocka_unit_test(test_dense),     cmocka_unit_test(test_batched),
         cmocka_unit_test(test_gathered),  cmocka_unit_test(test_quantized), cmocka_unit_test(test_chained),
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_prepared),  cmocka_unit_test(test_model),
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_chunks),    cmocka_unit_test(test_prepared),
+        cmocka_unit_test(test_model),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("invariant", tests, set_up_poisoned, tear_down);
