@@ -13417,17 +13417,17 @@ enum { INVARIANT_KEYS = 512, INVARIANT_ROOM = 1 << 25 };
 /* All keys are one part where one or two workgroups can have them, for a second step does not pay then. No more
  * workgroups than run at once, for those left over would take as long as all others (an H100, 8192 keys: in 128
  * workgroups 24 us, in 160 33). */
-static struct decode_cut cut_decode(const struct encoder *e, const struct attention *a)
+static struct decode_cut cut_rows(const struct encoder *e, const struct attention *a, uint32_t rows)
 {
     const struct decode_row *t = decode_tuning(e);
     const struct device *d = e->device;
     int queries = a->q->shape[2];
-    uint32_t all = head_group(a) * (uint32_t)queries, blocks = ceil_div(all, decode_rows(e)), n, aim = t->groups;
+    uint32_t all = head_group(a) * (uint32_t)queries, blocks = ceil_div(all, rows), n, aim = t->groups;
     uint32_t groups = blocks * (uint32_t)(a->k->shape[0] * a->k->shape[1]), chunk;
     uint32_t forced = (uint32_t)d->gate[GATE_SDPA_SPLIT], most = by_queries(d, GATE_SPLIT_PARTS, queries);
     struct decode_cut cut = { ceil_div(all, blocks), UINT32_MAX, 1, DECODE_SUBGROUPS };
     if (is_invariant(e)) {
-        cut.rows = min_u32(all, decode_rows(e));
+        cut.rows = min_u32(all, rows);
         for (chunk = INVARIANT_KEYS; a->keys / SPLIT_MOST >= chunk; chunk *= 2) ;
         if (!d->tuning->deep) return cut;
         cut.each = chunk;
@@ -13445,6 +13445,11 @@ static struct decode_cut cut_decode(const struct encoder *e, const struct attent
     cut.splits = ceil_div(a->keys, cut.each);
     if (cut.splits == 1) cut.each = UINT32_MAX;
     return cut;
+}
+
+static struct decode_cut cut_decode(const struct encoder *e, const struct attention *a)
+{
+    return cut_rows(e, a, decode_rows(e));
 }
 
 /* Why the kernel for few queries of each head of keys does not take these; NULL where it does. */
@@ -13575,14 +13580,18 @@ static void bind_newest(struct encoder *e, const struct newest *n, struct attent
 
 /* How a decoding step is cut, and by how many subgroups: as others, but for few keys, where adding up parts takes
  * longer than reading them (an H100: Qwen3-8B at 600 keys 321 tokens/s in parts, 384 in one, 408 in one by twice the
- * subgroups). */
+ * subgroups). In parts a workgroup has two rows, which share nothing with the other two: with four it has 164 registers
+ * for each thread, not 111 (an H100, Qwen3-8B at 8192 keys: 243 and 346 tokens/s). */
+enum { STEP_ROWS = 2 };
 static struct decode_cut cut_step(const struct encoder *e, const struct attention *a)
 {
     const int *gate = e->device->gate;
     const struct decode_row *t = decode_tuning(e);
     bool forced = gate[GATE_SDPA_SPLIT] || gate[GATE_SDPA_ROWS] || by_queries(e->device, GATE_SPLIT_PARTS, 1);
     struct decode_cut cut = { 1, UINT32_MAX, 1, DECODE_SUBGROUPS };
-    if (is_invariant(e) || a->keys > t->alone || forced) cut = cut_decode(e, a);
+    uint32_t rows = min_u32(decode_rows(e), STEP_ROWS);
+    if (is_invariant(e) || forced || !e->device->tuning->deep) rows = decode_rows(e);
+    if (is_invariant(e) || a->keys > t->alone || forced) cut = cut_rows(e, a, rows);
     if (cut.splits == 1 && a->keys > t->wide && a->keys <= t->alone && !is_invariant(e) &&
         2 * cut.subgroups * pow2_at_least((uint32_t)a->q->shape[3]) <= DECODE_ROOM) cut.subgroups *= 2;
     return cut;

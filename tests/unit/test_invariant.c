@@ -436,7 +436,6 @@ static unsigned char *chunked_run(const struct chunked *c, const char *gates, si
     }
     if (c->mask == ADDED_MASK) t.operand[MASK] = RANDOM(c->type, 34, 2, 1, s->queries, keys);
     if (c->sinks) t.operand[SINKS] = RANDOM(c->type, 35, s->heads);
-    mlxvk_reset_stats(device);
     data = rows_read(attend(&t, x, 0), 2, size);
     mlxvk_array_free(x);
     trial_free(&t);
