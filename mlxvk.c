@@ -13504,34 +13504,39 @@ static bool spreads(const struct encoder *e, const struct decode_cut *cut, uint3
 /* Are results kept as parts of a row? GATE_INVARIANT: those of one part, too. */
 static bool keeps_parts(const struct decode_cut *cut) { return cut->splits > 1 || cut->each == INVARIANT_KEYS; }
 
+/* Room for what `rows` rows have in parts, if there are any. */
+static bool bind_parts(struct encoder *e, uint64_t rows, uint32_t parts, uint32_t width)
+{
+    struct array *room = parts ? scratch(e, (size_t)(rows * parts * (width + 2)), MLXVK_FLOAT32) : NULL;
+    if (!room) return !parts;
+    set_output(e, SLOT_attention_decode_part, room);
+    set_counters(e, SLOT_attention_decode_finished);
+    array_release(room);
+    return true;
+}
+
 /* One dispatch: where the keys are split, the last workgroup to finish a row adds up the parts. */
 static void attention_decode(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     struct decode_cut cut = cut_decode(e, a);
     uint32_t d = (uint32_t)a->q->shape[3], dv = (uint32_t)a->v->shape[3], lanes = decode_lanes(e, a, &cut);
+    bool parts = keeps_parts(&cut);
     struct attention_push p;
-    struct array *parts = NULL;
     NOTE(e->device, NOTE_SPLIT, "attention_decode", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), cut.splits,
          size_class(min_u32(cut.each, a->keys)));
-    if (keeps_parts(&cut) &&
-        !(parts = scratch(e, a->q->size / d * cut.splits * (dv + 2), MLXVK_FLOAT32))) return;
     p = bind_attention(e, a, true);
+    if (!bind_parts(e, a->q->size / d, parts ? cut.splits : 0, dv)) return;
     p.splits = cut.splits;
     p.split_keys = cut.each;
-    if (parts) {
-        set_output(e, SLOT_attention_decode_part, parts);
-        set_counters(e, SLOT_attention_decode_finished);
-    }
     USE(e, attention_decode, &p, .threads = decode_threads(e, cut.subgroups), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes),
-        .value_chunks = ceil_div(dv, 8 * lanes), .ahead = decode_ahead(e, &cut, lanes), .parts = parts != NULL,
+        .value_chunks = ceil_div(dv, 8 * lanes), .ahead = decode_ahead(e, &cut, lanes), .parts = parts,
         .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = decode_buffers(&cut),
         .full = d == dv && is_full(e, d, lanes), .in_order = is_invariant(e),
         .one_query = own_pipelines(e) && a->q->shape[2] == 1 && !is_invariant(e) &&
                      !(a->flags & (ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)));
     dispatch_rows(e, &p, cut.rows);
-    array_release(parts);
 }
 
 static double attention_work(const struct attention *a)
@@ -13603,17 +13608,6 @@ static struct attention_rope_push bind_decoding(struct encoder *e, const struct 
     return p;
 }
 
-/* Room for what `rows` rows have in parts, if there are any. */
-static bool bind_parts(struct encoder *e, uint64_t rows, uint32_t parts, uint32_t width)
-{
-    struct array *room = parts ? scratch(e, (size_t)(rows * parts * (width + 2)), MLXVK_FLOAT32) : NULL;
-    if (!room) return !parts;
-    set_output(e, SLOT_attention_decode_part, room);
-    set_counters(e, SLOT_attention_decode_finished);
-    array_release(room);
-    return true;
-}
-
 /* GATE_INVARIANT, attention_chunks.comp. Subgroups that have chunks of the same rows; that have rows of their own. */
 enum { CHUNK_SUBGROUPS = 8, WALK_SUBGROUPS = 4, CHUNK_SIZE = 16, CHUNK_WIDTH = 128 };
 
@@ -13674,15 +13668,16 @@ static void attention_chunks(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     bool walk = walks(e, a);
-    uint32_t size = CHUNK_SIZE, lanes = e->device->caps.subgroup;
+    uint32_t lanes = e->device->caps.subgroup;
     uint32_t subgroups = walk ? WALK_SUBGROUPS : CHUNK_SUBGROUPS, splits = walk ? 1 : chunk_splits(a->keys);
-    uint32_t all = (uint32_t)a->q->shape[2] * head_group(a), rows = walk ? subgroups * size : min_u32(size, all);
+    uint32_t all = (uint32_t)a->q->shape[2] * head_group(a);
+    uint32_t rows = walk ? subgroups * CHUNK_SIZE : min_u32(CHUNK_SIZE, all);
     struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
     if (!bind_parts(e, a->q->size / p.key_width, splits > 1 ? splits * subgroups : 0, p.value_width)) return;
     p.splits = splits;
     USE(e, attention_chunks, &p, .threads = subgroups * lanes, .dtype = (uint32_t)a->q->dtype, .width = p.key_width,
         .value_width = p.value_width, .subgroups = subgroups, .lanes = lanes,
-        .even = !e->device->tuning->deep, .parts = splits > 1, .rows = min_u32(rows, size), .walk = walk);
+        .even = !e->device->tuning->deep, .parts = splits > 1, .rows = min_u32(rows, CHUNK_SIZE), .walk = walk);
     dispatch_rows(e, &p, rows);
 }
 
