@@ -5572,7 +5572,7 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
         if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d is %d", i, shape[i]), false;
         if (shape[i] && size > SIZE_MAX / 32 / (size_t)shape[i])
             return FAIL(c, MLXVK_ERROR_LIMIT, "a shape of more than %zu elements", SIZE_MAX / 32), false;
-        size *= (size_t)shape[i];
+        size *= shape[i] ? (size_t)shape[i] : 1;     /* strides of what is empty must not overflow, either */
     }
     return true;
 }
