@@ -447,7 +447,8 @@ test-mlx: mlx-ready
 # MLX's own tests, from a copy of its repository: DIR=mlx, or one of its folders of tests, mlx/python/tests and mlx/tests. Those
 # in C++ are compiled against the wheel, each file into a program of its own. residency_tests.cpp is of Metal's classes.
 own := $(mlx)/own
-own_main := $(firstword $(wildcard $(DIR)/tests.cpp $(DIR)/tests/tests.cpp))
+own_main := $(firstword $(wildcard $(addsuffix tests.cpp,$(dir $(firstword $(filter %.cpp,$(TESTS))))) \
+                        $(DIR)/tests.cpp $(DIR)/tests/tests.cpp))
 own_tests := $(or $(TESTS),$(sort $(wildcard $(addprefix $(DIR)/,test_*.py python/tests/test_*.py))) $(if $(own_main),\
                  $(filter-out %/residency_tests.cpp,$(sort $(wildcard $(addprefix $(dir $(own_main)),*_tests.cpp test_*.cpp))))))
 own_cpp := $(filter %.cpp,$(if $(filter test-mlx-own own-programs,$(MAKECMDGOALS)),$(own_tests)))
