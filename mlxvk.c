@@ -24911,6 +24911,17 @@ int mlxvk_array_host(void **data, mlxvk_array array)
     return unlock_with(d, code);
 }
 
+size_t mlxvk_array_memory_capacity(mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    if (!a) return 0;
+    struct device *d = lock_array(a);
+    const struct storage *st = a->storage;
+    size_t size = st->buffer ? st->buffer->size : st->nbytes;
+    unlock_with(d, 0);
+    return size;
+}
+
 /* ==== >>public: strings, vectors and maps ========================================================================= */
 
 /* An entry of a map. */

@@ -200,5 +200,7 @@ void print_statistics();
 
 /* Called often, does its work once, as soon as MLX's Python type and functions are there. True: it did so now. */
 bool guard_python();
+/* Is this a process of Python's? */
+bool has_python();
 
 }  // namespace mlxvk_mlx

@@ -39,6 +39,7 @@ struct Block {
   size_t charged = 0;        // of these, as the host's alone
   bool on_host = false;      // the host's copy is right
   bool foreign = false;      // and is a caller's, who may change it at any time: each use by the GPU gets a copy of its own
+  bool borrowed = false;     // and is a caller's, to whom just this pointer goes back: nothing else is put in its place
   std::atomic<void*> direct{nullptr};   // the device's copy, mapped
   std::mutex mutex;          // of the two copies
   Block* next = nullptr;     // freed, see free_left()
@@ -219,7 +220,7 @@ int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
   if (b->foreign) return foreign_view(res, *b, a);
   std::lock_guard<std::mutex> lock(b->mutex);
   if (int code = upload(*b)) return code;
-  if (use == Use::only) {
+  if (use == Use::only && !b->borrowed) {
     if (int code = new_view(res, *b, a)) return code;
     b->drop_device();
     b->on_host = false;
@@ -394,22 +395,26 @@ class VulkanAllocator : public allocator::Allocator {
     else free_block(b);
   }
 
-#if MLX_VERSION_NUMERIC >= 32003
-  /* MLX asks for it where a copy will do, too: that is copied once, and not for each use. */
+  /* Python's module asks for it where a copy will do, too: that is copied once, and not for each use. A program in C++ gets
+   * its own pointer back, and what it changes there after the GPU's first use is not seen. */
   allocator::Buffer make_buffer(void* data, size_t size) override {
-    if (!std::exchange(sharing, false) || !data || !size || size > INT_MAX) return allocator::Buffer(nullptr);
+    const bool foreign = std::exchange(sharing, false);
+    if ((!foreign && has_python()) || !data || !size || size > INT_MAX) return allocator::Buffer(nullptr);
     auto* b = new Block;
     b->host = data;
     b->size = size;
-    b->on_host = b->foreign = true;
+    b->on_host = true;
+    (foreign ? b->foreign : b->borrowed) = true;
     return allocator::Buffer(b);
   }
-  void release(allocator::Buffer buffer) override { delete static_cast<Block*>(buffer.ptr()); }
-#endif
+  void release(allocator::Buffer buffer) override {
+    if (auto* b = static_cast<Block*>(buffer.ptr())) b->host = nullptr;
+    free(buffer);
+  }
 
   size_t size(allocator::Buffer buffer) const override {
     auto* b = static_cast<const Block*>(buffer.ptr());
-    return !b ? 0 : b->on_device() ? mlxvk_array_memory_size(b->array) : b->size;
+    return !b ? 0 : b->on_device() ? mlxvk_array_memory_capacity(b->array) : b->size;
   }
 };
 

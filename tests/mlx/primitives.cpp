@@ -943,8 +943,17 @@ static std::string no_fused_kernel(const array& q, const array& v, Stream s) {
          std::to_string(v.shape(3));
 }
 
+#if MLX_VERSION_NUMERIC >= 32004
 bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array& v, bool, bool, bool, bool,
                                              bool, bool, bool force_fused, Stream s) {
+#elif MLX_VERSION_NUMERIC >= 32002
+bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array& v, bool, bool, bool, bool,
+                                             bool, bool force_fused, Stream s) {
+#else
+bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array& v, bool, bool, bool, bool,
+                                             bool, Stream s) {
+  const bool force_fused = false;
+#endif
   const std::string lack = force_fused ? no_fused_kernel(q, v, s) : "";
   if (!lack.empty())
     throw std::invalid_argument("[scaled_dot_product_attention] force_fused=True but no fused kernel is available: " + lack + ".");

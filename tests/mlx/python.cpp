@@ -224,6 +224,8 @@ bool replace_asarray() { return true; }
 
 }  // namespace
 
+bool has_python() { return python().there; }
+
 bool guard_python() {
   enum { TRIES = 1000 };                                   // then it is a process without MLX's module
   static std::atomic<int> tries{0};
