@@ -91,6 +91,7 @@ static mlxvk_device make_device() {
 #if MLX_VERSION_NUMERIC < 32000
   setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);              // these releases of MLX round them so
 #endif
+  setenv("MLX_VK_WINDOW", "128", 0);                       // a token's graph takes longer to walk than to compute
   mlxvk_device d = mlxvk_device_new();
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
   else
@@ -159,6 +160,7 @@ void lend_stream(Stream s, mlxvk_stream handle) {
 }
 
 mlxvk_stream stream_of(Stream s) {
+  if (s.index == last_index && records()) return last_stream;
   join_walk(s);
   if (s.index == last_index) return last_stream;
   auto& all = streams();

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -309,6 +310,30 @@ def test_recorded_with_an_error():
     assert np.array_equal(np.array(good), long_numpy([2.0, 1.0])) and (x * 2).tolist() == [4, 2]
 
 
+def test_recorded_with_functions_of_python():
+    """They are let go of, by who may; what else a graph had goes with it."""
+    class Held:
+        pass
+    x = mx.array(seeded("functions").standard_normal(33).astype(np.float32))
+    want = long_numpy(long_numpy(np.array(x)) + 1)
+    seen = []
+    for _ in range(20):
+        held = Held()
+        seen.append(weakref.ref(held))
+        add = mx.custom_function(lambda a: a + 1)
+        add.vjp(lambda primals, cotangent, output, held=held: cotangent)
+        y = long_graph(add(long_graph(x)))
+        mx.async_eval(y)
+        del held, add
+        gc.collect()
+        assert np.array_equal(np.array(y), want)
+    mx.async_eval(long_graph(x))
+    mx.synchronize()
+    mx.get_active_memory()                                  # what is left of a graph goes
+    gc.collect()
+    assert not any(s() for s in seen)
+
+
 def test_recorded_for_threads():
     def work(i):
         with mx.stream(mx.new_stream(mx.gpu)):
@@ -353,3 +378,81 @@ def test_gate():
         assert out.returncode == 0, out.stderr
         lines.append(out.stdout.split(" ", 1))
     assert [line[0] for line in lines] == ["False", "True", "True", "True"] and len({line[1] for line in lines}) == 1
+
+
+LAYERS = """
+import copy, pickle, sys
+import mlxvk_mlx, mlx.core as mx, mlx.nn as nn
+
+class Part(nn.Module):
+    kind = "a class's"
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.ones(3)
+        self.inner = nn.Linear(3, 2)
+        self.number = 4
+        self["nothing"] = None
+        self["kind"] = "hidden"
+    @property
+    def half(self):
+        return self.number / 2
+    @property
+    def broken(self):
+        return self.no_such_part
+class Own(Part):
+    def __getattr__(self, name):
+        return "own " + name if name == "everything" else super().__getattr__(name)
+class Whole(Part):
+    def __getattribute__(self, name):
+        return "all" if name == "everything" else super().__getattribute__(name)
+class Later(Part):
+    pass
+
+def tell(x):
+    for name in ("weight", "inner", "number", "kind", "nothing", "half", "broken", "no_such_part", "everything", "items"):
+        try:
+            value = getattr(x, name)
+            print(type(x).__name__, name, value.tolist() if isinstance(value, mx.array) else type(value) if callable(value) else value)
+        except AttributeError as e:
+            print(type(x).__name__, name, e, hasattr(x, name))
+
+def step(x, count=[0]):
+    for _ in range(60):
+        x = x * 1 + 0
+    mx.async_eval(x)
+    return mx.fast.rms_norm(x, None, 1e-5)
+
+def by_python():
+    calls = []
+    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+    part.weight
+    sys.setprofile(None)
+    return "__getattr__" in calls
+
+part, later = Part(), Later()
+first = by_python()
+mx.eval(step(mx.ones(8)), step(mx.ones(8)))
+print(first, by_python(), file=sys.stderr)
+for x in (part, Own(), Whole(), later, copy.deepcopy(part)):
+    tell(x)
+print([k for k in pickle.loads(pickle.dumps(nn.Linear(2, 2).state))])
+Later.__getattr__ = lambda self, name: "later " + name
+tell(later)
+Part.get = lambda self, key, default=None: "anew"
+tell(part)
+del Part.get
+nn.Module.__getattr__ = lambda self, name: "by nobody"
+tell(part)
+"""
+
+
+def test_attributes_of_layers():
+    """What mlx.nn's layers say of their parts is what Python's own functions say; without those being called."""
+    said, how = [], []
+    for value in ("0", "1"):
+        out = subprocess.run([sys.executable, "-c", LAYERS], env={**os.environ, "MLX_VK_MODULES": value}, capture_output=True, text=True)
+        assert out.returncode == 0, out.stderr
+        said.append(out.stdout)
+        how.append(out.stderr.split())
+    assert said[0] == said[1] and "by nobody" in said[0] and "anew" in said[0] and "later half" not in said[0]
+    assert how == [["True", "True"], ["True", "False"]]
