@@ -191,8 +191,10 @@ void join_walk(Stream s);
 bool records();
 /* Is another thread recording? Then it has mlxvk's lock most of the time, and who waits for that is as slow as it. */
 bool other_records();
-/* Lets go of what the last graph left. */
+/* Joins, and lets go of what the last graph left. */
 void tidy_walk();
+/* Joins; from now on who evaluates records. */
+void close_walk();
 
 /* ---- kernels.cpp ---- */
 
@@ -220,6 +222,17 @@ void print_statistics();
 
 /* Called often, does its work once, as soon as MLX's Python type and functions are there. True: it did so now. */
 bool guard_python();
+/* While it lives, the calling thread has not got Python's lock, where it had it: for who waits for a thread that may want
+ * it, to let go of a caller's memory or to read a file of Python's. */
+class WithoutPython {
+ public:
+  WithoutPython();
+  ~WithoutPython();
+  WithoutPython(const WithoutPython&) = delete;
+
+ private:
+  void* state_ = nullptr;
+};
 /* A graph as large as a model's step: layers' attributes are made quick to find, when guard_python() is called next. */
 void note_large_graph();
 

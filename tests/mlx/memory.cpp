@@ -392,7 +392,8 @@ static void leave(Block* b) {
   if (!other_records()) free_left();                       // it was done just then
 }
 
-/* For numbers that users ask for: what they have let go of is gone. */
+/* For numbers that users ask for: what they have let go of is gone. A graph that is still being recorded has some of it,
+ * whatever stream it is of, and whether anybody waits for that. (Not for the peak, which mlx_lm asks for each token.) */
 static void settle() {
   tidy_walk();
   free_left();

@@ -42,6 +42,9 @@ struct Interpreter {
   int (*holds_lock)();                                     // at the end of the interpreter it says yes in every thread
   int (*initialized)();
   void* (*this_thread)();
+  void* (*current)();                                      // the thread that holds it, as Python sees it, or null
+  void* (*leave)();
+  void (*enter)(void*);
   void* (*slot)(Object*, int);
   Object* (*type_of)(Object*);
   Object* (*attribute)(Object*, const char*);
@@ -70,7 +73,9 @@ struct Interpreter {
 
   Interpreter() {
     there = find(holds_lock, "PyGILState_Check") && find(initialized, "Py_IsInitialized") &&
-            find(this_thread, "PyGILState_GetThisThreadState") && find(slot, "PyType_GetSlot") && find(type_of, "PyObject_Type") &&
+            find(this_thread, "PyGILState_GetThisThreadState") &&
+            (find(current, "PyThreadState_GetUnchecked") || find(current, "_PyThreadState_UncheckedGet")) &&
+            find(leave, "PyEval_SaveThread") && find(enter, "PyEval_RestoreThread") && find(slot, "PyType_GetSlot") && find(type_of, "PyObject_Type") &&
             find(attribute, "PyObject_GetAttrString") && find(set_attribute, "PyObject_SetAttrString") &&
             find(call, "PyObject_CallMethod") && find(import, "PyImport_ImportModule") &&
             find(memory_view, "PyMemoryView_FromObject") && find(method, "PyDescr_NewMethod") &&
@@ -196,7 +201,9 @@ struct {
   Object* (*text)(const char*);
   void (*keep)(Object*);
   Object* (*tuple)(long, ...);
-  Object *none, *get, *dict_get;
+  Object* (*call)(Object*, ...);
+  Object* (*of_instance)(Object*, void*);
+  Object *none, *get, *getattr, *dict_get;
 } own;
 
 /* Types whose attributes are looked up so: as a type's own, then by Module.__getattr__, which asks dict.get. Python forgets
@@ -219,17 +226,31 @@ const char types_for_it[] =
     "            found.append(t)\n"
     "    return found\n";
 
+/* Is x.get(name) dict's own method, for an object of that type? */
+bool gets_as_dict(Object* self, Object* type) {
+  if (own.of_type(type, own.get) != own.dict_get) return false;
+  Object* attributes = own.of_instance(self, nullptr);
+  const bool hidden = attributes && own.item(attributes, own.get);
+  if (attributes) python().release(attributes);
+  return attributes && !hidden && !own.error();
+}
+
+/* As Python's: first this, then that; what a property does in vain it does as often. */
 Object* attribute_of_layer(Object* self, Object* name) {
   Object* found = own.generic(self, name, nullptr, 1);
   if (found || own.error()) return found;
   Object* type = own.type(self);                           // a reference, which self has, too
   python().release(type);
-  if (own.of_type(type, own.get) == own.dict_get) {
+  if (gets_as_dict(self, type)) {
     found = own.item(self, name);
     if (found && found != own.none) { own.keep(found); return found; }
-    if (own.error()) return nullptr;
   }
-  return own_getattribute(self, name);                     // which says what is the matter
+  Object* by = own.error() ? nullptr : own.of_type(type, own.getattr);
+  if (!by) return own.error() ? nullptr : own_getattribute(self, name);
+  own.keep(by);
+  found = own.call(by, self, name, nullptr);               // which says what is the matter
+  python().release(by);
+  return found;
 }
 
 bool find_for_layers() {
@@ -238,12 +259,14 @@ bool find_for_layers() {
   if (!find(own.generic, "_PyObject_GenericGetAttrWithDict") || !find(own.of_type, "_PyType_Lookup") ||
       !find(own.type, "PyObject_Type") || !find(own.item, "PyDict_GetItemWithError") || !find(own.error, "PyErr_Occurred") ||
       !find(own.text, "PyUnicode_InternFromString") || !find(own.keep, "Py_IncRef") || !find(own.none, "_Py_NoneStruct") ||
-      !find(own.tuple, "PyTuple_Pack") ||
+      !find(own.tuple, "PyTuple_Pack") || !find(own.call, "PyObject_CallFunctionObjArgs") ||
+      !find(own.of_instance, "PyObject_GenericGetDict") ||
       !find(dict_type, "PyDict_Type")) return false;
   own.get = own.text("get");
+  own.getattr = own.text("__getattr__");
   own.dict_get = own.get ? own.of_type(dict_type, own.get) : nullptr;
   if (!own.dict_get) py.clear_error();
-  return own.dict_get;
+  return own.dict_get && own.getattr;
 }
 
 /* All such types that there are. The lock is held. */
@@ -323,7 +346,32 @@ bool replace_asarray() {
 bool replace_asarray() { return true; }
 #endif
 
+/* Before Python's end: a thread that wants its lock then, to let go of a caller's memory, is ended where it is. */
+Object* at_python_exit(Object*, Object*, Object*) {
+  close_walk();
+  return python().dictionary();                            // anything
+}
+
+void join_before_python_goes() {
+  static Method method{"mlxvk_at_exit", at_python_exit, VARARGS_KEYWORDS, nullptr};
+  auto& py = python();
+  Object *module = py.import("atexit"), *function = py.function(&method, nullptr, nullptr);
+  Object* done = module && function ? py.call(module, "register", "O", function) : nullptr;
+  if (!done) py.clear_error();
+  for (Object* o : {module, function, done})
+    if (o) py.release(o);
+}
+
 }  // namespace
+
+WithoutPython::WithoutPython() {
+  auto& py = python();
+  if (!py.there || !py.initialized()) return;
+  const void* own = py.this_thread();
+  if (own && py.current() == own) state_ = py.leave();
+}
+
+WithoutPython::~WithoutPython() { if (state_) python().enter(state_); }
 
 /* Set when a large graph has been evaluated: layers are asked for their parts. */
 static std::atomic<bool> layers_wanted{false};
@@ -352,6 +400,7 @@ bool guard_python() {
   if (Object* type = array_type()) {
     if (!of_type) {
       use_pool("/mlx/core.");                              // MLX's module
+      join_before_python_goes();
       replace_getbuffer(type);
       replace_dlpack(type);
     }

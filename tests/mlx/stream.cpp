@@ -42,7 +42,12 @@ static Streams& streams() { static auto* the = new Streams; return *the; }
 
 static std::atomic<bool> exiting{false};
 
+/* A child of fork()'s has the parent's device in its memory, and nobody who works on it: it must not wait. */
+static pid_t own_process;
+static bool is_child() { return own_process && getpid() != own_process; }
+
 static void drain() {
+  if (is_child()) return;
   leave_ranks();
   join_walk();
   submit_all();
@@ -93,6 +98,7 @@ static mlxvk_device make_device() {
 #endif
   setenv("MLX_VK_WINDOW", "128", 0);                       // a token's graph takes longer to walk than to compute
   mlxvk_device d = mlxvk_device_new();
+  own_process = getpid();
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
   else
     std::fprintf(stderr, "mlxvk: MLX goes on with the CPU: there is no Vulkan device that mlxvk can use. (vulkaninfo --summary lists "
@@ -120,6 +126,7 @@ struct Owned {
   std::vector<int> indices;
 
   void release() {
+    if (is_child()) return;
     join_walk();
     for (int index : indices) {
       mlxvk_stream stream{};

@@ -310,6 +310,27 @@ def test_recorded_with_an_error():
     assert np.array_equal(np.array(good), long_numpy([2.0, 1.0])) and (x * 2).tolist() == [4, 2]
 
 
+def test_memory_of_what_is_still_recorded():
+    """What users let go of is not counted, also where a graph has it that nobody waits for: mx.synchronize() does not."""
+    other = mx.new_stream(mx.gpu)
+
+    def dropped():
+        with mx.stream(other):
+            x = mx.zeros(1 << 18)
+            mx.eval(x)
+            mx.async_eval(long_graph(mx.zeros(8), 6000) + x[:8])    # the thread needs longer than who calls
+    dropped()
+    mx.synchronize(other)
+    before = mx.get_active_memory()
+    for ask in (lambda: None, mx.synchronize, mx.clear_cache, mx.get_cache_memory, mx.reset_peak_memory):
+        dropped()
+        ask()
+        assert mx.get_active_memory() == before
+        dropped()
+        mx.reset_peak_memory()
+        assert mx.get_peak_memory() <= before               # of what comes from now on
+
+
 def test_recorded_with_functions_of_python():
     """They are let go of, by who may; what else a graph had goes with it."""
     class Held:
@@ -348,6 +369,93 @@ def test_recorded_for_threads():
     in_threads(work)
 
 
+def test_recorded_for_threads_that_do_all_of_it():
+    """Threads that evaluate on their streams, fail, free what others made, and ask for memory meanwhile."""
+    shared, lock = [], threading.Lock()
+    huge = lambda a: mx.contiguous(mx.broadcast_to(a[0], (1 << 15, 1 << 15, 1 << 12)))
+    compiled = mx.compile(lambda a: mx.abs(mx.sin(a) * 2 - a) + 1)
+
+    def work(i):
+        with mx.stream(mx.new_stream(mx.gpu)):
+            for k in range(8):
+                x = mx.array(seeded("all", i, k).standard_normal(9).astype(np.float32))
+                want = long_numpy(np.array(x))
+                y = long_graph(x)
+                mx.async_eval(y)
+                with lock:
+                    shared.append(y)
+                    gone = shared.pop(0) if len(shared) > 3 else None
+                del gone                                    # of another thread, perhaps still being recorded
+                if k % 4 == i:
+                    with pytest.raises(RuntimeError):
+                        bad = long_graph(huge(y)[0, 0, :1])
+                        mx.async_eval(bad)
+                        bad.tolist()
+                z = compiled(long_graph(y, 200))
+                mx.async_eval(z)
+                (mx.clear_cache, mx.get_active_memory, mx.reset_peak_memory, mx.get_cache_memory)[k % 4]()
+                assert np.array_equal(np.array(y), want)
+                y = long_numpy(want, 200)
+                assert np.allclose(np.array(z), np.abs(np.sin(y) * 2 - y) + 1, atol=1e-5)
+    in_threads(work)
+    shared.clear()
+
+
+BORROWED = """
+import io, sys, threading, time
+import mlxvk_mlx, numpy as np, mlx.core as mx
+given = np.ones(8, np.float32)
+class Slow:
+    def __del__(self, sleep=time.sleep): sleep(%r)
+def work(x):
+    y = mx.zeros(8)
+    for _ in range(6000): y = mx.abs(y - 1)
+    mx.async_eval(y + x)
+"""
+
+
+@pytest.mark.skipif(not hasattr(mx, "asarray"), reason="mx.asarray() is of later versions")
+@pytest.mark.parametrize("ask", ["mx.get_active_memory", "mx.clear_cache", "mx.reset_peak_memory", "mx.clear_streams", "mx.synchronize"])
+def test_recorded_with_a_callers_memory(ask):
+    """The thread lets go of it, for which it needs Python's lock: who waits for the thread has that."""
+    code = BORROWED % 0 + "x = mx.asarray(given, copy=False)\nwork(x)\ndel x\n%s()\nprint('done')" % ask
+    assert run("import ctypes\n" + code).stdout == "done\n"
+
+
+@pytest.mark.skipif(not NEW, reason="no thread records")
+def test_recorded_with_a_file_of_python():
+    code = BORROWED % 0 + """
+np.save(file := io.BytesIO(), given)
+file.seek(0)
+work(mx.load(file, format="npy", stream=mx.gpu))
+mx.get_active_memory()
+print('done')"""
+    assert run(code).stdout == "done\n"
+
+
+def test_recorded_when_python_goes():
+    """While it goes, threads that want its lock are ended, in the middle of what they do."""
+    borrowed = "mx.asarray(given, copy=False)" if hasattr(mx, "asarray") else "mx.array(given)"
+    out = run(BORROWED % 1.0 + f"work({borrowed})\nslow = Slow()\ndel given")
+    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
+    late = "class Late:\n    def __del__(self, work=work, one=mx.ones(8)): work(one)\nlate = Late()\n"
+    out = run(BORROWED % 0 + late)                          # a graph of one that goes with it
+    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
+
+
+def test_recorded_when_the_process_forks():
+    """A child cannot use the GPU, but goes as it likes."""
+    for end in ("sys.exit(3)", "os._exit(3)", "del x; gc.collect(); sys.exit(3)"):
+        out = run(BORROWED % 0 + f"""
+import gc, os
+x = mx.ones(8)
+work(x)
+child = os.fork()
+if not child: {end}
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (x + 1).tolist()[0])""")
+        assert out.stdout == "3 2.0\n", (end, out.stderr)
+
+
 def test_recorded_at_the_end_of_the_process():
     code = ("import mlxvk_mlx, mlx.core as mx\nx = mx.ones((64, 64))\n"
             "for i in range(600): x = mx.sort(x + i)\nmx.async_eval(x)\n%s")
@@ -381,7 +489,7 @@ def test_gate():
 
 
 LAYERS = """
-import copy, pickle, sys
+import copy, pickle, sys, traceback
 import mlxvk_mlx, mlx.core as mx, mlx.nn as nn
 
 class Part(nn.Module):
@@ -399,6 +507,34 @@ class Part(nn.Module):
     @property
     def broken(self):
         return self.no_such_part
+    @property
+    def counted(self):
+        asked.append("counted")
+        return self.no_such_part
+class Slots(Part):
+    __slots__ = ("slot", "weight", "empty")
+    def __init__(self):
+        super().__init__()
+        self.slot = "a slot's"
+class Descriptor:
+    def __get__(self, x, type): return "a descriptor's" if x is not None else self
+    def __set__(self, x, value): raise AttributeError("read only")
+class Weak:
+    def __get__(self, x, type): raise AttributeError("a weak one's")
+class Described(Part):
+    made, other = Descriptor(), Weak()
+    def __init__(self):
+        super().__init__()
+        dict.__setitem__(self, "made", 1)
+        dict.__setitem__(self, "other", 2)
+class Fails(Part):
+    @property
+    def broken(self): raise KeyError("another error")
+class Mixin:
+    def __getattribute__(self, name):
+        return "mixed" if name == "everything" else super().__getattribute__(name)
+class Mixed(Mixin, Part): pass
+class MixedBehind(Part, Mixin): pass
 class Own(Part):
     def __getattr__(self, name):
         return "own " + name if name == "everything" else super().__getattr__(name)
@@ -408,13 +544,22 @@ class Whole(Part):
 class Later(Part):
     pass
 
+asked = []
 def tell(x):
-    for name in ("weight", "inner", "number", "kind", "nothing", "half", "broken", "no_such_part", "everything", "items"):
+    for name in ("weight", "inner", "number", "kind", "nothing", "half", "broken", "no_such_part", "everything", "items", "counted",
+                 "slot", "empty", "made", "other", "get", "__dict__", "__class__", "training", ""):
         try:
             value = getattr(x, name)
+            value = sorted(value) if type(value) is dict else value
             print(type(x).__name__, name, value.tolist() if isinstance(value, mx.array) else type(value) if callable(value) else value)
-        except AttributeError as e:
-            print(type(x).__name__, name, e, hasattr(x, name))
+        except Exception as e:
+            print(type(x).__name__, name, type(e), e, [f.name for f in traceback.extract_tb(e.__traceback__)], e.__context__)
+    print(len(asked), getattr(x, "none", 7))
+    asked.clear()
+    try:
+        getattr(x, 5)
+    except TypeError as e:
+        print(e)
 
 def step(x, count=[0]):
     for _ in range(60):
@@ -433,8 +578,27 @@ part, later = Part(), Later()
 first = by_python()
 mx.eval(step(mx.ones(8)), step(mx.ones(8)))
 print(first, by_python(), file=sys.stderr)
-for x in (part, Own(), Whole(), later, copy.deepcopy(part)):
+for x in (part, Own(), Whole(), later, copy.deepcopy(part), Slots(), Described(), Fails(), Mixed(), MixedBehind()):
     tell(x)
+class New(Part):
+    def __getattr__(self, name): return "new " + name if name == "everything" else super().__getattr__(name)
+for x in (New(), type("Newer", (Part,), {})()):
+    tell(x)
+gone = Part()
+del gone.weight, gone.number, gone["kind"]
+tell(gone)
+gone.weight = 1                                             # an attribute, not an item
+gone["weight"] = 2
+gone.get = lambda key, default=None: "an instance's " + key if key != "broken" else default
+tell(gone)
+del vars(gone)["get"]
+tell(gone)
+gone.__class__ = Own
+tell(gone)
+Later.__bases__ = (Own,)
+tell(later)
+Later.__bases__ = (Part,)
+tell(later)
 print([k for k in pickle.loads(pickle.dumps(nn.Linear(2, 2).state))])
 Later.__getattr__ = lambda self, name: "later " + name
 tell(later)

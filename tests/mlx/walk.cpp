@@ -7,6 +7,8 @@
  *
  * async_eval() of a large graph leaves the recording to a thread of its own, so that Python makes the next graph meanwhile: to
  * all others its arrays are evaluated as soon as async_eval() returns, with an event that is not signalled yet. */
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -218,7 +220,7 @@ class Recorder {
   /* MLX since 0.32 hands on errors by events. A small graph is recorded sooner than a thread wakes up. */
   bool takes(const std::vector<const array*>& order, bool async) const {
     const bool suits = (async && order.size() >= LARGE && wanted() == LARGE_BY_THREAD) || wanted() >= ALL_BY_THREAD;
-    return MLX_VERSION_NUMERIC >= 32000 && suits && scheduler::scheduler().n_active_tasks() == 0;
+    return MLX_VERSION_NUMERIC >= 32000 && suits && !closed_ && scheduler::scheduler().n_active_tasks() == 0;
   }
 
   /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had.
@@ -255,6 +257,7 @@ class Recorder {
     if ((!busy_ && !failed_) || recording_) return;
     waited_for_ = true;
     spin_while([this] { return bool(busy_); });
+    WithoutPython unlocked;
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return !busy_; });
     if (!failed_) return;
@@ -276,18 +279,41 @@ class Recorder {
     return before == given_back_ ? fits : read();
   }
 
-  /* What is left of the last graph goes. */
+  /* Nothing is under way any more, of whatever stream, and what is left of the last graph goes. */
   void tidy() {
     std::vector<Task> last;
     size_t left = 0;
-    if (!left_ || busy_ || recording_) return;
+    if (recording_) return;
+    join();
     {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (busy_ || failed_) return;
+      std::lock_guard<std::mutex> lock(mutex_);            // the thread has freed what it found left behind, too
+      if (busy_ || failed_) return;                        // another thread was quicker
       left = left_.exchange(0);
       last.swap(tasks_);
     }
     clear(last, left);                                     // who waits for Python's lock here has none of ours
+  }
+
+  /* Python goes: a thread that asks for its lock from now on would be ended. */
+  void close() {
+    closed_ = true;
+    join();
+  }
+
+  /* Around fork(): the child has no such thread, and locks as they are just then. */
+  void before_fork() {
+    if (recording_) return;
+    for (;;) {
+      join();
+      mutex_.lock();
+      if (!busy_) return;                                  // another thread was quicker
+      mutex_.unlock();
+    }
+  }
+  void after_fork(bool child) {
+    if (recording_) return;
+    if (child) closed_ = true;
+    mutex_.unlock();
   }
 
   static bool recording() { return recording_; }
@@ -415,6 +441,9 @@ class Recorder {
     try {
       std::thread([this] { work(); }).detach();
       started_ = true;
+      static const int once = pthread_atfork([] { the().before_fork(); }, [] { the().after_fork(false); },
+                                             [] { the().after_fork(true); });
+      (void)once;
     } catch (const std::system_error&) {}
     return started_;
   }
@@ -490,6 +519,7 @@ class Recorder {
   std::atomic<bool> waited_for_{false};
   std::atomic<uint64_t> given_back_{0};                    // how often arrays were
   std::atomic<int> index_{-1};                             // of its stream
+  std::atomic<bool> closed_{false};
   bool started_ = false;
   Stream stream_{0, Device::gpu};
   mlxvk_stream handle_{};
@@ -505,6 +535,7 @@ thread_local bool Recorder::recording_ = false;
 bool records() { return Recorder::recording(); }
 bool other_records() { return Recorder::the().busy() && !Recorder::recording(); }
 void tidy_walk() { Recorder::the().tidy(); }
+void close_walk() { Recorder::the().close(); }
 void join_walk() { Recorder::the().join(); }
 void join_walk(Stream s) { if (Recorder::the().has(s)) Recorder::the().join(); }
 
