@@ -223,14 +223,14 @@ class Recorder {
     return MLX_VERSION_NUMERIC >= 32000 && suits && !closed_ && scheduler::scheduler().n_active_tasks() == 0;
   }
 
-  /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had.
+  /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had now.
    * The thread begins with the first of them while the others are taken, and what the last graph left goes after that. */
   bool take(const std::vector<const array*>& order, Stream s, const Event& event) {
     std::vector<Task> last;
     size_t left = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (busy_ || !start()) return false;
+      if (busy_ || failed_ || !start()) return false;      // or another thread's is to be given back yet
       pool_settle(0);
       pool_pick_up();
       waited_for_ = false;
@@ -239,7 +239,7 @@ class Recorder {
       event_ = event;
       if (spare_.size() < order.size()) spare_.resize(order.size());
       last = std::exchange(tasks_, std::move(spare_));
-      left = left_.exchange(0);
+      left = std::exchange(left_, 0);
       count_ = order.size();
       done_ = ready_ = 0;
       index_ = s.index;
@@ -288,7 +288,7 @@ class Recorder {
     {
       std::lock_guard<std::mutex> lock(mutex_);            // the thread has freed what it found left behind, too
       if (busy_ || failed_) return;                        // another thread was quicker
-      left = left_.exchange(0);
+      left = std::exchange(left_, 0);
       last.swap(tasks_);
     }
     clear(last, left);                                     // who waits for Python's lock here has none of ours
@@ -513,20 +513,28 @@ class Recorder {
     pool_pass_on(false);
   }
 
+  /* Who calls takes the lock to set busy_, the thread to clear it; in between they share out the rest:
+   *  - the tasks from ready_ on are who called's, who sets ready_ (release) when it has filled some; those before it (acquire)
+   *    the thread's. The thread does not clear busy_ before all are ready, so who called is done with them by then;
+   *  - stream_, handle_, event_, count_, done_ and kept_ are set before busy_ is, and then the thread's, as is failed_;
+   *  - tasks_ itself stays as it is.
+   * While busy_ is not set all this, with spare_ and left_, is for who has the lock, and started_ always is. What is atomic
+   * beside that is read without it: index_ (set before busy_, read behind it), waited_for_ (a hint: one that comes late costs
+   * who calls some of the next graph's clearing), given_back_ (changed under the lock), closed_ (set once). */
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> busy_{false}, failed_{false};          // a graph is being recorded; was not, and is to be given back
   std::atomic<bool> waited_for_{false};
+  std::atomic<bool> closed_{false};                        // for good
   std::atomic<uint64_t> given_back_{0};                    // how often arrays were
   std::atomic<int> index_{-1};                             // of its stream
-  std::atomic<bool> closed_{false};
   bool started_ = false;
   Stream stream_{0, Device::gpu};
   mlxvk_stream handle_{};
   Event event_;
   std::vector<Task> tasks_, spare_;                        // kept, and what they hold room for
   std::atomic<size_t> ready_{0};                           // so many are taken
-  std::atomic<size_t> left_{0};                            // so many of them are of the last graph
+  size_t left_ = 0;                                        // so many of them are of the last graph
   size_t count_ = 0, done_ = 0, kept_ = 0;
   static thread_local bool recording_;                     // this is the thread
 };
