@@ -75,7 +75,8 @@ struct Interpreter {
     there = find(holds_lock, "PyGILState_Check") && find(initialized, "Py_IsInitialized") &&
             find(this_thread, "PyGILState_GetThisThreadState") &&
             (find(current, "PyThreadState_GetUnchecked") || find(current, "_PyThreadState_UncheckedGet")) &&
-            find(leave, "PyEval_SaveThread") && find(enter, "PyEval_RestoreThread") && find(slot, "PyType_GetSlot") && find(type_of, "PyObject_Type") &&
+            find(leave, "PyEval_SaveThread") && find(enter, "PyEval_RestoreThread") &&
+            find(slot, "PyType_GetSlot") && find(type_of, "PyObject_Type") &&
             find(attribute, "PyObject_GetAttrString") && find(set_attribute, "PyObject_SetAttrString") &&
             find(call, "PyObject_CallMethod") && find(import, "PyImport_ImportModule") &&
             find(memory_view, "PyMemoryView_FromObject") && find(method, "PyDescr_NewMethod") &&
@@ -346,19 +347,31 @@ bool replace_asarray() {
 bool replace_asarray() { return true; }
 #endif
 
-/* Before Python's end: a thread that wants its lock then, to let go of a caller's memory, is ended where it is. */
-Object* at_python_exit(Object*, Object*, Object*) {
+/* Before Python's end: a thread that wants its lock then, to let go of a caller's memory, is ended where it is. Before it
+ * forks: a child would have mlxvk's locks as the thread has them then. (An expression: a function of these two.) */
+const char when_python_goes[] =
+    "lambda close, join: [__import__('atexit').register(close), __import__('os').register_at_fork(before=join)]";
+
+Object* close_from_python(Object*, Object*, Object*) {
   close_walk();
   return python().dictionary();                            // anything
 }
 
-void join_before_python_goes() {
-  static Method method{"mlxvk_at_exit", at_python_exit, VARARGS_KEYWORDS, nullptr};
+Object* join_from_python(Object*, Object*, Object*) {
+  join_walk();
+  return python().dictionary();
+}
+
+void join_when_python_goes() {
+  static Method closing{"mlxvk_close", close_from_python, VARARGS_KEYWORDS, nullptr};
+  static Method joining{"mlxvk_join", join_from_python, VARARGS_KEYWORDS, nullptr};
   auto& py = python();
-  Object *module = py.import("atexit"), *function = py.function(&method, nullptr, nullptr);
-  Object* done = module && function ? py.call(module, "register", "O", function) : nullptr;
+  Object *close = py.function(&closing, nullptr, nullptr), *join = py.function(&joining, nullptr, nullptr);
+  Object *code = py.compile(when_python_goes, "mlxvk", EXPRESSION), *names = py.dictionary();
+  Object* function = code && names ? py.evaluate(code, names, names) : nullptr;
+  Object* done = function && close && join ? py.call(function, "__call__", "OO", close, join) : nullptr;
   if (!done) py.clear_error();
-  for (Object* o : {module, function, done})
+  for (Object* o : {close, join, code, names, function, done})
     if (o) py.release(o);
 }
 
@@ -400,7 +413,7 @@ bool guard_python() {
   if (Object* type = array_type()) {
     if (!of_type) {
       use_pool("/mlx/core.");                              // MLX's module
-      join_before_python_goes();
+      join_when_python_goes();
       replace_getbuffer(type);
       replace_dlpack(type);
     }

@@ -308,7 +308,9 @@ class Counter {
   }
   /* An error is passed on once: who is told of it may go on. */
   std::atomic<mlx::core::Error*>& error() {
-    if (failed_) join_walk();                              // what was not computed is not there, once this is told
+    /* What was not computed is not there, once this is told. Those of the CPU, which the thread has not failed, are asked
+     * by who holds the streams' lock. */
+    if (failed_ && of_.device == Device::gpu) join_walk();
     for (auto& e : sources()) {
       mlx::core::Error* theirs = e.load_error();
       if (!own_error_.store_if_valid(theirs)) continue;

@@ -220,7 +220,7 @@ class Recorder {
   /* MLX since 0.32 hands on errors by events. A small graph is recorded sooner than a thread wakes up. */
   bool takes(const std::vector<const array*>& order, bool async) const {
     const bool suits = (async && order.size() >= LARGE && wanted() == LARGE_BY_THREAD) || wanted() >= ALL_BY_THREAD;
-    return MLX_VERSION_NUMERIC >= 32000 && suits && !closed_ && scheduler::scheduler().n_active_tasks() == 0;
+    return MLX_VERSION_NUMERIC >= 32000 && suits && !closed_ && !gone_ && scheduler::scheduler().n_active_tasks() == 0;
   }
 
   /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had now.
@@ -254,7 +254,7 @@ class Recorder {
   }
 
   void join() {
-    if ((!busy_ && !failed_) || recording_) return;
+    if ((!busy_ && !failed_) || recording_ || gone_) return;
     waited_for_ = true;
     spin_while([this] { return bool(busy_); });
     WithoutPython unlocked;
@@ -270,6 +270,7 @@ class Recorder {
   template <class F> bool read_and_join(F read) {
     bool fits = false;
     uint64_t before = 0;
+    if (gone_) return read();
     {
       std::lock_guard<std::mutex> lock(mutex_);             // none is given back just now
       before = given_back_;
@@ -283,7 +284,7 @@ class Recorder {
   void tidy() {
     std::vector<Task> last;
     size_t left = 0;
-    if (recording_) return;
+    if (recording_ || gone_) return;
     join();
     {
       std::lock_guard<std::mutex> lock(mutex_);            // the thread has freed what it found left behind, too
@@ -298,22 +299,6 @@ class Recorder {
   void close() {
     closed_ = true;
     join();
-  }
-
-  /* Around fork(): the child has no such thread, and locks as they are just then. */
-  void before_fork() {
-    if (recording_) return;
-    for (;;) {
-      join();
-      mutex_.lock();
-      if (!busy_) return;                                  // another thread was quicker
-      mutex_.unlock();
-    }
-  }
-  void after_fork(bool child) {
-    if (recording_) return;
-    if (child) closed_ = true;
-    mutex_.unlock();
   }
 
   static bool recording() { return recording_; }
@@ -441,8 +426,7 @@ class Recorder {
     try {
       std::thread([this] { work(); }).detach();
       started_ = true;
-      static const int once = pthread_atfork([] { the().before_fork(); }, [] { the().after_fork(false); },
-                                             [] { the().after_fork(true); });
+      static const int once = pthread_atfork(nullptr, nullptr, [] { the().gone_ = true; });
       (void)once;
     } catch (const std::system_error&) {}
     return started_;
@@ -520,12 +504,13 @@ class Recorder {
    *  - tasks_ itself stays as it is.
    * While busy_ is not set all this, with spare_ and left_, is for who has the lock, and started_ always is. What is atomic
    * beside that is read without it: index_ (set before busy_, read behind it), waited_for_ (a hint: one that comes late costs
-   * who calls some of the next graph's clearing), given_back_ (changed under the lock), closed_ (set once). */
+   * who calls some of the next graph's clearing), given_back_ (changed under the lock), closed_ and gone_ (set once). */
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> busy_{false}, failed_{false};          // a graph is being recorded; was not, and is to be given back
   std::atomic<bool> waited_for_{false};
   std::atomic<bool> closed_{false};                        // for good
+  std::atomic<bool> gone_{false};                          // a child of fork()'s: no thread, locks as they were
   std::atomic<uint64_t> given_back_{0};                    // how often arrays were
   std::atomic<int> index_{-1};                             // of its stream
   bool started_ = false;
