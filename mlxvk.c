@@ -13826,7 +13826,7 @@ static size_t prompt_memory(const struct prompt_row *r, size_t d, size_t dv)
     size_t out = r->subgroups * PROMPT_ROWS * (PROMPT_ROWS / 4 + 1);
     if (r->parts > 1)
         out = max_size(out, r->subgroups / r->parts * (PROMPT_ROWS * PROMPT_ROWS / 4) * (dv / PROMPT_ROWS + 2));
-    return 16 * max_size(ring, max_size(queries, out));
+    return 16 + 16 * max_size(ring, max_size(queries, out));
 }
 
 static enum kernel_id prompt_kernel(const struct attention *a)
@@ -13852,15 +13852,39 @@ static const char *prompt_fits(const struct encoder *e, const void *job)
     return prompt_memory(r, d, dv) > c->shared_memory ? "the device has too little shared memory" : NULL;
 }
 
+/* Keys of a part where few queries would leave processors idle, so that several workgroups have the same rows; without
+ * parts UINT32_MAX. A part has so many at least, for adding parts up is as long as their number. */
+enum { SPREAD_LEAST = 256, SPREAD_ROOM = 1 << 25 };
+static uint32_t prompt_part(const struct encoder *e, const struct attention *a, const struct prompt_row *r)
+{
+    uint32_t all = prompt_queries(r), queries = (uint32_t)a->q->shape[2], heads = queries < all ? head_group(a) : 1;
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT];
+    uint64_t entries = (uint64_t)a->q->shape[0] * (uint64_t)a->q->shape[1];
+    uint64_t blocks = ceil_div((uint64_t)queries * heads, all) * (entries / heads), n;
+    n = min_u32((uint32_t)(e->device->tuning->processors / blocks), a->keys / SPREAD_LEAST);
+    n = min_u32(forced ? forced : (uint32_t)n, SPLIT_MOST);
+    if (n < 2 || blocks > COUNTERS || entries * queries * n * ((uint64_t)a->v->shape[3] + 2 + PROMPT_ROWS) > SPREAD_ROOM)
+        return UINT32_MAX;
+    return (uint32_t)round_up(ceil_div(a->keys, n), r->keys * r->parts);
+}
+
 static void attention_prompt(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     const struct prompt_row *r = choose_prompt(e, a);
+    uint32_t each = prompt_part(e, a, r), splits = ceil_div(a->keys, each);
+    uint32_t value_width = (uint32_t)round_up((size_t)a->v->shape[3], PROMPT_ROWS);
     struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < prompt_queries(r));
+    if (!bind_parts(e, a->q->size / p.key_width, splits > 1 ? splits : 0, value_width)) return;
+    if (splits > 1)
+        NOTE(e->device, NOTE_SPLIT, "attention by matrices in registers", NULL, "%s: %u parts of up to %u keys",
+             ATTENTION(a), splits, each);
+    p.splits = splits;
+    p.split_keys = each;
     USE_AS(e, prompt_kernel(a), attention_coopmat2_f16, &p, .threads = r->subgroups * PROMPT_LANES,
            .dtype = (uint32_t)a->q->dtype, .width = (uint32_t)round_up(p.key_width, PROMPT_ROWS),
-           .value_width = (uint32_t)round_up(p.value_width, PROMPT_ROWS), .keys = r->keys, .subgroups = r->subgroups,
-           .parts = r->parts);
+           .value_width = value_width, .keys = r->keys, .subgroups = r->subgroups, .parts = r->parts,
+           .spread = splits > 1);
     dispatch_rows(e, &p, prompt_queries(r));
 }
 

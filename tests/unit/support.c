@@ -79,14 +79,17 @@ mlxvk_device open_device(const char *gates)
     int i = 0;
     if (!gates) gates = "";
     while (i < device_count && strcmp(devices[i].gates, gates)) i++;
+    if (i == KEPT_DEVICES) {
+        mlxvk_device_free(devices[0].device);
+        memmove(devices, devices + 1, --device_count * sizeof *devices);
+        i--;
+    }
     struct kept_device one = devices[i < device_count ? i : 0];
     if (i == device_count) {
         assert_true(strlen(gates) < sizeof one.gates);
-        if (device_count == KEPT_DEVICES) mlxvk_device_free(one.device);
-        one.device = open_new_device(gates);
+        one.device = open_new_device(gates);         /* where that fails, the others are as they were */
         strcpy(one.gates, gates);
-        if (device_count < KEPT_DEVICES) device_count++;
-        else i = 0;
+        device_count++;
     }
     memmove(devices + i, devices + i + 1, (size_t)(device_count - 1 - i) * sizeof *devices);
     devices[device_count - 1] = one;

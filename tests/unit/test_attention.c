@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <math.h>
+#include <stdio.h>
 
 enum mask_kind { NO_MASK, CAUSAL, BOOL_MASK, ADDED_MASK };
 
@@ -179,13 +180,17 @@ static void test_attention(void **state)
     }
 }
 
+/* Not by the kernel for few queries, which takes all of them on a CPU driver. */
+#define PROMPT "MLX_VK_POISON=2 MLX_VK_STATS=1 MLX_VK_ENABLE_SDPA_DECODE=0"
+#define IN_PARTS PROMPT " MLX_VK_SDPA_SPLIT_K=5"
+
 /* A causal mask where there are more queries than keys: those before the first key have results of zero. By each kernel. */
 static void test_more_queries(void **state)
 {
-    static const char *const gates[] = { "MLX_VK_POISON=2", "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_POISON=2 MLX_VK_SDPA_SPLIT_K=2",
-                                         "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0 MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
+    static const char *const gates[] = { "MLX_VK_POISON=2", PROMPT, "MLX_VK_POISON=2 MLX_VK_SDPA_SPLIT_K=2",
+                                         PROMPT " MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
                                          "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_NATIVE=0",
-                                         "MLX_VK_POISON=2 MLX_VK_MAX_BINDING_RANGE=50000",
+                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536",
                                          "MLX_VK_POISON=2 MLX_VK_MAX_SHARED_MEMORY=16384" };
     static const struct shape more[] = { { 1, 32, 8, 127, 65, 64, 64, CAUSAL, false }, { 1, 8, 2, 127, 65, 128, 128, CAUSAL, true },
                                          { 2, 4, 1, 8, 7, 128, 64, CAUSAL, false } };
@@ -201,9 +206,6 @@ static void test_more_queries(void **state)
     }
 }
 
-/* Not by the kernel for few queries, which takes all of them on a CPU driver. */
-#define PROMPT "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0"
-
 static double off_of(mlxvk_dtype t) { return t == MLXVK_BFLOAT16 ? 2e-2 : t == MLXVK_FLOAT16 ? 3e-3 : 1e-5; }
 
 /* What the kernels for prompts take: queries of several heads in a block, blocks with rows that are not there, tiles
@@ -213,7 +215,8 @@ static void test_prompts(void **state)
 {
     static const char *const gates[] = { PROMPT, PROMPT " MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
                                          PROMPT " MLX_VK_MAX_SHARED_MEMORY=32768",
-                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536" };
+                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536",
+                                         IN_PARTS };
     static const struct job prompts[] = {
         { { 1, 4, 2, 70, 70, 128, 128, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 },
         { { 2, 4, 1, 37, 101, 64, 64, CAUSAL, true }, MLXVK_BFLOAT16, 0.125f, 8 },
@@ -273,6 +276,39 @@ static void test_prompt_assumptions(void **state)
     }
 }
 
+/* Few queries of many keys, whose workgroups share rows: parts that no row of a block attends to, the last one shorter,
+ * queries of several heads in a block. Each of what makes parts is then taken away: many keys, few rows. */
+static void find_parts(const mlxvk_stat *stat, void *parts)
+{
+    if (!strcmp(stat->family, "attention parts"))
+        sscanf(strstr(stat->signature, ": ") + 2, "%u", (unsigned *)parts);
+}
+
+static void test_prompt_parts(void **state)
+{
+    static const struct { struct job job; unsigned parts; } cases[] = {
+        { { { 1, 4, 2, 16, 1100, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 4 },
+        { { { 2, 2, 1, 33, 777, 128, 80, BOOL_MASK, true }, MLXVK_FLOAT16, 0.125f, 0 }, 3 },
+        { { { 1, 2, 2, 70, 1601, 80, 128, CAUSAL, true }, MLXVK_BFLOAT16, 1, 0 }, 6 },
+        { { { 1, 1, 1, 600, 600, 64, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 }, 2 },
+        { { { 1, 4, 2, 16, 511, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 0 },
+        { { { 2, 34, 34, 16, 512, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 0 },
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct setting t = start(PROMPT);
+        struct rng r = { 41 };
+        size_t able = 0;
+        unsigned parts = 0;
+        assert_int_equal(mlxvk_device_info_get_size(&able, t.device, "cooperative_matrix2"), 0);
+        OK_DEVICE(mlxvk_reset_stats(t.device), t.device);
+        attend_job(&cases[i].job, off_of(cases[i].job.dtype), t.device, t.stream, &r);
+        OK_DEVICE(mlxvk_stats_report(t.device, find_parts, &parts), t.device);
+        assert_int_equal(parts, able ? cases[i].parts : 0);
+        finish(&t);
+    }
+}
+
 /* Rows that begin anywhere are copied for the kernel for few queries, too; but not where features are no whole steps. */
 static void test_decode_copies(void **state)
 {
@@ -297,14 +333,13 @@ static void test_decode_copies(void **state)
 }
 
 /* A query and a key that are no numbers: so is its row, and those of all that attend to the key. */
-static void test_prompt_nan(void **state)
+static void prompt_nan(const char *gates)
 {
     enum { HEADS = 2, QUERIES = 70, KEYS = 90, WIDTH = 64, BAD_QUERY = 20, BAD_KEY = 60 };
     static const mlxvk_dtype types[] = { MLXVK_FLOAT16, MLXVK_BFLOAT16 };
     static float q[HEADS * QUERIES * WIDTH], k[HEADS * KEYS * WIDTH], out[HEADS * QUERIES * WIDTH];
-    struct setting t = start(PROMPT);
+    struct setting t = start(gates);
     struct rng r = { 31 };
-    (void)state;
     for (size_t i = 0; i < COUNT(q); i++) q[i] = noise(&r);
     for (size_t i = 0; i < COUNT(k); i++) k[i] = noise(&r);
     q[BAD_QUERY * WIDTH + 3] = NAN;
@@ -327,6 +362,13 @@ static void test_prompt_nan(void **state)
         mlxvk_array_free(v);
     }
     finish(&t);
+}
+
+static void test_prompt_nan(void **state)
+{
+    (void)state;
+    prompt_nan(IN_PARTS);
+    prompt_nan(PROMPT);
 }
 
 /* More parts than a thread loads at once, more rows than are joined at once. Parts of 1024 keys, of which a thread has twice
@@ -489,7 +531,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_parts_side_by_side), cmocka_unit_test(test_attention_edges),
                                         cmocka_unit_test(test_more_queries), cmocka_unit_test(test_prompts),
-                                        cmocka_unit_test(test_prompt_assumptions), cmocka_unit_test(test_decode_copies),
-                                        cmocka_unit_test(test_prompt_nan), cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
+                                        cmocka_unit_test(test_prompt_nan), cmocka_unit_test(test_prompt_parts), cmocka_unit_test(test_prompt_assumptions),
+                                        cmocka_unit_test(test_decode_copies), cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
     return run_group("attention", tests, NULL, NULL);
 }
