@@ -13779,7 +13779,35 @@ static const char *matrices_fit(const struct encoder *e, const void *job)
     dv = (uint32_t)round_up((size_t)a->v->shape[3], size) / 8 + 1;
     need = max_size(COOPMAT_KEYS * (d + dv), COOPMAT_SUBGROUPS * size * d);
     need += COOPMAT_SUBGROUPS * size * (COOPMAT_KEYS / 4 + 1);
-    return 16 * need > c->shared_memory ? "the device has too little shared memory" : NULL;
+    return 16 + 16 * need > c->shared_memory ? "the device has too little shared memory" : NULL;
+}
+
+/* Keys of a part where few queries would leave processors idle, so that several workgroups have the same `block` rows;
+ * in whole tiles. Without parts UINT32_MAX. A part has so many at least, for what it adds is as much as their number. */
+enum { SPREAD_LEAST = 256, SPREAD_ROOM = 1 << 25 };
+static uint32_t spread_keys(const struct encoder *e, const struct attention *a, uint32_t block, uint32_t tile)
+{
+    uint32_t queries = (uint32_t)a->q->shape[2], heads = queries < block ? head_group(a) : 1, parts;
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT];
+    uint64_t entries = (uint64_t)a->q->shape[0] * (uint64_t)a->q->shape[1];
+    uint64_t blocks = ceil_div((uint64_t)queries * heads, block) * (entries / heads);
+    size_t width = round_up((size_t)a->v->shape[3], tile) + 2;
+    parts = min_u32(forced ? forced : min_u32((uint32_t)(e->device->tuning->processors / blocks),
+                                              a->keys / SPREAD_LEAST), SPLIT_MOST);
+    if (parts < 2 || blocks > COUNTERS || entries * queries * parts * width > SPREAD_ROOM) return UINT32_MAX;
+    return (uint32_t)round_up(ceil_div(a->keys, parts), tile);
+}
+
+/* Binds the room for parts, of `width` features; false where there is none. */
+static bool bind_spread(struct encoder *e, const struct attention *a, struct attention_push *p, uint32_t each,
+                        uint32_t width)
+{
+    p->split_keys = each;
+    p->splits = ceil_div(a->keys, each);
+    if (p->splits > 1)
+        NOTE(e->device, NOTE_SPLIT, "attention by matrices", NULL, "%s: %u parts of up to %u keys", ATTENTION(a),
+             p->splits, each);
+    return bind_parts(e, a->q->size / p->key_width, p->splits > 1 ? p->splits : 0, width);
 }
 
 static void attention_coopmat(struct encoder *e, const void *job)
@@ -13787,11 +13815,13 @@ static void attention_coopmat(struct encoder *e, const void *job)
     const struct attention *a = job;
     const struct capabilities *c = &e->device->caps;
     uint32_t size = c->coopmat_size[a->q->dtype == MLXVK_BFLOAT16], rows = COOPMAT_SUBGROUPS * size;
+    uint32_t value_width = (uint32_t)round_up((size_t)a->v->shape[3], size);
     struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
+    if (!bind_spread(e, a, &p, spread_keys(e, a, rows, COOPMAT_KEYS), value_width)) return;
     USE_AS(e, attention_matrices(a), attention_f16, &p, .threads = COOPMAT_SUBGROUPS * c->subgroup,
            .dtype = (uint32_t)a->q->dtype, .width = (uint32_t)round_up(p.key_width, size),
-           .value_width = (uint32_t)round_up(p.value_width, size), .keys = COOPMAT_KEYS, .size = size,
-           .lanes = c->subgroup, .even = !e->device->tuning->deep);
+           .value_width = value_width, .keys = COOPMAT_KEYS, .size = size,
+           .lanes = c->subgroup, .even = !e->device->tuning->deep, .spread = p.splits > 1);
     dispatch_rows(e, &p, rows);
 }
 
@@ -13852,39 +13882,18 @@ static const char *prompt_fits(const struct encoder *e, const void *job)
     return prompt_memory(r, d, dv) > c->shared_memory ? "the device has too little shared memory" : NULL;
 }
 
-/* Keys of a part where few queries would leave processors idle, so that several workgroups have the same rows; without
- * parts UINT32_MAX. A part has so many at least, for adding parts up is as long as their number. */
-enum { SPREAD_LEAST = 256, SPREAD_ROOM = 1 << 25 };
-static uint32_t prompt_part(const struct encoder *e, const struct attention *a, const struct prompt_row *r)
-{
-    uint32_t all = prompt_queries(r), queries = (uint32_t)a->q->shape[2], heads = queries < all ? head_group(a) : 1;
-    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT];
-    uint64_t entries = (uint64_t)a->q->shape[0] * (uint64_t)a->q->shape[1];
-    uint64_t blocks = ceil_div((uint64_t)queries * heads, all) * (entries / heads), n;
-    n = min_u32((uint32_t)(e->device->tuning->processors / blocks), a->keys / SPREAD_LEAST);
-    n = min_u32(forced ? forced : (uint32_t)n, SPLIT_MOST);
-    if (n < 2 || blocks > COUNTERS || entries * queries * n * ((uint64_t)a->v->shape[3] + 2 + PROMPT_ROWS) > SPREAD_ROOM)
-        return UINT32_MAX;
-    return (uint32_t)round_up(ceil_div(a->keys, n), r->keys * r->parts);
-}
-
 static void attention_prompt(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     const struct prompt_row *r = choose_prompt(e, a);
-    uint32_t each = prompt_part(e, a, r), splits = ceil_div(a->keys, each);
     uint32_t value_width = (uint32_t)round_up((size_t)a->v->shape[3], PROMPT_ROWS);
+    uint32_t each = spread_keys(e, a, prompt_queries(r), (uint32_t)r->keys * r->parts);
     struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < prompt_queries(r));
-    if (!bind_parts(e, a->q->size / p.key_width, splits > 1 ? splits : 0, value_width)) return;
-    if (splits > 1)
-        NOTE(e->device, NOTE_SPLIT, "attention by matrices in registers", NULL, "%s: %u parts of up to %u keys",
-             ATTENTION(a), splits, each);
-    p.splits = splits;
-    p.split_keys = each;
+    if (!bind_spread(e, a, &p, each, value_width)) return;
     USE_AS(e, prompt_kernel(a), attention_coopmat2_f16, &p, .threads = r->subgroups * PROMPT_LANES,
            .dtype = (uint32_t)a->q->dtype, .width = (uint32_t)round_up(p.key_width, PROMPT_ROWS),
            .value_width = value_width, .keys = r->keys, .subgroups = r->subgroups, .parts = r->parts,
-           .spread = splits > 1);
+           .spread = p.splits > 1);
     dispatch_rows(e, &p, prompt_queries(r));
 }
 

@@ -474,10 +474,12 @@ typedef struct attention_constants attention_constants; typedef struct attention
 enum { SLOT_attention_o = 0, SLOT_attention_q = 1, SLOT_attention_k = 2, SLOT_attention_v = 3,
     SLOT_attention_mask = 4, SLOT_attention_sinks = 5 };
 
-struct attention_coopmat_constants { uint32_t threads, dtype, width, value_width, keys, size, lanes, even; };
+struct attention_coopmat_constants { uint32_t threads, dtype, width, value_width, keys, size, lanes, even,
+    spread; };
 typedef struct attention_coopmat_constants attention_bf16_constants; typedef struct attention_push attention_bf16_push;
 enum { SLOT_attention_bf16_o = 0, SLOT_attention_bf16_q = 1, SLOT_attention_bf16_k = 2,
-    SLOT_attention_bf16_v = 3, SLOT_attention_bf16_mask = 4, SLOT_attention_bf16_sinks = 5 };
+    SLOT_attention_bf16_v = 3, SLOT_attention_bf16_mask = 4, SLOT_attention_bf16_sinks = 5,
+    SLOT_attention_bf16_part = 6, SLOT_attention_bf16_finished = 7 };
 
 struct attention_chunks_constants { uint32_t threads, dtype, width, value_width, subgroups, lanes, even, parts,
     rows, walk; };
@@ -518,7 +520,8 @@ enum { SLOT_attention_decode_o = 0, SLOT_attention_decode_q = 1, SLOT_attention_
 
 typedef struct attention_coopmat_constants attention_f16_constants; typedef struct attention_push attention_f16_push;
 enum { SLOT_attention_f16_o = 0, SLOT_attention_f16_q = 1, SLOT_attention_f16_k = 2, SLOT_attention_f16_v = 3,
-    SLOT_attention_f16_mask = 4, SLOT_attention_f16_sinks = 5 };
+    SLOT_attention_f16_mask = 4, SLOT_attention_f16_sinks = 5, SLOT_attention_f16_part = 6,
+    SLOT_attention_f16_finished = 7 };
 
 struct attention_rope_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts,
     subgroups, spread, buffers, full, in_order, norm, twos; };
@@ -1012,13 +1015,13 @@ enum { SLOT_quant_gather_x = 0 };
     X(arange, ARANGE, 1, 0x1, 28, 2, CAP_SMALL) \
     X(arange_wide, ARANGE_WIDE, 1, 0x1, 28, 2, CAP_SMALL) \
     X(attention, ATTENTION, 6, 0x1, 128, 5, CAP_SMALL) \
-    X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(attention_bf16, ATTENTION_BF16, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_chunks, ATTENTION_CHUNKS, 8, 0xc1, 128, 10, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_chunks_rope, ATTENTION_CHUNKS_ROPE, 12, 0xcd, 128, 11, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 8, 0xc1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 8, 0xc1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 14, CAP_SUBGROUP | CAP_SMALL) \
-    X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(attention_f16, ATTENTION_F16, 8, 0xc1, 128, 9, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_rope, ATTENTION_ROPE, 13, 0x10cd, 128, 15, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_vjp, ATTENTION_VJP, 8, 0x3, 120, 7, CAP_SMALL) \
     X(attention_vjp_bf16, ATTENTION_VJP_BF16, 8, 0x3, 120, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

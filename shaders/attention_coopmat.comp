@@ -22,6 +22,7 @@ layout(constant_id = 4) const uint KEYS = 32;
 layout(constant_id = 5) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE
 layout(constant_id = 6) const uint LANES = 32;         // of a subgroup, at least SIZE
 layout(constant_id = 7) const uint EVEN = 0;           // 1: all subgroups take the same steps (where their barriers are the workgroup's)
+layout(constant_id = 8) const bool SPREAD = false;     // results are of split_keys keys, see attention_parts.glsl
 #include "attention.glsl"
 #define MATRIX_A coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA>
 #define MATRIX_B coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB>
@@ -74,6 +75,7 @@ void stage_queries(const uint batch, const uint head, const uint first_row, cons
 }
 
 #include "two_bits.glsl"
+#include "attention_parts.glsl"
 
 // SIZE x SIZE of a number each row, as an accumulator.
 MATRIX_SUM across_rows(const float x, const uint row, const uint part, const uint mine)
@@ -89,7 +91,12 @@ MATRIX_SUM across_rows(const float x, const uint row, const uint part, const uin
 void main()
 {
     uint group = group_index(), blocks = query_heads / block_heads(), rows = query_count * block_heads();
-    uint row_blocks = (rows + ROWS - 1u) / ROWS;
+    uint row_blocks = (rows + ROWS - 1u) / ROWS, counter = group, split = 0u, begin = 0u;
+    if (SPREAD) {
+        split = group % splits;
+        counter = group /= splits;
+        begin = split * split_keys;
+    }
     if (group >= row_blocks * blocks * batches) return;
     uint first_row = (row_blocks - 1u - group % row_blocks) * ROWS, head = group / row_blocks % blocks * block_heads();
     uint batch = group / row_blocks / blocks, kv = head / group_size;
@@ -98,20 +105,22 @@ void main()
     uint own = first_row + gl_SubgroupID * SIZE + row;
     row_place place = place_of(batch, head, own);
     bool inside = own < rows;
-    float high = has(SINKS) && inside ? sink_of(place.head) : LOWEST, total = has(SINKS) && inside && part == 0u ? 1.0 : 0.0;
+    bool sinks = !SPREAD && has(SINKS) && inside;
+    float high = sinks ? sink_of(place.head) : LOWEST, total = sinks && part == 0u ? 1.0 : 0.0;
     if (!inside) place.keys = 0u;
 
     MATRIX_A qs[WIDTH / SIZE];
     MATRIX_SUM os[VALUE_WIDTH / SIZE];
     uint end = key_end(first_row, min(first_row + ROWS, rows) - 1u);
-    if (AHEAD) fetch(k_row, v_row, 0u);
+    if (SPREAD) end = min(end, begin + split_keys);
+    if (AHEAD) fetch(k_row, v_row, begin);
     stage_queries(batch, head, first_row, rows);
     barrier();
     [[unroll]] for (uint i = 0u; i < WIDTH / SIZE; i++)
         coopMatLoad(qs[i], tiles, gl_SubgroupID * SIZE * K_PITCH + i * (SIZE / 8u), K_PITCH, gl_CooperativeMatrixLayoutRowMajor);
     [[unroll]] for (uint i = 0u; i < VALUE_WIDTH / SIZE; i++) os[i] = MATRIX_SUM(0.0);
 
-    for (uint first = 0u; first < end; first += KEYS) {
+    for (uint first = begin; first < end; first += KEYS) {
         barrier();
         if (!AHEAD) fetch(k_row, v_row, first);
         stage();
@@ -172,7 +181,9 @@ void main()
     }
 
     [[unroll]] for (uint d = 1u; d < PARTS; d *= 2u) total += subgroupShuffleXor(total, d);
-    float factor = total == 0.0 ? 0.0 : 1.0 / total;
+    float factor = SPREAD ? 1.0 : total == 0.0 ? 0.0 : 1.0 / total;
+    uint parted = part_of(batch, head, own, split);
+    if (SPREAD && inside && part == 0u) part_two[figures_at() + parted] = vec2(high, total);
     [[unroll]] for (uint i = 0u; i < VALUE_WIDTH / SIZE; i++) {
         subgroupBarrier();
         coopMatStore(os[i], patches, mine, PITCH, gl_CooperativeMatrixLayoutRowMajor);
@@ -180,7 +191,9 @@ void main()
         for (uint j = part; j < SIZE / 4u; j += PARTS) {
             vec4 x = patches[mine + row * PITCH + j] * factor;
             uint f = i * SIZE + 4u * j;
-            if (inside && f < value_width) o64[(place.o + f) / 4u] = uvec2(two_bits(x.xy), two_bits(x.zw));
+            if (SPREAD && inside) part_four[(parted * VALUE_WIDTH + f) / 4u] = x;
+            else if (inside && f < value_width) o64[(place.o + f) / 4u] = uvec2(two_bits(x.xy), two_bits(x.zw));
         }
     }
+    if (SPREAD && is_last(counter)) join_splits(batch, head, first_row, min(ROWS, rows - first_row));
 }

@@ -114,6 +114,7 @@ float seen(const in uint row, const in uint column, const in float x, const in u
 }
 
 #include "two_bits.glsl"
+#include "attention_parts.glsl"
 
 // What converts a weight to bfloat16 truncates it (see nearest.glsl): to nearest, ties up. NaN may become 0: the sum has it.
 float rounded(const float weight)
@@ -188,18 +189,6 @@ void join_parts()
     barrier();
 }
 
-layout(std430, set = 0, binding = 6) coherent buffer part_twos { vec2 part_two[]; };         // results, then two figures each
-layout(std430, set = 0, binding = 6) coherent buffer part_fours { vec4 part_four[]; };
-layout(std430, set = 0, binding = 7) coherent buffer finished_words { uint finished[]; };
-shared bool last_one;
-
-// Where a row's part is, in parts.
-uint part_of(const uint batch, const uint head, const uint row, const uint split)
-{
-    return ((batch * query_heads + head) * query_count + row) * splits + split;
-}
-uint figures_at() { return batches * query_heads * query_count * splits * (VALUE_WIDTH / 2u); }
-
 // Through shared memory, where rows and columns are known: results, or a part of the keys'.
 void store_rows(const uint batch, const uint head, const uint first_row, const uint rows, const uint split)
 {
@@ -230,41 +219,6 @@ void store_rows(const uint batch, const uint head, const uint first_row, const u
             part_four[(own * VALUE_WIDTH + f) / 4u + 1u] = b;
         } else if (n < rows && f < value_width)
             o128[(place.o + f) / 8u] = uvec4(two_bits(a.xy), two_bits(a.zw), two_bits(b.xy), two_bits(b.zw));
-    }
-}
-
-// What all workgroups of these rows left, by the last one: a thread has eight features of a row, and asks for BATCH parts at once.
-void join_splits(const uint batch, const uint head, const uint first_row, const uint rows)
-{
-    const uint BATCH = 4u, EIGHTS = VALUE_WIDTH / 8u;
-    for (uint u = gl_LocalInvocationID.x; u < min(ROWS, rows - first_row) * EIGHTS; u += THREADS) {
-        uint n = first_row + u / EIGHTS, f = u % EIGHTS, from = part_of(batch, head, n, 0u);
-        row_place place = place_of(batch, head, n);
-        float most = has(SINKS) ? sink_of(place.head) : LOWEST, sum = has(SINKS) ? 1.0 : 0.0;
-        vec4 a = vec4(0.0), b = vec4(0.0);
-        for (uint s = 0u; s < splits; s += BATCH) {
-            vec4 x[BATCH], y[BATCH];
-            vec2 figures[BATCH];
-            [[unroll]] for (uint i = 0u; i < BATCH; i++) {
-                uint own = from + min(s + i, splits - 1u);
-                figures[i] = part_two[figures_at() + own];
-                x[i] = part_four[own * (VALUE_WIDTH / 4u) + 2u * f];
-                y[i] = part_four[own * (VALUE_WIDTH / 4u) + 2u * f + 1u];
-            }
-            [[unroll]] for (uint i = 0u; i < BATCH; i++) {
-                if (s + i >= splits) continue;
-                float best = max(most, figures[i].x), before = exp2(most - best), now = exp2(figures[i].x - best);
-                most = best;
-                sum = sum * before + figures[i].y * now;
-                a = a * before + x[i] * now;
-                b = b * before + y[i] * now;
-            }
-        }
-        float factor = sum == 0.0 ? 0.0 : 1.0 / sum;
-        a *= factor;
-        b *= factor;
-        if (8u * f < value_width)
-            o128[(place.o + 8u * f) / 8u] = uvec4(two_bits(a.xy), two_bits(a.zw), two_bits(b.xy), two_bits(b.zw));
     }
 }
 
@@ -344,15 +298,5 @@ void main()
     barrier();
     if (PARTS > 1u) join_parts();
     if (gl_SubgroupID % PARTS == 0u) store_rows(batch, head, own, rows, split);
-    if (!SPREAD) return;
-    memoryBarrierBuffer();
-    barrier();
-    if (gl_LocalInvocationID.x == 0u) {
-        last_one = atomicAdd(finished[counter], 1u) == splits - 1u;
-        if (last_one) finished[counter] = 0u;            // as it was found
-    }
-    barrier();
-    if (!last_one) return;
-    memoryBarrierBuffer();
-    join_splits(batch, head, first_row, rows);
+    if (SPREAD && is_last(counter)) join_splits(batch, head, first_row, min(ROWS, rows - first_row));
 }
