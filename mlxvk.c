@@ -13783,7 +13783,7 @@ static const char *matrices_fit(const struct encoder *e, const void *job)
 }
 
 /* Keys of a part where few queries would leave processors idle, so that several workgroups have the same `block` rows;
- * in whole tiles. Without parts UINT32_MAX. A part has so many at least, for what it adds is as much as their number. */
+ * in whole tiles. Without parts UINT32_MAX. A part has SPREAD_LEAST keys at least, for adding it up takes time, too. */
 enum { SPREAD_LEAST = 256, SPREAD_ROOM = 1 << 25 };
 static uint32_t spread_keys(const struct encoder *e, const struct attention *a, uint32_t block, uint32_t tile)
 {
@@ -13803,7 +13803,7 @@ static bool bind_spread(struct encoder *e, const struct attention *a, struct att
                         uint32_t width)
 {
     p->split_keys = each;
-    p->splits = ceil_div(a->keys, each);
+    p->splits = a->keys ? ceil_div(a->keys, each) : 1;
     if (p->splits > 1)
         NOTE(e->device, NOTE_SPLIT, "attention by matrices", NULL, "%s: %u parts of up to %u keys", ATTENTION(a),
              p->splits, each);
