@@ -31,7 +31,7 @@
 #                            make mlx MLX=0.30.3 another version, in build/mlx-0.30.3, and so with what follows
 #   make validate            that step by step: from a Python expression to a Vulkan dispatch and back
 #   make test-mlx            MLX's results on mlxvk against its own on the CPU, and mlx_lm
-#   make test-mlx-own DIR=mlx/python/tests    MLX's own tests, from a copy of its repository
+#   make test-mlx-own DIR=mlx    MLX's own tests in Python and C++, from a copy of its repository (or one of its two folders)
 #   make bench-mlx           mlx_lm on random weights of Qwen3-0.6B's shape, and where the time goes
 #   make test-metal          the compiler of Metal kernels: kernels against C++ on the device
 #   make fuzz-metal SECONDS=600    damaged sources under sanitizers; random programs against the host's C++ compiler
@@ -390,7 +390,8 @@ $(mlx)/installed: $(mlx_wanted)
 	@echo "  PIP     $(mlx)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "MLX needs Python 3.10 or newer; try make PYTHON=...")'
 	@$(mlx_python) -m pip --version >/dev/null 2>&1 || { rm -rf $(mlx) && $(PYTHON) -m venv $(mlx); }
-	@$(mlx_python) -m pip install --disable-pip-version-check -q -r $<
+	@sed 's/^mlx\[cpu]==.*/mlx[cpu]==$(MLX)/' $< >$(mlx)/requirements.txt
+	@$(mlx_python) -m pip install --disable-pip-version-check -q -r $(mlx)/requirements.txt
 	@ln -sfn ../../../../../tests/mlx/mlxvk_mlx $(mlx_site)/mlxvk_mlx
 	@touch $@
 
@@ -443,10 +444,38 @@ test-mlx: mlx-ready
 	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(TEST_TIMEOUT) -l $(mlx)/logs \
 	    $(foreach t,$(or $(TESTS),$(shell tests/tools/part 1/1 $(sort $(wildcard tests/mlx/test_*.py)))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
 
-# MLX's own tests, from a copy of its repository: DIR=mlx/python/tests.
+# MLX's own tests, from a copy of its repository: DIR=mlx, or one of its folders of tests, mlx/python/tests and mlx/tests. Those
+# in C++ are compiled against the wheel, each file into a program of its own. residency_tests.cpp is of Metal's classes.
+own := $(mlx)/own
+own_main := $(firstword $(wildcard $(addsuffix tests.cpp,$(dir $(firstword $(filter %.cpp,$(TESTS))))) \
+                        $(DIR)/tests.cpp $(DIR)/tests/tests.cpp))
+own_tests := $(or $(TESTS),$(sort $(wildcard $(addprefix $(DIR)/,test_*.py python/tests/test_*.py))) $(if $(own_main),\
+                 $(filter-out %/residency_tests.cpp,$(sort $(wildcard $(addprefix $(dir $(own_main)),*_tests.cpp test_*.cpp))))))
+own_cpp := $(filter %.cpp,$(if $(filter test-mlx-own own-programs,$(MAKECMDGOALS)),$(own_tests)))
+own_program = $(own)/$(basename $(notdir $(1)))
+own_run = $(if $(filter %.py,$(1)),$(mlx_python) tests/mlx/runner.py $(1),test -x $(own_program) || { cat \
+              $(own_program).err; exit 1; }; LD_PRELOAD=$(abspath $(mlx_library)) $(own_program))
+own_linked = -L$(mlx_site)/mlx/lib -lmlx -Wl,-rpath,$(CURDIR)/$(mlx_site)/mlx/lib -Wl,--allow-shlib-undefined
+
 test-mlx-own: mlx-ready
+	@$(if $(own_cpp),tests/tools/setup own && { $(build) -k own-programs || true; })
+	@$(mlx_python) -m mlxvk_mlx --info
 	@tests/tools/run-tests -j $(or $(MLX_JOBS),2) -t $(or $(OWN_TIMEOUT),1800) -l $(mlx)/own_logs \
-	    $(foreach t,$(or $(TESTS),$(sort $(wildcard $(DIR)/test_*.py))),"$(basename $(notdir $(t))): $(mlx_python) tests/mlx/runner.py $(t)")
+	    $(foreach t,$(own_tests),"$(basename $(notdir $(t))): $(call own_run,$(t))")
+
+.PHONY: own-programs
+own-programs: $(foreach t,$(own_cpp),$(call own_program,$(t)))
+define own_rules
+$(call own_program,$(1)): $(call own_program,$(1)).o $(if $(filter %_tests.cpp,$(1)),$(own)/tests.o)
+	@$$(CXX) $$^ $$(own_linked) -o $$@
+$(call own_program,$(1)).o: $(1) $(mlx)/installed $(own)/flags
+	@echo "  CXX     $$<"
+	@rm -f $$(@:.o=)
+	@$$(CXX) -std=c++20 -isystem $$(mlx_site)/mlx/include -c $$< -o $$@ 2>$$(@:.o=.err) || { echo '  does not compile: $$<'; exit 1; }
+endef
+$(foreach t,$(sort $(own_main) $(own_cpp)),$(eval $(call own_rules,$(t))))
+$(own)/flags: FORCE
+	$(call mlx_said,$(CXX) $(DIR))
 
 fuzz-mlx: mlx-ready
 	@$(mlx_python) tests/mlx/fuzz.py --seconds $(SECONDS) --seed $(SEED) $(PROGRAMS)

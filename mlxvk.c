@@ -385,6 +385,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "few values in long sequences by workgroups, and + or - a number with it, on GPUs (2: everywhere)")              \
     X(EMBEDDING,     "MLX_VK_ENABLE_TAKE_DEQUANTIZE",    1, "rows taken of a quantized matrix + dequantize fused")     \
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
+    X(WINDOW, "MLX_VK_WINDOW", 0, "operations lowered at a time, at first (0: more while the GPU is at work)")        \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
     X(SCAN_COLUMNS,  "MLX_VK_SCAN_COLUMNS",              0,                                                           \
@@ -2980,8 +2981,9 @@ struct encoder {
     struct window *held_in;                          /* steps of that window from `held` on, */
     uint32_t held, held_count;
     bool held_behind;                                /* a barrier */
-    /* the row of the table of fusions that is being applied, from 1; 0: none */
+    /* the row of the table of fusions that is being applied, from 1; 0: none; nodes that it may take, as before */
     uint32_t fusion;
+    const struct members *known;
     double slice;                                    /* microseconds from which on dispatches are cut; 0: GATE_CUT_US */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
@@ -3035,7 +3037,8 @@ struct stream {
     struct array *token;
     bool undecided;                                  /* the next such window may be planned otherwise */
     struct node *nodes;                              /* the tape */
-    uint32_t node_count, node_slots, lower_at;       /* lower_at: so many nodes are lowered */
+    /* lower_at: so many nodes are lowered; lowered: windows since none of them was left */
+    uint32_t node_count, node_slots, lower_at, lowered;
     size_t node_elements;                            /* of results */
     struct stream *next;
 };
@@ -4698,7 +4701,7 @@ static void bind_plan(struct encoder *e) { bind_rest(e, (struct progress){ 0 });
 /* ==== >>tape ====================================================================================================== */
 
 enum { NODE_INPUTS = 8, NODE_OUTPUTS = 4, LOWER_AT = 192, LOWER_KEEP = 32, LOWER_MOST = 2 * LOWER_AT,
-       LOWER_ELEMENTS = 1 << 24, LOWER_SUBMIT = 32, KEPT_NODES = 1024 };
+       LOWER_ELEMENTS = 1 << 24, LOWER_SUBMIT = 32, KEPT_NODES = 1024, SHORT_WINDOWS = 8 };
 
 /* One row an operation: lower_<name> turns its nodes into steps; its member of union params; where in there a number
  * is that does not shape the plan, which replay writes anew (0: nowhere). */
@@ -5021,17 +5024,24 @@ static void stream_lower(struct stream *s, uint32_t keep)
     }
     close_ranks(s, count);
     s->lower_at = keep ? min_u32(s->lower_at + LOWER_AT, LOWER_MOST / 2) * 2 : 0;
+    s->lowered = keep ? s->lowered + 1 : 0;
     s->device->stats.lowering_ns += now_ns() - start;
 }
 
 /* Lowers what is on the tape, when it is enough, and submits it: soon at first, so that the GPU begins; while it is at
- * work with that a longer window, which is cheaper where it comes again; but not where that would hold up much. */
+ * work with that a longer window, which is cheaper where it comes again; but not where that would hold up much.
+ *
+ * GATE_WINDOW is for who is slower than the GPU: what is left when all is on the tape then is what he waits for, so
+ * windows stay short. Only the first ones: more are planned anew each time, where KEPT_MOST of them do not hold all. */
 static void lower_enough(struct stream *s)
 {
-    bool much = s->node_elements >= LOWER_ELEMENTS;
-    if (s->held || s->node_count < LOWER_AT || (!much && s->node_count < s->lower_at)) return;
+    const int gate = s->device->gate[GATE_WINDOW];
+    const bool brief = gate > 0 && s->lowered < SHORT_WINDOWS;
+    const uint32_t least = brief ? (uint32_t)gate + LOWER_KEEP : LOWER_AT;
+    const bool much = s->node_elements >= LOWER_ELEMENTS || brief;
+    if (s->held || s->node_count < least || (!much && s->node_count < s->lower_at)) return;
     stream_lower(s, LOWER_KEEP);
-    if (s->ops >= LOWER_SUBMIT) stream_submit(s);
+    if (s->ops >= LOWER_SUBMIT || brief) stream_submit(s);
 }
 
 /* ---- streams: waited for, ended ---- */
@@ -5570,7 +5580,8 @@ static bool check_shape(struct call *c, int ndim, const int *shape, mlxvk_dtype 
     if (dtype == MLXVK_FLOAT64) return FAIL(c, MLXVK_ERROR_DTYPE, "float64 is not supported on the GPU"), false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0) return FAIL(c, MLXVK_ERROR_SHAPE, "dimension %d is %d", i, shape[i]), false;
-        if (shape[i] && size > SIZE_MAX / 32 / (size_t)shape[i])
+        /* a dimension is below 2^31: nothing to divide by where that much fits */
+        if (shape[i] && size > SIZE_MAX / 32 >> 31 && size > SIZE_MAX / 32 / (size_t)shape[i])
             return FAIL(c, MLXVK_ERROR_LIMIT, "a shape of more than %zu elements", SIZE_MAX / 32), false;
         size *= shape[i] ? (size_t)shape[i] : 1;     /* strides of what is empty must not overflow, either */
     }
@@ -5582,7 +5593,9 @@ static bool check_strides(struct call *c, int ndim, const int *shape, const int6
 {
     if (c->code || (ndim && !strides)) return !c->code;
     for (int i = 0; i < ndim; i++) {
-        int64_t most = INT64_MAX / 8 / MAXD / 2 / (shape[i] ? shape[i] : 1);     /* sums in bytes stay within 64 bits */
+        const int64_t sum = INT64_MAX / 8 / MAXD / 2, small = sum >> 31;     /* sums in bytes stay within 64 bits */
+        if (strides[i] <= small && strides[i] >= -small) continue;
+        int64_t most = sum / (shape[i] ? shape[i] : 1);
         if (strides[i] > most || strides[i] < -most)
             return FAIL(c, MLXVK_ERROR_SHAPE, "stride %lld of axis %d is too large", (long long)strides[i], i), false;
     }
@@ -20999,6 +21012,8 @@ static uint32_t writer_of(const struct stream *s, uint32_t from, uint32_t to, co
 static bool can_join(struct stream *s, const uint32_t *members, int count, uint32_t j)
 {
     uint64_t search = ++s->device->searches;
+    const struct members *known = s->encoder.known;
+    for (int k = 0; known && k < known->count; k++) if (known->node[k] == j) return true;
     /* the first one may have gone ahead too */
     for (uint32_t i = members[0] - min_u32(members[0], LOOK_AHEAD); i < j; i++) {
         bool member = s->nodes[i].done;
@@ -23085,13 +23100,18 @@ static bool adopt_plan(struct encoder *e, struct window *w, struct kept_group *g
     return true;
 }
 
-/* Plans the nodes of a fusion as one again; false where they are none any more. */
+/* Plans the nodes of a fusion as one again; false where they are none any more. What it passes over they may go in
+ * front of, as when they were kept: the nodes touch the same storages, and the same of them are done. */
 static bool fuse_again(struct encoder *e, const struct kept_group *g)
 {
     struct stream *s = e->stream;
     struct members all = { { g->all.node[0] }, 1 };
+    bool fused;
     e->fusion = g->fusion;
-    if (fusion_table[g->fusion - 1].apply(e, s, &all, s->node_count) && !e->code && all.count == g->all.count &&
+    e->known = &g->all;
+    fused = fusion_table[g->fusion - 1].apply(e, s, &all, s->node_count);
+    e->known = NULL;
+    if (fused && !e->code && all.count == g->all.count &&
         !memcmp(all.node, g->all.node, (size_t)all.count * sizeof *all.node)) return true;
     plan_clear(e);
     e->code = 0;
@@ -24942,6 +24962,17 @@ int mlxvk_array_host(void **data, mlxvk_array array)
     if (!code) code = storage_ready(d, st);
     if (!code) *data = st->buffer->map;
     return unlock_with(d, code);
+}
+
+size_t mlxvk_array_memory_capacity(mlxvk_array array)
+{
+    struct array *a = array.ctx;
+    if (!a) return 0;
+    struct device *d = lock_array(a);
+    const struct storage *st = a->storage;
+    size_t size = st->buffer ? st->buffer->size : st->nbytes;
+    unlock_with(d, 0);
+    return size;
 }
 
 /* ==== >>public: strings, vectors and maps ========================================================================= */

@@ -477,6 +477,7 @@ MLXVK_API int mlxvk_array_new_view(mlxvk_array *res, mlxvk_array base, const int
 /* bytes from the memory's start to element [0, ...] */
 MLXVK_API size_t mlxvk_array_offset(mlxvk_array array);
 MLXVK_API size_t mlxvk_array_memory_size(mlxvk_array array);         /* bytes of the memory */
+MLXVK_API size_t mlxvk_array_memory_capacity(mlxvk_array array);     /* and of what the cache found for it */
 MLXVK_API bool mlxvk_array_shares_memory(mlxvk_array a, mlxvk_array b);
 /* The host's pointer to the memory's start, or NULL where it is not mapped. The memory exists afterwards; it does not
  * wait: what is there is right only after mlxvk_array_wait, or an event behind the work that writes it. */

@@ -108,8 +108,22 @@ struct Handle {
 /* As operator new and delete, from what the thread let go of before. */
 void* pool_take(size_t size);
 void pool_give(void* piece, size_t size);
+/* The calling thread asks for much: where nobody has that place (0: who makes graphs, 1: who records), it is its own. */
+void pool_settle(size_t place);
+/* Who records: what it lets go of from now on is for who makes graphs. That one: takes what there is of it; the other rests. */
+void pool_pass_on(bool on);
+void pool_pick_up();
 /* Libraries that are loaded, and have this in their path, use them from now on. */
 void use_pool(const char* library);
+
+/* Asks for memory that is wanted soon, perhaps to be written. */
+inline void fetch(const void* from, size_t size, bool write = false) {
+  const char* first = static_cast<const char*>(from);
+  for (size_t at = 0; at < size; at += 64) {
+    if (write) __builtin_prefetch(first + at, 1);
+    else __builtin_prefetch(first + at, 0);
+  }
+}
 
 /* ---- memory.cpp ---- */
 
@@ -127,6 +141,10 @@ bool host_number(const array& a, int& value);
 void give_back(const array& a, mlxvk_array handle);
 /* Makes `result` (whose handle it takes) the data of `out`. */
 void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s);
+/* Ask for what operand() will look at, each for what the one before has brought. */
+void fetch_data(const array& a);
+void fetch_block(const array& a);
+void fetch_handle(const array& a);
 /* Is its memory the host's alone, and so little that it may stay until later? */
 bool is_trifle(const array& a);
 /* Frees what another thread freed while this one recorded. */
@@ -153,6 +171,8 @@ enum class State { native, layout, host, unreached, fallback };
 struct Row;
 const Row* find_row(const Primitive& p);
 bool is_load(const Primitive& p);
+/* May it hold functions of Python's, or what the bridge does not know? */
+bool holds_functions(const Primitive& p);
 /* Its graph, which MLX calls its fallback; null for one that has none. */
 mlx::core::fast::Custom* with_graph(Primitive& p);
 /* Runs a primitive on the GPU stream that it names, or as the table and the policy say. */
@@ -171,8 +191,10 @@ void join_walk(Stream s);
 bool records();
 /* Is another thread recording? Then it has mlxvk's lock most of the time, and who waits for that is as slow as it. */
 bool other_records();
-/* Lets go of what the last graph left. */
+/* Joins, and lets go of what the last graph left. */
 void tidy_walk();
+/* Joins; from now on who evaluates records. */
+void close_walk();
 
 /* ---- kernels.cpp ---- */
 
@@ -200,5 +222,20 @@ void print_statistics();
 
 /* Called often, does its work once, as soon as MLX's Python type and functions are there. True: it did so now. */
 bool guard_python();
+/* Is this a process of Python's? */
+bool has_python();
+/* While it lives, the calling thread has not got Python's lock, where it had it: for who waits for a thread that may want
+ * it, to let go of a caller's memory or to read a file of Python's. */
+class WithoutPython {
+ public:
+  WithoutPython();
+  ~WithoutPython();
+  WithoutPython(const WithoutPython&) = delete;
+
+ private:
+  void* state_ = nullptr;
+};
+/* A graph as large as a model's step: layers' attributes are made quick to find, when guard_python() is called next. */
+void note_large_graph();
 
 }  // namespace mlxvk_mlx

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <thread>
@@ -27,6 +28,21 @@ namespace mlxvk_mlx {
 
 namespace allocator = mlx::core::allocator;
 
+/* A lock that hardly anybody waits for, and that is taken some thousands of times a token: a word. */
+class Latch {
+ public:
+  void lock() {
+    for (int tries = 0; held_.exchange(true, std::memory_order_acquire); tries++) {
+      if (tries < 64) std::this_thread::yield();
+      else std::this_thread::sleep_for(std::chrono::microseconds(50));   // until a copy is done
+    }
+  }
+  void unlock() { held_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> held_{false};
+};
+
 /* What an allocator::Buffer of MLX points to: a piece of memory. Where the host reads device memory as fast as its own, it
  * is one handle. Else (staged) MLX's own allocations are host memory, uploaded when the GPU first wants them, and what the
  * GPU computes is downloaded when the host wants it. Without a device there is only the host. */
@@ -39,8 +55,10 @@ struct Block {
   size_t charged = 0;        // of these, as the host's alone
   bool on_host = false;      // the host's copy is right
   bool foreign = false;      // and is a caller's, who may change it at any time: each use by the GPU gets a copy of its own
+  bool borrowed = false;     // and is a caller's, to whom just this pointer goes back: nothing else is put in its place
   std::atomic<void*> direct{nullptr};   // the device's copy, mapped
-  std::mutex mutex;          // of the two copies
+  std::atomic<void*> likely{nullptr};   // the handle that was wanted last, perhaps freed since: an address to ask for
+  Latch mutex;               // of the two copies
   Block* next = nullptr;     // freed, see free_left()
 
   static void* operator new(size_t size) { return pool_take(size); }
@@ -164,7 +182,7 @@ static int upload(Block& b) {
 
 /* The host's pointer, to read and to write. */
 static void* host_pointer(Block& b) {
-  std::unique_lock<std::mutex> lock(b.mutex, std::defer_lock);
+  std::unique_lock<Latch> lock(b.mutex, std::defer_lock);
   void* data = b.direct;
   if (data) return data;
   if (!has_device() || (b.on_host && !b.on_device())) return b.host;
@@ -217,9 +235,9 @@ int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
   Block* b = block_of(a);
   if (!b || !a.size()) return mlxvk_array_empty(res, a.shape().data(), a.ndim(), dtype_of(a), stream_of(s));
   if (b->foreign) return foreign_view(res, *b, a);
-  std::lock_guard<std::mutex> lock(b->mutex);
+  std::lock_guard<Latch> lock(b->mutex);
   if (int code = upload(*b)) return code;
-  if (use == Use::only) {
+  if (use == Use::only && !b->borrowed) {
     if (int code = new_view(res, *b, a)) return code;
     b->drop_device();
     b->on_host = false;
@@ -227,13 +245,28 @@ int operand(mlxvk_array* res, const array& a, Stream s, Use use) {
     return 0;
   }
   if (use == Use::own) return new_view(res, *b, a);
-  const bool whole = same_view(b->array, a);
-  if (!whole && !b->view.ctx)
-    if (int code = new_view(&b->view, *b, a)) return code;
-  if (!whole && !same_view(b->view, a)) return new_view(res, *b, a);
-  *res = whole ? b->array : b->view;
+  mlxvk_array* same = same_view(b->view, a) ? &b->view : same_view(b->array, a) ? &b->array : nullptr;
+  if (!same && b->view.ctx) return new_view(res, *b, a);
+  if (!same)
+    if (int code = new_view(same = &b->view, *b, a)) return code;
+  *res = *same;
+  b->likely.store(res->ctx, std::memory_order_relaxed);
   b->lent++;
   return LENT;
+}
+
+void fetch_data(const array& a) {
+  if (const auto& data = a.data_shared_ptr()) fetch(data.get(), 16);
+}
+
+void fetch_block(const array& a) {
+  if (a.data_shared_ptr()) fetch(block_of(a), sizeof(Block), true);
+}
+
+void fetch_handle(const array& a) {
+  const size_t size = 256;                                 // of what is behind one, about
+  const Block* b = a.data_shared_ptr() ? block_of(a) : nullptr;
+  if (b) fetch(b->likely.load(std::memory_order_relaxed), size);
 }
 
 void give_back_lent(const array& a) { block_of(a)->lent--; }
@@ -249,7 +282,7 @@ bool host_number(const array& a, int& value) {
   if (!(records() ? a.status() == array::Status::available : a.is_available())) return false;
   Block* b = block_of(a);
   const char* data = nullptr;
-  std::unique_lock<std::mutex> lock(b->mutex);
+  std::unique_lock<Latch> lock(b->mutex);
   if (b->on_host) data = static_cast<const char*>(b->host);
   else if (!staged()) data = static_cast<const char*>(b->direct.load());
   if (data) std::memcpy(&value, data + a.offset(), sizeof value);
@@ -360,7 +393,8 @@ static void leave(Block* b) {
   if (!other_records()) free_left();                       // it was done just then
 }
 
-/* For numbers that users ask for: what they have let go of is gone. */
+/* For numbers that users ask for: what they have let go of is gone. A graph that is still being recorded has some of it,
+ * whatever stream it is of, and whether anybody waits for that. (Not for the peak, which mlx_lm asks for each token.) */
 static void settle() {
   tidy_walk();
   free_left();
@@ -394,22 +428,26 @@ class VulkanAllocator : public allocator::Allocator {
     else free_block(b);
   }
 
-#if MLX_VERSION_NUMERIC >= 32003
-  /* MLX asks for it where a copy will do, too: that is copied once, and not for each use. */
+  /* Python's module asks for it where a copy will do, too: that is copied once, and not for each use. A program in C++ gets
+   * its own pointer back, and what it changes there after the GPU's first use is not seen. */
   allocator::Buffer make_buffer(void* data, size_t size) override {
-    if (!std::exchange(sharing, false) || !data || !size || size > INT_MAX) return allocator::Buffer(nullptr);
+    const bool foreign = std::exchange(sharing, false);
+    if ((!foreign && has_python()) || !data || !size || size > INT_MAX) return allocator::Buffer(nullptr);
     auto* b = new Block;
     b->host = data;
     b->size = size;
-    b->on_host = b->foreign = true;
+    b->on_host = true;
+    (foreign ? b->foreign : b->borrowed) = true;
     return allocator::Buffer(b);
   }
-  void release(allocator::Buffer buffer) override { delete static_cast<Block*>(buffer.ptr()); }
-#endif
+  void release(allocator::Buffer buffer) override {
+    if (auto* b = static_cast<Block*>(buffer.ptr())) b->host = nullptr;
+    free(buffer);
+  }
 
   size_t size(allocator::Buffer buffer) const override {
     auto* b = static_cast<const Block*>(buffer.ptr());
-    return !b ? 0 : b->on_device() ? mlxvk_array_memory_size(b->array) : b->size;
+    return !b ? 0 : b->on_device() ? mlxvk_array_memory_capacity(b->array) : b->size;
   }
 };
 

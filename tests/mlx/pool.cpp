@@ -28,17 +28,48 @@ struct Idle { Idle* next; };
 
 /* Plain data: a thread asks for it thousands of times a token. */
 struct Lists {
-  Idle* list[LISTS];
-  uint32_t held;                                           // bytes
-  bool started;
+  Idle *list[LISTS], *later[LISTS];                        // later: what another thread passed on, see below
+  uint32_t held;                                           // bytes in `list`
+  bool started, passes_on;
 };
 thread_local Lists lists;
 
+/* A library that is loaded late asks the loader for what is a thread's own, each time: a fifth of what all this takes.
+ * So the threads that ask most have theirs here, found by what the thread itself is found by. */
+struct alignas(64) Place {
+  std::atomic<const void*> owner{nullptr};
+  alignas(64) Lists lists{};
+};
+Place places[2];                                           // who makes graphs, and who records them
+
+/* What the latter passes on to the former: as many bytes of each size. */
+struct { Idle* list[LISTS]; uint32_t bytes[LISTS]; } passed;
+
+void pass_on(void* piece, size_t n) {
+  enum { MOST_EACH = MOST / 4 };
+  if (passed.bytes[n] + n * STEP > MOST_EACH) { std::free(piece); return; }
+  passed.list[n] = ::new (piece) Idle{passed.list[n]};
+  passed.bytes[n] += uint32_t(n * STEP);
+}
+
+const void* self() { return __builtin_thread_pointer(); }
+
+Lists& own_lists() {
+  for (auto& place : places)
+    if (place.owner.load(std::memory_order_relaxed) == self()) return place.lists;
+  return lists;
+}
+
 struct End {
   ~End() {
-    for (auto& list : lists.list)
-      for (; list; ) std::free(std::exchange(list, list->next));
+    Lists& own = own_lists();
+    for (auto* all : {own.list, own.later})
+      for (size_t n = 0; n < LISTS; n++)
+        for (Idle*& list = all[n]; list; ) std::free(std::exchange(list, list->next));
+    own = {};
     lists.held = MOST;                                     // what is freed later goes at once
+    for (auto& place : places)
+      if (place.owner == self()) place.owner = nullptr;
   }
 };
 
@@ -61,13 +92,41 @@ void* allocate(size_t size) {
 
 }  // namespace
 
+void pool_settle(size_t place) {
+  auto& [owner, there] = places[place];
+  const void* nobody = nullptr;
+  if (&own_lists() != &lists || lists.held == MOST) return;
+  if (!lists.started) start(lists);
+  if (owner.compare_exchange_strong(nobody, self())) there = std::exchange(lists, {});
+}
+
+void pool_pass_on(bool on) {
+  if (&own_lists() == &places[1].lists) places[1].lists.passes_on = on;
+}
+
+void pool_pick_up() {
+  Lists& own = own_lists();
+  if (&own != &places[0].lists) return;
+  for (size_t n = 0; n < LISTS; n++) {
+    if (own.later[n] || !passed.list[n]) continue;
+    own.later[n] = std::exchange(passed.list[n], nullptr);
+    passed.bytes[n] = 0;
+    fetch(own.later[n], n * STEP, true);
+  }
+}
+
 void* pool_take(size_t size) {
   const size_t n = (size + STEP - 1) / STEP;
-  Lists& own = lists;
+  Lists& own = own_lists();
   if (n - 1 >= LISTS - 1) return allocate(size);
   if (Idle* first = own.list[n]) {
     own.list[n] = first->next;
     own.held -= uint32_t(n * STEP);
+    return first;
+  }
+  if (Idle* first = own.later[n]) {                        // in the other's cache: the next one is asked for by now
+    own.later[n] = first->next;
+    fetch(first->next, first->next ? n * STEP : 0, true);
     return first;
   }
   return allocate(n * STEP);
@@ -75,8 +134,9 @@ void* pool_take(size_t size) {
 
 void pool_give(void* piece, size_t size) {
   const size_t n = size / STEP;
-  Lists& own = lists;
+  Lists& own = own_lists();
   if (!piece || n - 1 >= LISTS - 1 || own.held + size > MOST) { std::free(piece); return; }
+  if (own.passes_on) { pass_on(piece, n); return; }
   if (!own.started) start(own);
   own.list[n] = ::new (piece) Idle{own.list[n]};
   own.held += uint32_t(n * STEP);

@@ -341,8 +341,11 @@ static int convolution_native(Job& j) {
 
 static int quantized_matmul_native(Job& j) {
   auto [group, bits, mode, transpose] = j.as<QuantizedMatmul>().state();
-  return mlxvk_quantized_matmul(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 3 ? j.in[3] : none, transpose, {group, true},
-                                {bits, true}, quantization_mode_to_string(mode).c_str(), j.s);
+  auto call = [&, group = group, bits = bits, transpose = transpose](const char* name) {
+    return mlxvk_quantized_matmul(j.out, j.in[0], j.in[1], j.in[2], j.inputs > 3 ? j.in[3] : none, transpose, {group, true},
+                                  {bits, true}, name, j.s);
+  };
+  return mode == QuantizationMode::Affine ? call("affine") : call(quantization_mode_to_string(mode).c_str());
 }
 
 static int gather_mm_native(Job& j) {
@@ -687,6 +690,12 @@ bool is_load(const Primitive& p) {
   return row && is(*row, "Load");
 }
 
+bool holds_functions(const Primitive& p) {
+  static const Row* const custom = std::find_if(std::begin(table), std::end(table), [](auto& row) { return is(row, "CustomTransforms"); });
+  const Row* row = find_row(p);
+  return !row || row == custom || row->state == State::fallback;
+}
+
 fast::Custom* with_graph(Primitive& p) {
   const Row* row = find_row(p);
   return row && row->graph ? static_cast<fast::Custom*>(&p) : nullptr;
@@ -837,20 +846,27 @@ class Values {
     for (auto& a : outputs) count(a);
   }
   Values(const Values&) = delete;
-  ~Values() { for (auto& v : values_) mlxvk_array_free(v.array); }
+  ~Values() { for (auto& v : values_) let_go(v); }
 
   mlxvk_array& operator[](size_t n) { return values_[n].array; }
   mlxvk_array* get(const array& a) { Value* v = find(a); return v && v->array.ctx ? &v->array : nullptr; }
   /* One reader fewer; the last one lets it go, so that what lies between can be fused. */
   void used(const array& a) {
     Value* v = find(a);
-    if (!v || --v->uses > 0) return;
-    mlxvk_array_free(v->array);
-    v->array = {};
+    if (v && --v->uses <= 0) let_go(*v);
   }
+  /* One of MLX's own handles on an input. */
+  int note_lent(size_t n, const array& a) { values_[n].lender = &a; return 0; }
 
  private:
-  struct Value { uintptr_t id; mlxvk_array array; int uses; };
+  struct Value { uintptr_t id; mlxvk_array array; int uses; const mlx::core::array* lender; };
+
+  static void let_go(Value& v) {
+    if (v.lender) give_back_lent(*v.lender);
+    else mlxvk_array_free(v.array);
+    v.array = {};
+    v.lender = nullptr;
+  }
 
   Value* find(const array& a) {
     const uintptr_t id = a.id();
@@ -905,7 +921,10 @@ void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& ou
   int code = 0;
   {
     Values values(inputs_, tape_, outputs_);
-    for (size_t i = 0; i < inputs.size() && !code; i++) code = operand(&values[i], inputs[i], s);
+    for (size_t i = 0; i < inputs.size() && !code; i++) {
+      code = operand(&values[i], inputs[i], s, Use::lent);
+      if (code == LENT) code = values.note_lent(i, inputs[i]);
+    }
     if (!code) code = run_tape(tape_, inputs.size(), values, s);
     for (size_t i = 0; i < outputs.size() && !code; i++) {
       mlxvk_array* value = values.get(outputs_[i]);
@@ -943,8 +962,17 @@ static std::string no_fused_kernel(const array& q, const array& v, Stream s) {
          std::to_string(v.shape(3));
 }
 
+#if MLX_VERSION_NUMERIC >= 32004
 bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array& v, bool, bool, bool, bool,
                                              bool, bool, bool force_fused, Stream s) {
+#elif MLX_VERSION_NUMERIC >= 32002
+bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array& v, bool, bool, bool, bool,
+                                             bool, bool force_fused, Stream s) {
+#else
+bool ScaledDotProductAttention::use_fallback(const array& q, const array&, const array& v, bool, bool, bool, bool,
+                                             bool, Stream s) {
+  const bool force_fused = false;
+#endif
   const std::string lack = force_fused ? no_fused_kernel(q, v, s) : "";
   if (!lack.empty())
     throw std::invalid_argument("[scaled_dot_product_attention] force_fused=True but no fused kernel is available: " + lack + ".");

@@ -42,7 +42,12 @@ static Streams& streams() { static auto* the = new Streams; return *the; }
 
 static std::atomic<bool> exiting{false};
 
+/* A child of fork()'s has the parent's device in its memory, and nobody who works on it: it must not wait. */
+static pid_t own_process;
+static bool is_child() { return own_process && getpid() != own_process; }
+
 static void drain() {
+  if (is_child()) return;
   leave_ranks();
   join_walk();
   submit_all();
@@ -91,7 +96,9 @@ static mlxvk_device make_device() {
 #if MLX_VERSION_NUMERIC < 32000
   setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);              // these releases of MLX round them so
 #endif
+  setenv("MLX_VK_WINDOW", "128", 0);                       // a token's graph takes longer to walk than to compute
   mlxvk_device d = mlxvk_device_new();
+  own_process = getpid();
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
   else
     std::fprintf(stderr, "mlxvk: MLX goes on with the CPU: there is no Vulkan device that mlxvk can use. (vulkaninfo --summary lists "
@@ -119,6 +126,7 @@ struct Owned {
   std::vector<int> indices;
 
   void release() {
+    if (is_child()) return;
     join_walk();
     for (int index : indices) {
       mlxvk_stream stream{};
@@ -159,6 +167,7 @@ void lend_stream(Stream s, mlxvk_stream handle) {
 }
 
 mlxvk_stream stream_of(Stream s) {
+  if (s.index == last_index && records()) return last_stream;
   join_walk(s);
   if (s.index == last_index) return last_stream;
   auto& all = streams();
@@ -299,7 +308,9 @@ class Counter {
   }
   /* An error is passed on once: who is told of it may go on. */
   std::atomic<mlx::core::Error*>& error() {
-    if (failed_) join_walk();                              // what was not computed is not there, once this is told
+    /* What was not computed is not there, once this is told. Those of the CPU, which the thread has not failed, are asked
+     * by who holds the streams' lock. */
+    if (failed_ && of_.device == Device::gpu) join_walk();
     for (auto& e : sources()) {
       mlx::core::Error* theirs = e.load_error();
       if (!own_error_.store_if_valid(theirs)) continue;

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -224,7 +225,7 @@ def test_threads():
     in_threads(work)
 
 
-NEW = hasattr(mx, "clear_streams")                          # MLX 0.32 and later: see walk.cpp
+NEW = MLX >= (0, 32)                                        # see walk.cpp
 
 # ---- large graphs are recorded by a thread of the bridge's: what async_eval() returns before it has data ----
 
@@ -309,6 +310,51 @@ def test_recorded_with_an_error():
     assert np.array_equal(np.array(good), long_numpy([2.0, 1.0])) and (x * 2).tolist() == [4, 2]
 
 
+def test_memory_of_what_is_still_recorded():
+    """What users let go of is not counted, also where a graph has it that nobody waits for: mx.synchronize() does not."""
+    other = mx.new_stream(mx.gpu)
+
+    def dropped():
+        with mx.stream(other):
+            x = mx.zeros(1 << 18)
+            mx.eval(x)
+            mx.async_eval(long_graph(mx.zeros(8), 6000) + x[:8])    # the thread needs longer than who calls
+    dropped()
+    mx.synchronize(other)
+    before = mx.get_active_memory()
+    for ask in (lambda: None, mx.synchronize, mx.clear_cache, mx.get_cache_memory, mx.reset_peak_memory):
+        dropped()
+        ask()
+        assert mx.get_active_memory() == before
+        dropped()
+        mx.reset_peak_memory()
+        assert mx.get_peak_memory() <= before               # of what comes from now on
+
+
+def test_recorded_with_functions_of_python():
+    """They are let go of, by who may; what else a graph had goes with it."""
+    class Held:
+        pass
+    x = mx.array(seeded("functions").standard_normal(33).astype(np.float32))
+    want = long_numpy(long_numpy(np.array(x)) + 1)
+    seen = []
+    for _ in range(20):
+        held = Held()
+        seen.append(weakref.ref(held))
+        add = mx.custom_function(lambda a: a + 1)
+        add.vjp(lambda primals, cotangent, output, held=held: cotangent)
+        y = long_graph(add(long_graph(x)))
+        mx.async_eval(y)
+        del held, add
+        gc.collect()
+        assert np.array_equal(np.array(y), want)
+    mx.async_eval(long_graph(x))
+    mx.synchronize()
+    mx.get_active_memory()                                  # what is left of a graph goes
+    gc.collect()
+    assert not any(s() for s in seen)
+
+
 def test_recorded_for_threads():
     def work(i):
         with mx.stream(mx.new_stream(mx.gpu)):
@@ -321,6 +367,93 @@ def test_recorded_for_threads():
                 assert np.array_equal(np.array(y), want) and np.allclose(np.array(z), want + 1)
             mx.async_eval(long_graph(x))                # the thread and its streams go meanwhile
     in_threads(work)
+
+
+def test_recorded_for_threads_that_do_all_of_it():
+    """Threads that evaluate on their streams, fail, free what others made, and ask for memory meanwhile."""
+    shared, lock = [], threading.Lock()
+    huge = lambda a: mx.contiguous(mx.broadcast_to(a[0], (1 << 15, 1 << 15, 1 << 12)))
+    compiled = mx.compile(lambda a: mx.abs(mx.sin(a) * 2 - a) + 1)
+
+    def work(i):
+        with mx.stream(mx.new_stream(mx.gpu)):
+            for k in range(8):
+                x = mx.array(seeded("all", i, k).standard_normal(9).astype(np.float32))
+                want = long_numpy(np.array(x))
+                y = long_graph(x)
+                mx.async_eval(y)
+                with lock:
+                    shared.append(y)
+                    gone = shared.pop(0) if len(shared) > 3 else None
+                del gone                                    # of another thread, perhaps still being recorded
+                if k % 4 == i:
+                    with pytest.raises(RuntimeError):
+                        bad = long_graph(huge(y)[0, 0, :1])
+                        mx.async_eval(bad)
+                        bad.tolist()
+                z = compiled(long_graph(y, 200))
+                mx.async_eval(z)
+                (mx.clear_cache, mx.get_active_memory, mx.reset_peak_memory, mx.get_cache_memory)[k % 4]()
+                assert np.array_equal(np.array(y), want)
+                y = long_numpy(want, 200)
+                assert np.allclose(np.array(z), np.abs(np.sin(y) * 2 - y) + 1, atol=1e-5)
+    in_threads(work)
+    shared.clear()
+
+
+BORROWED = """
+import io, sys, threading, time
+import mlxvk_mlx, numpy as np, mlx.core as mx
+given = np.ones(8, np.float32)
+class Slow:
+    def __del__(self, sleep=time.sleep): sleep(%r)
+def work(x):
+    y = mx.zeros(8)
+    for _ in range(6000): y = mx.abs(y - 1)
+    mx.async_eval(y + x)
+"""
+
+
+@pytest.mark.skipif(MLX < (0, 32, 3), reason="MLX might overwrite such memory")
+@pytest.mark.parametrize("ask", ["mx.get_active_memory", "mx.clear_cache", "mx.reset_peak_memory", "mx.clear_streams", "mx.synchronize"])
+def test_recorded_with_a_callers_memory(ask):
+    """The thread lets go of it, for which it needs Python's lock: who waits for the thread has that."""
+    code = BORROWED % 0 + "x = mx.asarray(given, copy=False)\nwork(x)\ndel x\n%s()\nprint('done')" % ask
+    assert run("import ctypes\n" + code).stdout == "done\n"
+
+
+@pytest.mark.skipif(not NEW, reason="no thread records")
+def test_recorded_with_a_file_of_python():
+    code = BORROWED % 0 + """
+np.save(file := io.BytesIO(), given)
+file.seek(0)
+work(mx.load(file, format="npy", stream=mx.gpu))
+mx.get_active_memory()
+print('done')"""
+    assert run(code).stdout == "done\n"
+
+
+def test_recorded_when_python_goes():
+    """While it goes, threads that want its lock are ended, in the middle of what they do."""
+    borrowed = "mx.asarray(given, copy=False)" if MLX >= (0, 32, 3) else "mx.array(given)"
+    out = run(BORROWED % 1.0 + f"work({borrowed})\nslow = Slow()\ndel given")
+    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
+    late = "class Late:\n    def __del__(self, work=work, one=mx.ones(8)): work(one)\nlate = Late()\n"
+    out = run(BORROWED % 0 + late)                          # a graph of one that goes with it
+    assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
+
+
+def test_recorded_when_the_process_forks():
+    """A child cannot use the GPU, but goes as it likes."""
+    for end in ("sys.exit(3)", "os._exit(3)", "del x; gc.collect(); sys.exit(3)"):
+        out = run(BORROWED % 0 + f"""
+import gc, os
+x = mx.ones(8)
+work(x)
+child = os.fork()
+if not child: {end}
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (x + 1).tolist()[0])""")
+        assert out.stdout == "3 2.0\n", (end, out.stderr)
 
 
 def test_recorded_at_the_end_of_the_process():
@@ -353,3 +486,137 @@ def test_gate():
         assert out.returncode == 0, out.stderr
         lines.append(out.stdout.split(" ", 1))
     assert [line[0] for line in lines] == ["False", "True", "True", "True"] and len({line[1] for line in lines}) == 1
+
+
+LAYERS = """
+import copy, pickle, sys, traceback
+import mlxvk_mlx, mlx.core as mx, mlx.nn as nn
+
+class Part(nn.Module):
+    kind = "a class's"
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.ones(3)
+        self.inner = nn.Linear(3, 2)
+        self.number = 4
+        self["nothing"] = None
+        self["kind"] = "hidden"
+    @property
+    def half(self):
+        return self.number / 2
+    @property
+    def broken(self):
+        return self.no_such_part
+    @property
+    def counted(self):
+        asked.append("counted")
+        return self.no_such_part
+class Slots(Part):
+    __slots__ = ("slot", "weight", "empty")
+    def __init__(self):
+        super().__init__()
+        self.slot = "a slot's"
+class Descriptor:
+    def __get__(self, x, type): return "a descriptor's" if x is not None else self
+    def __set__(self, x, value): raise AttributeError("read only")
+class Weak:
+    def __get__(self, x, type): raise AttributeError("a weak one's")
+class Described(Part):
+    made, other = Descriptor(), Weak()
+    def __init__(self):
+        super().__init__()
+        dict.__setitem__(self, "made", 1)
+        dict.__setitem__(self, "other", 2)
+class Fails(Part):
+    @property
+    def broken(self): raise KeyError("another error")
+class Mixin:
+    def __getattribute__(self, name):
+        return "mixed" if name == "everything" else super().__getattribute__(name)
+class Mixed(Mixin, Part): pass
+class MixedBehind(Part, Mixin): pass
+class Own(Part):
+    def __getattr__(self, name):
+        return "own " + name if name == "everything" else super().__getattr__(name)
+class Whole(Part):
+    def __getattribute__(self, name):
+        return "all" if name == "everything" else super().__getattribute__(name)
+class Later(Part):
+    pass
+
+asked = []
+def tell(x):
+    for name in ("weight", "inner", "number", "kind", "nothing", "half", "broken", "no_such_part", "everything", "items", "counted",
+                 "slot", "empty", "made", "other", "get", "__dict__", "__class__", "training", ""):
+        try:
+            value = getattr(x, name)
+            value = sorted(value) if type(value) is dict else value
+            print(type(x).__name__, name, value.tolist() if isinstance(value, mx.array) else type(value) if callable(value) else value)
+        except Exception as e:
+            print(type(x).__name__, name, type(e), e, [f.name for f in traceback.extract_tb(e.__traceback__)], e.__context__)
+    print(len(asked), getattr(x, "none", 7))
+    asked.clear()
+    try:
+        getattr(x, 5)
+    except TypeError as e:
+        print(e)
+
+def step(x, count=[0]):
+    for _ in range(60):
+        x = x * 1 + 0
+    mx.async_eval(x)
+    return mx.fast.rms_norm(x, None, 1e-5)
+
+def by_python():
+    calls = []
+    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+    part.weight
+    sys.setprofile(None)
+    return "__getattr__" in calls
+
+part, later = Part(), Later()
+first = by_python()
+mx.eval(step(mx.ones(8)), step(mx.ones(8)))
+print(first, by_python(), file=sys.stderr)
+for x in (part, Own(), Whole(), later, copy.deepcopy(part), Slots(), Described(), Fails(), Mixed(), MixedBehind()):
+    tell(x)
+class New(Part):
+    def __getattr__(self, name): return "new " + name if name == "everything" else super().__getattr__(name)
+for x in (New(), type("Newer", (Part,), {})()):
+    tell(x)
+gone = Part()
+del gone.weight, gone.number, gone["kind"]
+tell(gone)
+gone.weight = 1                                             # an attribute, not an item
+gone["weight"] = 2
+gone.get = lambda key, default=None: "an instance's " + key if key != "broken" else default
+tell(gone)
+del vars(gone)["get"]
+tell(gone)
+gone.__class__ = Own
+tell(gone)
+Later.__bases__ = (Own,)
+tell(later)
+Later.__bases__ = (Part,)
+tell(later)
+print([k for k in pickle.loads(pickle.dumps(nn.Linear(2, 2).state))])
+Later.__getattr__ = lambda self, name: "later " + name
+tell(later)
+Part.get = lambda self, key, default=None: "anew"
+tell(part)
+del Part.get
+nn.Module.__getattr__ = lambda self, name: "by nobody"
+tell(part)
+"""
+
+
+def test_attributes_of_layers():
+    """What mlx.nn's layers say of their parts is what Python's own functions say; without those being called."""
+    said, how = [], []
+    for value in ("0", "1"):
+        out = subprocess.run([sys.executable, "-c", LAYERS], env={**os.environ, "MLX_VK_MODULES": value}, capture_output=True, text=True)
+        assert out.returncode == 0, out.stderr
+        said.append(out.stdout)
+        how.append(out.stderr.split())
+    assert said[0] == said[1] and "by nobody" in said[0] and "anew" in said[0] and "later half" not in said[0]
+    assert how == [["True", "True"], ["True", "False"]]

@@ -7,7 +7,10 @@
  *
  * async_eval() of a large graph leaves the recording to a thread of its own, so that Python makes the next graph meanwhile: to
  * all others its arrays are evaluated as soon as async_eval() returns, with an event that is not signalled yet. */
+#include <pthread.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <thread>
@@ -186,6 +189,7 @@ uint64_t handed_over_count() { return handed_over; }
  * (to find out what such a thread breaks). The thread takes work off who calls. Beside it model() took longer by as much
  * as long as both threads called malloc() for each object; since pool.cpp it does not (an H100: 0.98 ms, and 0.94). */
 enum { OWN_WALK = 1, LARGE_BY_THREAD, ALL_BY_THREAD };
+enum { LARGE = 100 };                                      // primitives
 static int wanted() {
   static const int value = [] {
     const char* text = std::getenv("MLX_VK_WALK");
@@ -205,53 +209,96 @@ template struct Opened<&array::array_desc_>;
 
 /* One graph at a time: the next evaluation of any thread begins when the last one is recorded.
  *
- * Who calls made the graph's nodes, and makes as many for the next graph meanwhile: memory that this thread freed would
- * be in its part of the heap, or in the other's under a lock, and never where the next malloc() finds it at once. So it
- * leaves what it is done with, without data, and who comes next lets go of it. (Primitives may hold functions of
- * Python's, too, which only a thread that can have its lock may let go of.) */
+ * Who calls made the graph's nodes, and makes as many for the next graph meanwhile. When all is submitted the thread lets
+ * go of them, for as long as nobody waits for it, and passes their memory on to who calls. What it has not come to is left
+ * to that one; so are primitives that may hold functions of Python's, which only a thread that can have its lock may let
+ * go of, and data of the host's, which goes back to the part of the heap it is from. */
 class Recorder {
  public:
   static Recorder& the() { static auto* r = new Recorder; return *r; }   // its thread may outlive everything
 
   /* MLX since 0.32 hands on errors by events. A small graph is recorded sooner than a thread wakes up. */
   bool takes(const std::vector<const array*>& order, bool async) const {
-    const size_t least = 100;
-    const bool suits = (async && order.size() >= least && wanted() == LARGE_BY_THREAD) || wanted() >= ALL_BY_THREAD;
-    return MLX_VERSION_NUMERIC >= 32000 && suits && scheduler::scheduler().n_active_tasks() == 0;
+    const bool suits = (async && order.size() >= LARGE && wanted() == LARGE_BY_THREAD) || wanted() >= ALL_BY_THREAD;
+    return MLX_VERSION_NUMERIC >= 32000 && suits && !closed_ && !gone_ && scheduler::scheduler().n_active_tasks() == 0;
   }
 
-  /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had. */
+  /* The arrays become what evaluated ones are, but for their data; join() was called before. False: no thread can be had now.
+   * The thread begins with the first of them while the others are taken, and what the last graph left goes after that. */
   bool take(const std::vector<const array*>& order, Stream s, const Event& event) {
+    std::vector<Task> last;
+    size_t left = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (busy_ || failed_ || !start()) return false;      // or another thread's is to be given back yet
+      pool_settle(0);
+      pool_pick_up();
+      waited_for_ = false;
+      handle_ = stream_of(s);
+      stream_ = s;
+      event_ = event;
+      if (spare_.size() < order.size()) spare_.resize(order.size());
+      last = std::exchange(tasks_, std::move(spare_));
+      left = std::exchange(left_, 0);
+      count_ = order.size();
+      done_ = ready_ = 0;
+      index_ = s.index;
+      busy_ = true;
+      handed_over++;
+    }
+    take_all(order, event);
+    clear(last, left);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (busy_ || !start()) return false;
-    clear();
-    handle_ = stream_of(s);
-    stream_ = s;
-    event_ = event;
-    if (tasks_.size() < order.size()) tasks_.resize(order.size());
-    for (count_ = 0; count_ < order.size(); count_++) tasks_[count_].take(*order[order.size() - 1 - count_], event);
-    done_ = 0;
-    index_ = s.index;
-    busy_ = true;
-    handed_over++;
-    changed_.notify_all();
+    spare_ = std::move(last);
     return true;
   }
 
   void join() {
-    if ((!busy_ && !failed_) || recording_) return;
+    if ((!busy_ && !failed_) || recording_ || gone_) return;
+    waited_for_ = true;
+    spin_while([this] { return bool(busy_); });
+    WithoutPython unlocked;
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return !busy_; });
     if (!failed_) return;
     for (size_t i = done_; i < count_; i++) tasks_[i].give_back();
+    given_back_++;
     failed_ = false;
   }
 
-  /* What is left of the last graph goes. */
+  /* Reads a graph while the last one is recorded, and joins. Again, where arrays were given back in between. */
+  template <class F> bool read_and_join(F read) {
+    bool fits = false;
+    uint64_t before = 0;
+    if (gone_) return read();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);             // none is given back just now
+      before = given_back_;
+      fits = read();
+    }
+    join();
+    return before == given_back_ ? fits : read();
+  }
+
+  /* Nothing is under way any more, of whatever stream, and what is left of the last graph goes. */
   void tidy() {
-    if (!left_ || busy_ || recording_) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!busy_ && !failed_) clear();
+    std::vector<Task> last;
+    size_t left = 0;
+    if (recording_ || gone_) return;
+    join();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);            // the thread has freed what it found left behind, too
+      if (busy_ || failed_) return;                        // another thread was quicker
+      left = std::exchange(left_, 0);
+      last.swap(tasks_);
+    }
+    clear(last, left);                                     // who waits for Python's lock here has none of ours
+  }
+
+  /* Python goes: a thread that asks for its lock from now on would be ended. */
+  void close() {
+    closed_ = true;
+    join();
   }
 
   static bool recording() { return recording_; }
@@ -259,7 +306,7 @@ class Recorder {
   bool has(Stream s) const { return busy_ && index_ == s.index && !recording_; }
 
  private:
-  enum { AHEAD = 4 };                                      // tasks
+  enum { AHEAD = 4, DESCRIPTION = 384 };                   // tasks; bytes of a description, about, and what counts its sharers
 
   struct Task {
     std::shared_ptr<Primitive> primitive;
@@ -271,9 +318,9 @@ class Recorder {
       outputs.clear();
       if (!a.siblings().empty()) outputs = a.outputs();
       for (auto& out : outputs) mark(out, event);
-      if (outputs.empty()) mark(a, event);
-      a.detach();
-      if (outputs.empty()) outputs.push_back(std::move(a));
+      if (!outputs.empty()) { a.detach(); return; }        // from its siblings; else nothing is left to leave
+      mark(a, event);
+      outputs.push_back(std::move(a));
     }
     static void mark(array& a, const Event& event) {
       a.attach_event(event);
@@ -305,28 +352,73 @@ class Recorder {
       if (is_trifle(a)) return;
       const_cast<std::shared_ptr<array::Data>&>(a.data_shared_ptr()).reset();
     }
-    /* Another thread wrote them last: they come from its cache. */
-    void fetch() const {
-      const size_t line = 64, size = 320;                  // of a description, about, and what counts its sharers
-      for (auto& a : outputs) {
-        const char* first = reinterpret_cast<const char*>(a.id()) - 16;
-        for (size_t at = 0; at < size; at += line) __builtin_prefetch(first + at, 1);
+    /* What it leads to, asked for in steps: each goes on from what the one before has brought by then. Another thread
+     * wrote most of it last, or it is out of reach since the last graph. */
+    void fetch_lists() const {
+      fetch(primitive.get(), 64);
+      fetch(inputs.data(), inputs.size() * sizeof(array));
+      fetch(outputs.data(), outputs.size() * sizeof(array));
+    }
+    void fetch_outputs() const {
+      for (auto& a : outputs) fetch(counts_of(a), DESCRIPTION, true);
+    }
+    void fetch_inputs() const {
+      for (auto& a : inputs) {
+        fetch(counts_of(a), 64, true);
+        fetch(counts_of(a) + 64, DESCRIPTION - 64);
       }
     }
+    static const char* counts_of(const array& a) { return reinterpret_cast<const char*>(a.id()) - 16; }
     void clear() {
       primitive.reset();
-      inputs.clear();
+      Arrays().swap(inputs);
       outputs.clear();
+    }
+    bool goes_anywhere() const {
+      auto holds = [](const array& a) { return sharers_of(a) && a.data_shared_ptr(); };
+      return !holds_functions(*primitive) && std::none_of(inputs.begin(), inputs.end(), holds) &&
+             std::none_of(outputs.begin(), outputs.end(), holds);
     }
   };
 
-  /* The lock is held. */
-  void clear() {
-    for (size_t i = 0; i < left_; i++) {
-      if (i + AHEAD < left_) tasks_[i + AHEAD].fetch();
-      tasks_[i].clear();
+  /* As long as the thread waits for more it finds no way out: nothing may be thrown. */
+  void take_all(const std::vector<const array*>& order, const Event& event) noexcept {
+    const size_t some = 32;
+    for (size_t i = 0; i < order.size();) {
+      const size_t end = std::min(order.size(), i + some);
+      const bool first = !i;
+      for (; i < end; i++) tasks_[i].take(*order[order.size() - 1 - i], event);
+      std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+      if (first) lock.lock();                              // the thread may be about to sleep
+      ready_.store(i, std::memory_order_release);
+      if (first) changed_.notify_all();
     }
-    left_ = 0;
+  }
+
+  static void clear(std::vector<Task>& tasks, size_t left) {
+    for (size_t i = 0; i < left; i++) {
+      if (i + AHEAD < left) tasks[i + AHEAD].fetch_outputs();
+      tasks[i].clear();
+    }
+  }
+
+  /* A moment: threads that take turns many times a token find each other sooner awake than asleep, where there is a
+   * processor for each of them and for the others. */
+  template <class F> static void spin_while(F waits) {
+    static const bool enough = std::thread::hardware_concurrency() >= 4;
+    const auto moment = std::chrono::microseconds(200);
+    if (!enough || !waits()) return;
+    const auto start = std::chrono::steady_clock::now();
+    do {
+      for (int i = 0; i < 16 && waits(); i++) relax();
+    } while (waits() && std::chrono::steady_clock::now() - start < moment);
+  }
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    asm volatile("yield");
+#endif
   }
 
   bool start() {
@@ -334,20 +426,29 @@ class Recorder {
     try {
       std::thread([this] { work(); }).detach();
       started_ = true;
+      static const int once = pthread_atfork(nullptr, nullptr, [] { the().gone_ = true; });
+      (void)once;
     } catch (const std::system_error&) {}
     return started_;
   }
 
   [[noreturn]] void work() {
     recording_ = true;
+    pool_settle(1);
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return bool(busy_); });
+      lock.unlock();
+      spin_while([this] { return !ready_; });
+      lock.lock();
+      changed_.wait(lock, [this] { return busy_ && ready_; });
       lock.unlock();
       record();
-      lock.lock();
+      while (ready_ < count_) std::this_thread::yield();   // it failed
       event_ = Event();
-      left_ = count_;
+      if (!failed_) let_go();
+      lock.lock();
+      left_ = failed_ ? count_ : kept_;
+      ready_ = 0;
       busy_ = false;
       changed_.notify_all();
       note_active_memory();
@@ -355,12 +456,24 @@ class Recorder {
     }
   }
 
+  /* What the tasks behind this one lead to, so that it is there when their turn comes: a task is longer than a step. */
+  void fetch_behind(size_t at, size_t end) const {
+    auto step = [&](size_t n, auto what) { if (at + n < end) what(tasks_[at + n]); };
+    step(16, [](const Task& t) { mlxvk_mlx::fetch(&t, sizeof t); });
+    step(13, [](const Task& t) { t.fetch_lists(); });
+    step(10, [](const Task& t) { t.fetch_inputs(); t.fetch_outputs(); });
+    step(5, [](const Task& t) { for (auto& a : t.inputs) fetch_data(a); });
+    step(3, [](const Task& t) { for (auto& a : t.inputs) fetch_block(a); });
+    step(1, [](const Task& t) { for (auto& a : t.inputs) fetch_handle(a); });
+  }
+
   void record() {
     lend_stream(stream_, handle_);
     try {
-      for (; done_ < count_; done_++) {
+      for (size_t ready = 0; done_ < count_; done_++) {
+        while (ready < count_ && (ready = ready_.load(std::memory_order_acquire)) <= done_) std::this_thread::yield();
         Task& t = tasks_[done_];
-        if (done_ + AHEAD < count_) tasks_[done_ + AHEAD].fetch();
+        fetch_behind(done_, ready);
         run(*t.primitive, t.inputs, t.outputs);
         t.spend();
         free_left();
@@ -374,17 +487,40 @@ class Recorder {
     }
   }
 
+  /* What is to stay comes to the front. */
+  void let_go() {
+    pool_pass_on(true);
+    for (size_t i = kept_ = 0; i < count_; i++) {
+      if (!waited_for_ && tasks_[i].goes_anywhere()) tasks_[i].clear();
+      else std::swap(tasks_[kept_++], tasks_[i]);
+    }
+    pool_pass_on(false);
+  }
+
+  /* Who calls takes the lock to set busy_, the thread to clear it; in between they share out the rest:
+   *  - the tasks from ready_ on are who called's, who sets ready_ (release) when it has filled some; those before it (acquire)
+   *    the thread's. The thread does not clear busy_ before all are ready, so who called is done with them by then;
+   *  - stream_, handle_, event_, count_, done_ and kept_ are set before busy_ is, and then the thread's, as is failed_;
+   *  - tasks_ itself stays as it is.
+   * While busy_ is not set all this, with spare_ and left_, is for who has the lock, and started_ always is. What is atomic
+   * beside that is read without it: index_ (set before busy_, read behind it), waited_for_ (a hint: one that comes late costs
+   * who calls some of the next graph's clearing), given_back_ (changed under the lock), closed_ and gone_ (set once). */
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> busy_{false}, failed_{false};          // a graph is being recorded; was not, and is to be given back
+  std::atomic<bool> waited_for_{false};
+  std::atomic<bool> closed_{false};                        // for good
+  std::atomic<bool> gone_{false};                          // a child of fork()'s: no thread, locks as they were
+  std::atomic<uint64_t> given_back_{0};                    // how often arrays were
   std::atomic<int> index_{-1};                             // of its stream
   bool started_ = false;
   Stream stream_{0, Device::gpu};
   mlxvk_stream handle_{};
   Event event_;
-  std::vector<Task> tasks_;                                // kept, and what they hold room for
-  std::atomic<size_t> left_{0};                            // so many of them are of the last graph
-  size_t count_ = 0, done_ = 0;
+  std::vector<Task> tasks_, spare_;                        // kept, and what they hold room for
+  std::atomic<size_t> ready_{0};                           // so many are taken
+  size_t left_ = 0;                                        // so many of them are of the last graph
+  size_t count_ = 0, done_ = 0, kept_ = 0;
   static thread_local bool recording_;                     // this is the thread
 };
 thread_local bool Recorder::recording_ = false;
@@ -392,6 +528,7 @@ thread_local bool Recorder::recording_ = false;
 bool records() { return Recorder::recording(); }
 bool other_records() { return Recorder::the().busy() && !Recorder::recording(); }
 void tidy_walk() { Recorder::the().tidy(); }
+void close_walk() { Recorder::the().close(); }
 void join_walk() { Recorder::the().join(); }
 void join_walk(Stream s) { if (Recorder::the().has(s)) Recorder::the().join(); }
 
@@ -402,7 +539,14 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
     return a;
   }();
   thread_local Graph graph;
-  if (tracer.is_tracer() || !graph.read(outputs)) return {};
+  auto& recorder = Recorder::the();
+  std::vector<const array*> order;
+  auto read = [&] {
+    if (tracer.is_tracer() || !graph.read(outputs)) return false;
+    order = graph.order();
+    return true;
+  };
+  if (!recorder.read_and_join(read)) return {};
   walks++;
   const Stream s = graph.stream();
   Event event(s);
@@ -410,8 +554,7 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
   array result({}, mlx::core::bool_, nullptr, {});          // who waits for it waits for all
   result.attach_event(event);
   result.set_status(Status::evaluated);
-  const auto order = graph.order();
-  auto& recorder = Recorder::the();
+  if (order.size() >= LARGE) note_large_graph();
   if (recorder.takes(order, async) && recorder.take(order, s, event)) return result;
   try {
     for (size_t i = order.size(); i-- > 0;) {
@@ -432,9 +575,9 @@ static std::optional<array> walk(const Arrays& outputs, bool async) {
 namespace mlx::core {
 
 array eval_impl(std::vector<array> outputs, bool async) {
-  mlxvk_mlx::join_walk();
   if (mlxvk_mlx::wanted() >= mlxvk_mlx::OWN_WALK)
     if (auto result = mlxvk_mlx::walk(outputs, async)) return std::move(*result);
+  mlxvk_mlx::join_walk();
   return mlxvk_mlx::original_eval_impl(std::move(outputs), async);
 }
 

@@ -113,6 +113,29 @@ static void test_cache_takes_smallest(void **state)
     mlxvk_buffer_free(got);
 }
 
+static mlxvk_array array_of_size(int size)
+{
+    mlxvk_array res = { 0 };
+    OK_DEVICE(mlxvk_array_new_data_device(&res, NULL, &size, 1, MLXVK_UINT8, device), device);
+    return res;
+}
+
+/* An array knows its own bytes and how many its memory has, which the cache may have found. */
+static void test_capacity_of_an_array(void **state)
+{
+    (void)state;
+    const mlxvk_array none = { 0 };
+    assert_int_equal(mlxvk_array_memory_capacity(none), 0);
+    mlxvk_device_clear_cache(device);
+    mlxvk_array a = array_of_size(8192);
+    assert_int_equal(mlxvk_array_memory_capacity(a), 8192);
+    mlxvk_array_free(a);
+    a = array_of_size(6000);
+    assert_int_equal(mlxvk_array_memory_size(a), 6000);
+    assert_int_equal(mlxvk_array_memory_capacity(a), 8192);
+    mlxvk_array_free(a);
+}
+
 /* ---- limits ---- */
 
 static void test_cache_limit(void **state)
@@ -446,7 +469,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_counters), TEST(test_arrays_are_counted), TEST(test_cache_rule), TEST(test_cache_takes_smallest),
-        TEST(test_cache_limit), TEST(test_memory_limit), TEST(test_wired_limit), TEST(test_too_large), TEST(test_budget),
+        TEST(test_capacity_of_an_array), TEST(test_cache_limit), TEST(test_memory_limit), TEST(test_wired_limit), TEST(test_too_large),
+        TEST(test_budget),
         TEST(test_zero_bytes), TEST(test_churn), TEST(test_buffer_in_use), TEST(test_freed_while_in_use),
         TEST(test_buffer_wait), TEST(test_temporaries_are_reused), TEST(test_poison),
     };

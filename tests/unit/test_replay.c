@@ -262,9 +262,10 @@ static size_t results_of(size_t program, const char *gates, float *values, size_
 
 static void test_programs(void **state)
 {
-    /* Steps recorded each time; recorded for good from one on; the same with submissions in the middle of what is recorded. */
+    /* Steps recorded each time; recorded for good from one on; the same with submissions in the middle of what is recorded; short windows. */
     static const char *const ways[] = { "MLX_VK_REPLAY_SEGMENT=-1", "MLX_VK_REPLAY_SEGMENT=1",
-                                        "MLX_VK_REPLAY_SEGMENT=2 MLX_VK_MAX_OPS_PER_BUFFER=2 MLX_VK_MAX_MB_PER_BUFFER=1" };
+                                        "MLX_VK_REPLAY_SEGMENT=2 MLX_VK_MAX_OPS_PER_BUFFER=2 MLX_VK_MAX_MB_PER_BUFFER=1",
+                                        "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_WINDOW=1" };
     static float on[ROUNDS * 2 * LENGTH * WIDTH * 2], off[COUNT(on)];
     (void)state;
     for (size_t i = 0; i < COUNT(programs); i++) {
