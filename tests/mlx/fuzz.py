@@ -328,7 +328,9 @@ class Maker:
         if kind < 3:
             text = f"{v}[{self.region(x.shape)[0]}]"
         elif kind < 5:
-            text = f"{v}.transpose({axes})" if x.ndim else v
+            if not x.ndim:
+                return v                                          # another name of it would be written in with it
+            text = f"{v}.transpose({axes})"
         elif kind == 5:
             text = f"{v}.reshape({self.r.choice(('-1', '2, -1', '-1, 4', '1, -1'))})"
         elif kind == 6:
