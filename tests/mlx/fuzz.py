@@ -615,13 +615,13 @@ class Maker:
         self.drop(m)
 
     def gradient_of_attention(self):
-        """Of more than one key: the gradient for one alone is nothing but the rounding of what cancels."""
+        """Of more than one key, of which none has all of the weight: else it is nothing but the rounding of what cancels."""
         batch, heads, n, more = (self.r.randint(*range_) for range_ in ((1, 2), (1, 2), (2, 12), (1, 3)))
         width = self.r.choice((8, 20, 64))
         q = self.shaped(self.dtype, (batch, heads * more, self.r.randint(1, n), width))
         k, v = (self.shaped(self.dtype, (batch, heads, n, width)) for _ in range(2))
         mask = self.r.choice(("", ', mask="causal"'))
-        call = f"mx.fast.scaled_dot_product_attention({q}, k, {v}, scale=0.25{mask})"
+        call = f"mx.fast.scaled_dot_product_attention({q}, k, {v}, scale={2 / width:.3g}{mask})"
         return self.add(f"mx.grad(lambda k: mx.square({call}).sum())({k})", ROUND)
 
     def gradient(self):
