@@ -24,6 +24,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "mlx/backend/common/utils.h"
@@ -123,6 +124,17 @@ inline void fetch(const void* from, size_t size, bool write = false) {
     if (write) __builtin_prefetch(first + at, 1);
     else __builtin_prefetch(first + at, 0);
   }
+}
+
+/* Between two looks at what another thread is about to change. */
+inline void spin_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#else
+  std::this_thread::yield();
+#endif
 }
 
 /* ---- memory.cpp ---- */

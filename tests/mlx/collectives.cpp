@@ -63,7 +63,7 @@ class Patience {
   void wait() {
     static const bool many = std::thread::hardware_concurrency() >= 8;
     static const unsigned spins = many ? 2000 : 0, yields = many ? 4000 : 20;
-    if (++times_ < spins) pause();
+    if (++times_ < spins) spin_pause();
     else if (times_ < spins + yields) std::this_thread::yield();
     else std::this_thread::sleep_for(std::chrono::microseconds(times_ > LONG ? 500 : many ? 50 : 20));
   }
@@ -72,13 +72,6 @@ class Patience {
 
  private:
   enum { LONG = 50000 };                                   // times, which are some seconds
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    std::this_thread::yield();
-#endif
-  }
   unsigned times_ = 0;
 };
 

@@ -410,15 +410,8 @@ class Recorder {
     if (!enough || !waits()) return;
     const auto start = std::chrono::steady_clock::now();
     do {
-      for (int i = 0; i < 16 && waits(); i++) relax();
+      for (int i = 0; i < 16 && waits(); i++) spin_pause();
     } while (waits() && std::chrono::steady_clock::now() - start < moment);
-  }
-  static void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    asm volatile("yield");
-#endif
   }
 
   bool start() {
