@@ -13394,9 +13394,9 @@ static uint32_t decode_rows(const struct encoder *e)
 }
 
 /* Parts of the keys, at most; keys of a part from which on a thread has twice as many keys on their way, for more code
- * (an H100, 8 heads of keys in 16 parts: 32768 keys 62 and 58 us; a step of Qwen3-0.6B at 8192 keys 858 and 805
- * tokens/s). */
-enum { SPLIT_MOST = 128, PART_LONG = 1024, DECODE_MEMORY = 19 << 10 };
+ * (an H100, a step at 8192 keys: Qwen3-0.6B in parts of 512 842 and 890 tokens/s, Qwen3-8B in parts of 1024 323 and
+ * 351; three times as many 855 and 337). */
+enum { SPLIT_MOST = 128, PART_LONG = 512, DECODE_MEMORY = 19 << 10 };
 
 /* A gate of three: for one query, for several, or else for both. 0 where none is set. */
 static uint32_t by_queries(const struct device *d, enum gate both, int queries)
@@ -13865,20 +13865,66 @@ static const char *prompt_fits(const struct encoder *e, const void *job)
     return prompt_memory(r, d, dv) > c->shared_memory ? "the device has too little shared memory" : NULL;
 }
 
+/* Keys of a part where few queries would leave processors idle, so that several workgroups have the same `block` rows;
+ * in whole tiles. Without parts UINT32_MAX. A part has SPREAD_LEAST keys at least, for adding it up takes time, too. */
+enum { SPREAD_LEAST = 256, SPREAD_ROOM = 1 << 25 };
+static uint32_t spread_keys(const struct encoder *e, const struct attention *a, uint32_t block, uint32_t tile)
+{
+    uint32_t queries = (uint32_t)a->q->shape[2], heads = queries < block ? head_group(a) : 1, parts;
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT];
+    uint64_t entries = (uint64_t)a->q->shape[0] * (uint64_t)a->q->shape[1];
+    uint64_t blocks = ceil_div((uint64_t)queries * heads, block) * (entries / heads);
+    size_t width = round_up((size_t)a->v->shape[3], PROMPT_ROWS) + 2;
+    parts = min_u32(forced ? forced : min_u32((uint32_t)(e->device->tuning->processors / blocks),
+                                              a->keys / SPREAD_LEAST), SPLIT_MOST);
+    if (parts < 2 || blocks > COUNTERS || entries * queries * parts * width > SPREAD_ROOM) return UINT32_MAX;
+    return (uint32_t)round_up(ceil_div(a->keys, parts), tile);
+}
+
+/* Binds the room for parts, of `width` features; false where there is none. */
+static bool bind_spread(struct encoder *e, const struct attention *a, struct attention_push *p, uint32_t each,
+                        uint32_t width)
+{
+    p->split_keys = each;
+    p->splits = a->keys ? ceil_div(a->keys, each) : 1;
+    if (p->splits > 1)
+        NOTE(e->device, NOTE_SPLIT, "attention by matrices", NULL, "%s: %u parts of up to %u keys", ATTENTION(a),
+             p->splits, each);
+    return bind_parts(e, a->q->size / p->key_width, p->splits > 1 ? p->splits : 0, width);
+}
+
 static void attention_prompt(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
     const struct prompt_row *r = choose_prompt(e, a);
+    uint32_t value_width = (uint32_t)round_up((size_t)a->v->shape[3], PROMPT_ROWS);
+    uint32_t each = spread_keys(e, a, prompt_queries(r), (uint32_t)r->keys * r->parts);
     struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < prompt_queries(r));
+    if (!bind_spread(e, a, &p, each, value_width)) return;
     USE_AS(e, prompt_kernel(a), attention_coopmat2_f16, &p, .threads = r->subgroups * PROMPT_LANES,
            .dtype = (uint32_t)a->q->dtype, .width = (uint32_t)round_up(p.key_width, PROMPT_ROWS),
-           .value_width = (uint32_t)round_up(p.value_width, PROMPT_ROWS), .keys = r->keys, .subgroups = r->subgroups,
-           .parts = r->parts);
+           .value_width = value_width, .keys = r->keys, .subgroups = r->subgroups, .parts = r->parts,
+           .spread = p.splits > 1);
     dispatch_rows(e, &p, prompt_queries(r));
+}
+
+/* Why attention_prompt does not come before attention_decode, which reads the keys anew for each of its blocks of rows
+ * (an H100, 32 heads on 8, 2048 and 8192 keys: 2 queries 18.5 and 30 us there, 20.7 and 27 here; 4 of them 19.6 and 50,
+ * 20.3 and 29; 8 of them 28 and 82, 22 and 31). */
+enum { KEYS_AGAIN = 4096 };                              /* that are read once more, at least */
+static const char *parts_fit(const struct encoder *e, const void *job)
+{
+    const struct attention *a = job;
+    const struct prompt_row *r = choose_prompt(e, a);
+    uint64_t queries = (uint64_t)a->q->shape[2], blocks = ceil_div(queries * head_group(a), decode_rows(e));
+    if (queries < 2 || (blocks - 1) * a->keys < KEYS_AGAIN) return "few keys are read again";
+    if (spread_keys(e, a, prompt_queries(r), (uint32_t)r->keys * r->parts) == UINT32_MAX) return "keys in one part";
+    return prompt_fits(e, job);
 }
 
 /* The first that fits. */
 static const struct candidate attention_kernels[] = {
+    { "attention by matrices in registers, in parts", parts_fit, NULL, attention_prompt },
     { "attention_decode", decode_fits, NULL, attention_decode },
     { "attention by matrices in registers", prompt_fits, NULL, attention_prompt },
     { "attention by cooperative matrices", matrices_fit, NULL, attention_coopmat },

@@ -495,16 +495,19 @@ enum { SLOT_attention_chunks_rope_o = 0, SLOT_attention_chunks_rope_q = 1, SLOT_
     SLOT_attention_chunks_rope_new_v = 8, SLOT_attention_chunks_rope_q_weight = 9,
     SLOT_attention_chunks_rope_k_weight = 10, SLOT_attention_chunks_rope_freqs = 11 };
 
-struct attention_coopmat2_constants { uint32_t threads, dtype, width, value_width, keys, subgroups, parts; };
+struct attention_coopmat2_constants { uint32_t threads, dtype, width, value_width, keys, subgroups, parts,
+    spread; };
 typedef struct attention_coopmat2_constants attention_coopmat2_bf16_constants; typedef struct attention_push attention_coopmat2_bf16_push;
 enum { SLOT_attention_coopmat2_bf16_o = 0, SLOT_attention_coopmat2_bf16_q = 1,
     SLOT_attention_coopmat2_bf16_k = 2, SLOT_attention_coopmat2_bf16_v = 3,
-    SLOT_attention_coopmat2_bf16_mask = 4, SLOT_attention_coopmat2_bf16_sinks = 5 };
+    SLOT_attention_coopmat2_bf16_mask = 4, SLOT_attention_coopmat2_bf16_sinks = 5,
+    SLOT_attention_coopmat2_bf16_part = 6, SLOT_attention_coopmat2_bf16_finished = 7 };
 
 typedef struct attention_coopmat2_constants attention_coopmat2_f16_constants; typedef struct attention_push attention_coopmat2_f16_push;
 enum { SLOT_attention_coopmat2_f16_o = 0, SLOT_attention_coopmat2_f16_q = 1, SLOT_attention_coopmat2_f16_k = 2,
     SLOT_attention_coopmat2_f16_v = 3, SLOT_attention_coopmat2_f16_mask = 4,
-    SLOT_attention_coopmat2_f16_sinks = 5 };
+    SLOT_attention_coopmat2_f16_sinks = 5, SLOT_attention_coopmat2_f16_part = 6,
+    SLOT_attention_coopmat2_f16_finished = 7 };
 
 struct attention_decode_constants { uint32_t threads, dtype, rows, lanes, chunks, value_chunks, ahead, parts,
     subgroups, spread, buffers, full, in_order, one_query; };
@@ -1012,8 +1015,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_chunks, ATTENTION_CHUNKS, 8, 0xc1, 128, 10, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_chunks_rope, ATTENTION_CHUNKS_ROPE, 12, 0xcd, 128, 11, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 6, 0x1, 128, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 6, 0x1, 128, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 8, 0xc1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 8, 0xc1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 14, CAP_SUBGROUP | CAP_SMALL) \
     X(attention_f16, ATTENTION_F16, 6, 0x1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_rope, ATTENTION_ROPE, 13, 0x10cd, 128, 15, CAP_SUBGROUP | CAP_SMALL) \

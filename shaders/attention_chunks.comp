@@ -59,13 +59,10 @@ const uint WIDE_MOST = 8u;                              // WIDE is up to that: 1
 shared uvec4 queries[(WALK ? SUBGROUPS : 1u) * SIZE * K_PITCH];
 shared uvec4 tiles[SUBGROUPS * ROOM];                   // of each subgroup: keys, scores, weights, values, results
 shared vec2 figures[SUBGROUPS * SIZE];                  // largest score and sum of weights
-shared bool last_one;
 #ifdef FRESH
-const uint WORDS = 1u;
 #define CHUNKED
 #endif
 #include "attention.glsl"
-layout(std430, set = 0, binding = 6) coherent buffer part_floats { float part[]; };          // results, then two figures each
 layout(std430, set = 0, binding = 6) coherent buffer part_twos { vec2 part_two[]; };
 layout(std430, set = 0, binding = 6) coherent buffer part_fours { vec4 part_four[]; };
 layout(std430, set = 0, binding = 7) coherent buffer finished_words { uint finished[]; };
@@ -430,11 +427,12 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
     memoryBarrierBuffer();
     barrier();
     if (thread == 0u) {
-        last_one = atomicAdd(finished[counter], 1u) == splits - 1u;
-        if (last_one) finished[counter] = 0u;            // as it was found
+        bool last = atomicAdd(finished[counter], 1u) == splits - 1u;
+        if (last) finished[counter] = 0u;                // as it was found
+        figures[0].x = last ? 1.0 : 0.0;                 // they were kept; no variable of its own: see attention_parts.glsl
     }
     barrier();
-    if (!last_one) return;
+    if (figures[0].x == 0.0) return;
     memoryBarrierBuffer();
     join_parts(batch, head, first_row, count, at, chunks_of(end));
 }

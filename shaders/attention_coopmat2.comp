@@ -5,7 +5,8 @@
 // memory, two of each: while one is used the next is written, and the one after that is on its way in registers. Scores of
 // the next keys are computed with the results of these, so that loads, exponentials and products overlap; one barrier a
 // tile. A row's results are scaled anew only once its largest score has grown by more than 2^8: no reduction otherwise. Where
-// rows are few, PARTS subgroups have the same 16, each some of a tile's keys. Scores and sums are float32. BF: bfloat16.
+// rows are few, PARTS subgroups have the same 16, each some of a tile's keys; where workgroups are few, several have the same
+// rows and keys of their own (SPREAD). Scores and sums are float32. BF: bfloat16.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_NV_cooperative_matrix2 : require
@@ -25,6 +26,7 @@ layout(constant_id = 3) const uint VALUE_WIDTH = 128;
 layout(constant_id = 4) const uint KEYS = 32;          // of a tile, a part's: a multiple of 16
 layout(constant_id = 5) const uint SUBGROUPS = 8;
 layout(constant_id = 6) const uint PARTS = 1;          // 1 or 2
+layout(constant_id = 7) const bool SPREAD = false;     // results are of split_keys keys, added up by the last workgroup of the rows
 #include "attention.glsl"
 const uint SIZE = 16u, LANES = 32u;                    // of a matrix, of a subgroup
 #define MATRIX_A coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA>
@@ -112,6 +114,7 @@ float seen(const in uint row, const in uint column, const in float x, const in u
 }
 
 #include "two_bits.glsl"
+#include "attention_parts.glsl"
 
 // What converts a weight to bfloat16 truncates it (see nearest.glsl): to nearest, ties up. NaN may become 0: the sum has it.
 float rounded(const float weight)
@@ -186,8 +189,8 @@ void join_parts()
     barrier();
 }
 
-// Through shared memory, where rows and columns are known.
-void store_rows(const uint batch, const uint head, const uint first_row, const uint rows)
+// Through shared memory, where rows and columns are known: results, or a part of the keys'.
+void store_rows(const uint batch, const uint head, const uint first_row, const uint rows, const uint split)
 {
     uint mine = gl_SubgroupID * SIZE * PITCH, row = gl_SubgroupInvocationID / 2u, part = gl_SubgroupInvocationID % 2u * 2u;
     uint at = mine + row * PITCH + part, n = first_row + row;
@@ -200,15 +203,21 @@ void store_rows(const uint batch, const uint head, const uint first_row, const u
     subgroupBarrier();
     coopMatStore(high, tiles, mine, PITCH, ROW_MAJOR);
     subgroupBarrier();
-    if (has(SINKS) && n < rows) sum += exp2(sink_of(place.head) - uintBitsToFloat(tiles[mine + row * PITCH].x));
-    float factor = sum == 0.0 ? 0.0 : 1.0 / sum;
+    float most = uintBitsToFloat(tiles[mine + row * PITCH].x);
+    if (!SPREAD && has(SINKS) && n < rows) sum += exp2(sink_of(place.head) - most);
+    float factor = SPREAD ? 1.0 : sum == 0.0 ? 0.0 : 1.0 / sum;
+    uint own = part_of(batch, head, n, split);
+    if (SPREAD && n < rows && part == 0u) part_two[figures_at() + own] = vec2(most, sum);
     [[unroll]] for (uint i = 0u; i < WIDE; i++) {
         subgroupBarrier();
         coopMatStore(os[i], tiles, mine, PITCH, ROW_MAJOR);
         subgroupBarrier();
         vec4 a = uintBitsToFloat(tiles[at]) * factor, b = uintBitsToFloat(tiles[at + 1u]) * factor;
         uint f = i * SIZE + 4u * part;
-        if (n < rows && f < value_width)
+        if (SPREAD && n < rows) {
+            part_four[(own * VALUE_WIDTH + f) / 4u] = a;
+            part_four[(own * VALUE_WIDTH + f) / 4u + 1u] = b;
+        } else if (n < rows && f < value_width)
             o128[(place.o + f) / 8u] = uvec4(two_bits(a.xy), two_bits(a.zw), two_bits(b.xy), two_bits(b.zw));
     }
 }
@@ -216,12 +225,18 @@ void store_rows(const uint batch, const uint head, const uint first_row, const u
 void main()
 {
     uint blocks = query_heads / block_heads() * batches, rows = query_count * block_heads(), group = group_index();
-    uint row_blocks = (rows + ROWS - 1u) / ROWS;
+    uint row_blocks = (rows + ROWS - 1u) / ROWS, counter = group, split = 0u, begin = 0u;
+    if (SPREAD) {
+        split = group % splits;
+        counter = group /= splits;
+        begin = split * split_keys;
+    }
     if (group >= row_blocks * blocks) return;
     uint first_row = (row_blocks - 1u - group / blocks) * ROWS;             // those with the most keys first
     uint batch = group % blocks / (query_heads / block_heads()), head = group % blocks % (query_heads / block_heads()) * block_heads();
     uint own = first_row + gl_SubgroupID / PARTS * SIZE, part = gl_SubgroupID % PARTS * KEYS, kv = head / group_size;
     uint end = key_end(first_row, min(first_row + ROWS, rows) - 1u), plain = key_count, even = 0u;
+    if (SPREAD) end = min(end, begin + split_keys);
     if (has(CAUSAL)) plain = uint(max(int((has(FOLDED) ? 0u : own) + 1u + key_count) - int(query_count), 0));
     plain = has(MASK_BOOL | MASK_ADDS) ? 0u : min(plain, key_count);        // keys that all rows of the subgroup attend to
     last_key = max(key_count, 1u) - 1u;
@@ -230,8 +245,8 @@ void main()
     k_first = (k_at + batch * k_stride[0] + kv * k_stride[1]) / 8u + min(gl_LocalInvocationID.x % K_LANES, key_width / 8u - 1u);
     v_first = (v_at + batch * v_stride[0] + kv * v_stride[1]) / 8u + min(gl_LocalInvocationID.x % V_LANES, value_width / 8u - 1u);
 
-    fetch_keys(0u);
-    fetch_values(0u);
+    fetch_keys(begin);
+    fetch_values(begin);
     stage_queries(q_at + batch * q_stride[0], head, first_row, rows);
     barrier();
     [[unroll]] for (uint i = 0u; i < WIDTH / SIZE; i++)
@@ -239,17 +254,17 @@ void main()
     barrier();
     stage_keys(0u);
     stage_values(0u);
-    fetch_keys(ALL_KEYS);
+    fetch_keys(begin + ALL_KEYS);
     [[unroll]] for (uint i = 0u; i < WIDE; i++) os[i] = MATRIX_SUM(0.0);
     total = MATRIX_SUM(0.0);
     high = MATRIX_SUM(LOWEST);
     barrier();
     multiply_keys(part * K_PITCH);
     stage_keys(K_TILE);
-    fetch_keys(2u * ALL_KEYS);
-    fetch_values(ALL_KEYS);
+    fetch_keys(begin + 2u * ALL_KEYS);
+    fetch_values(begin + ALL_KEYS);
 
-    for (uint first = 0u; first < end; first += ALL_KEYS) {
+    for (uint first = begin; first < end; first += ALL_KEYS) {
         float unit = scale;
         MATRIX_A p[KEYS / SIZE];
         barrier();                                      // the next keys and these values are there; nobody reads those before
@@ -282,5 +297,6 @@ void main()
     }
     barrier();
     if (PARTS > 1u) join_parts();
-    if (gl_SubgroupID % PARTS == 0u) store_rows(batch, head, own, rows);
+    if (gl_SubgroupID % PARTS == 0u) store_rows(batch, head, own, rows, split);
+    if (SPREAD && is_last(counter)) join_splits(batch, head, first_row, min(ROWS, rows - first_row));
 }

@@ -140,6 +140,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 3; i++) bench_decode((int[]){ 512, gpu ? 8192 : 2048, gpu ? 32768 : 4096 }[i]);
     bench_prefill(gpu ? 512 : 128, gpu ? 512 : 128, "causal");
     bench_prefill(gpu ? 512 : 128, gpu ? 4096 : 256, "causal");
+    for (int i = 0; i < 4; i++) bench_prefill((int[]){ 8, 16, 64, 128 }[i], gpu ? 8192 : 512, "causal");
     bench_prefill(gpu ? 4096 : 256, gpu ? 4096 : 256, "causal");
     bench_prefill(gpu ? 4096 : 256, gpu ? 4096 : 256, "");
     bench_rows(1, 4096);

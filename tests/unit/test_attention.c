@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <math.h>
+#include <stdio.h>
 
 enum mask_kind { NO_MASK, CAUSAL, BOOL_MASK, ADDED_MASK };
 
@@ -179,13 +180,18 @@ static void test_attention(void **state)
     }
 }
 
+/* Not by the kernel for few queries, which takes all of them on a CPU driver. */
+#define PROMPT "MLX_VK_POISON=2 MLX_VK_STATS=1 MLX_VK_ENABLE_SDPA_DECODE=0"
+#define IN_PARTS PROMPT " MLX_VK_SDPA_SPLIT_K=5"
+#define FEW "MLX_VK_POISON=2 MLX_VK_STATS=1"
+
 /* A causal mask where there are more queries than keys: those before the first key have results of zero. By each kernel. */
 static void test_more_queries(void **state)
 {
-    static const char *const gates[] = { "MLX_VK_POISON=2", "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0", "MLX_VK_POISON=2 MLX_VK_SDPA_SPLIT_K=2",
-                                         "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0 MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
+    static const char *const gates[] = { FEW, PROMPT, "MLX_VK_POISON=2 MLX_VK_SDPA_SPLIT_K=2",
+                                         PROMPT " MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
                                          "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_NATIVE=0",
-                                         "MLX_VK_POISON=2 MLX_VK_MAX_BINDING_RANGE=50000",
+                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536",
                                          "MLX_VK_POISON=2 MLX_VK_MAX_SHARED_MEMORY=16384" };
     static const struct shape more[] = { { 1, 32, 8, 127, 65, 64, 64, CAUSAL, false }, { 1, 8, 2, 127, 65, 128, 128, CAUSAL, true },
                                          { 2, 4, 1, 8, 7, 128, 64, CAUSAL, false } };
@@ -201,9 +207,6 @@ static void test_more_queries(void **state)
     }
 }
 
-/* Not by the kernel for few queries, which takes all of them on a CPU driver. */
-#define PROMPT "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_DECODE=0"
-
 static double off_of(mlxvk_dtype t) { return t == MLXVK_BFLOAT16 ? 2e-2 : t == MLXVK_FLOAT16 ? 3e-3 : 1e-5; }
 
 /* What the kernels for prompts take: queries of several heads in a block, blocks with rows that are not there, tiles
@@ -213,7 +216,8 @@ static void test_prompts(void **state)
 {
     static const char *const gates[] = { PROMPT, PROMPT " MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
                                          PROMPT " MLX_VK_MAX_SHARED_MEMORY=32768",
-                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536" };
+                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536",
+                                         IN_PARTS };
     static const struct job prompts[] = {
         { { 1, 4, 2, 70, 70, 128, 128, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 },
         { { 2, 4, 1, 37, 101, 64, 64, CAUSAL, true }, MLXVK_BFLOAT16, 0.125f, 8 },
@@ -273,6 +277,45 @@ static void test_prompt_assumptions(void **state)
     }
 }
 
+static void find_parts(const mlxvk_stat *stat, void *parts)
+{
+    if (!strcmp(stat->family, "attention parts") && !strcmp(stat->kernel, "attention by matrices"))
+        sscanf(strrchr(stat->signature, ':'), ": %u", (unsigned *)parts);
+}
+
+/* Few queries of many keys, whose workgroups share rows: parts that no row of a block attends to, the last one shorter,
+ * queries of several heads in a block. Each of what makes parts is then taken away: many keys, few rows; and of what has them
+ * before the kernel for few queries: many keys, more than one block of its rows. */
+static void test_prompt_parts(void **state)
+{
+    static const struct { struct job job; unsigned parts; const char *gates; } cases[] = {
+        { { { 1, 4, 2, 16, 1100, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 4, PROMPT },
+        { { { 2, 2, 1, 33, 777, 128, 80, BOOL_MASK, true }, MLXVK_FLOAT16, 0.125f, 0 }, 3, PROMPT },
+        { { { 1, 2, 2, 70, 1601, 80, 128, CAUSAL, true }, MLXVK_BFLOAT16, 1, 0 }, 6, PROMPT },
+        { { { 1, 1, 1, 600, 600, 64, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 }, 2, PROMPT },
+        { { { 1, 4, 2, 16, 511, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 0, PROMPT },
+        { { { 2, 34, 34, 16, 512, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 0, PROMPT },
+        { { { 1, 8, 2, 4, 4100, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 15, FEW },
+        { { { 1, 8, 2, 4, 4095, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 0, FEW },
+        { { { 1, 8, 2, 2, 4100, 64, 64, CAUSAL, false }, MLXVK_BFLOAT16, 0.125f, 0 }, 0, FEW },
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct setting t = start(cases[i].gates);
+        struct rng r = { 41 };
+        size_t able = 0;
+        unsigned parts = 0;
+        const char *type = "";
+        assert_int_equal(mlxvk_device_info_get_size(&able, t.device, "cooperative_matrix2"), 0);
+        OK_DEVICE(mlxvk_device_info_get_string(&type, t.device, "type"), t.device);
+        OK_DEVICE(mlxvk_reset_stats(t.device), t.device);
+        attend_job(&cases[i].job, off_of(cases[i].job.dtype), t.device, t.stream, &r);
+        OK_DEVICE(mlxvk_stats_report(t.device, find_parts, &parts), t.device);
+        if (able && !strcmp(type, "discrete")) assert_int_equal(parts, cases[i].parts);    /* of so many processors */
+        finish(&t);
+    }
+}
+
 /* Rows that begin anywhere are copied for the kernel for few queries, too; but not where features are no whole steps. */
 static void test_decode_copies(void **state)
 {
@@ -282,7 +325,7 @@ static void test_decode_copies(void **state)
         { { { 1, 8, 2, 1, 40, 64, 64, NO_MASK, false }, MLXVK_FLOAT32, 0.125f, 3 }, true },
         { { { 1, 8, 2, 1, 40, 60, 64, NO_MASK, false }, MLXVK_BFLOAT16, 0.125f, 0 }, false },
     };
-    const char *gates = "MLX_VK_POISON=2";
+    const char *gates = FEW;
     bool able = false;
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -297,14 +340,13 @@ static void test_decode_copies(void **state)
 }
 
 /* A query and a key that are no numbers: so is its row, and those of all that attend to the key. */
-static void test_prompt_nan(void **state)
+static void prompt_nan(const char *gates)
 {
     enum { HEADS = 2, QUERIES = 70, KEYS = 90, WIDTH = 64, BAD_QUERY = 20, BAD_KEY = 60 };
     static const mlxvk_dtype types[] = { MLXVK_FLOAT16, MLXVK_BFLOAT16 };
     static float q[HEADS * QUERIES * WIDTH], k[HEADS * KEYS * WIDTH], out[HEADS * QUERIES * WIDTH];
-    struct setting t = start(PROMPT);
+    struct setting t = start(gates);
     struct rng r = { 31 };
-    (void)state;
     for (size_t i = 0; i < COUNT(q); i++) q[i] = noise(&r);
     for (size_t i = 0; i < COUNT(k); i++) k[i] = noise(&r);
     q[BAD_QUERY * WIDTH + 3] = NAN;
@@ -327,6 +369,13 @@ static void test_prompt_nan(void **state)
         mlxvk_array_free(v);
     }
     finish(&t);
+}
+
+static void test_prompt_nan(void **state)
+{
+    (void)state;
+    prompt_nan(IN_PARTS);
+    prompt_nan(PROMPT);
 }
 
 /* More parts than a thread loads at once, more rows than are joined at once. Parts of 1024 keys, of which a thread has twice
@@ -489,7 +538,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_attention), cmocka_unit_test(test_many_parts), cmocka_unit_test(test_parts_side_by_side), cmocka_unit_test(test_attention_edges),
                                         cmocka_unit_test(test_more_queries), cmocka_unit_test(test_prompts),
-                                        cmocka_unit_test(test_prompt_assumptions), cmocka_unit_test(test_decode_copies),
-                                        cmocka_unit_test(test_prompt_nan), cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
+                                        cmocka_unit_test(test_prompt_nan), cmocka_unit_test(test_prompt_parts), cmocka_unit_test(test_prompt_assumptions),
+                                        cmocka_unit_test(test_decode_copies), cmocka_unit_test(test_rope_positions), cmocka_unit_test(test_norm_layouts) };
     return run_group("attention", tests, NULL, NULL);
 }
