@@ -13865,28 +13865,28 @@ static const char *prompt_fits(const struct encoder *e, const void *job)
     return prompt_memory(r, d, dv) > c->shared_memory ? "the device has too little shared memory" : NULL;
 }
 
-/* Keys of a part where few queries would leave processors idle, so that several workgroups have the same `block` rows;
- * in whole tiles. Without parts UINT32_MAX. A part has SPREAD_LEAST keys at least, for adding it up takes time, too. */
+/* Keys of a part where few queries would leave processors idle, so that several workgroups have the same rows; in whole
+ * tiles. Without parts UINT32_MAX. A part has SPREAD_LEAST keys at least, for adding it up takes time, too. */
 enum { SPREAD_LEAST = 256, SPREAD_ROOM = 1 << 25 };
-static uint32_t spread_keys(const struct encoder *e, const struct attention *a, uint32_t block, uint32_t tile)
+static uint32_t spread_keys(const struct encoder *e, const struct attention *a, const struct prompt_row *r)
 {
-    uint32_t queries = (uint32_t)a->q->shape[2], heads = queries < block ? head_group(a) : 1, parts;
-    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT];
+    uint32_t queries = (uint32_t)a->q->shape[2], block = prompt_queries(r), heads = queries < block ? head_group(a) : 1;
+    uint32_t forced = (uint32_t)e->device->gate[GATE_SDPA_SPLIT], parts;
     uint64_t entries = (uint64_t)a->q->shape[0] * (uint64_t)a->q->shape[1];
     uint64_t blocks = ceil_div((uint64_t)queries * heads, block) * (entries / heads);
     size_t width = round_up((size_t)a->v->shape[3], PROMPT_ROWS) + 2;
     parts = min_u32(forced ? forced : min_u32((uint32_t)(e->device->tuning->processors / blocks),
                                               a->keys / SPREAD_LEAST), SPLIT_MOST);
     if (parts < 2 || blocks > COUNTERS || entries * queries * parts * width > SPREAD_ROOM) return UINT32_MAX;
-    return (uint32_t)round_up(ceil_div(a->keys, parts), tile);
+    return (uint32_t)round_up(ceil_div(a->keys, parts), (size_t)r->keys * r->parts);
 }
 
-/* Binds the room for parts, of `width` features; false where there is none. */
+/* Binds the room for parts of `each` keys, of `width` features; false where there is none. */
 static bool bind_spread(struct encoder *e, const struct attention *a, struct attention_push *p, uint32_t each,
                         uint32_t width)
 {
     p->split_keys = each;
-    p->splits = a->keys ? ceil_div(a->keys, each) : 1;
+    p->splits = ceil_div(a->keys, each);
     if (p->splits > 1)
         NOTE(e->device, NOTE_SPLIT, "attention by matrices", NULL, "%s: %u parts of up to %u keys", ATTENTION(a),
              p->splits, each);
@@ -13898,7 +13898,7 @@ static void attention_prompt(struct encoder *e, const void *job)
     const struct attention *a = job;
     const struct prompt_row *r = choose_prompt(e, a);
     uint32_t value_width = (uint32_t)round_up((size_t)a->v->shape[3], PROMPT_ROWS);
-    uint32_t each = spread_keys(e, a, prompt_queries(r), (uint32_t)r->keys * r->parts);
+    uint32_t each = spread_keys(e, a, r);
     struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < prompt_queries(r));
     if (!bind_spread(e, a, &p, each, value_width)) return;
     USE_AS(e, prompt_kernel(a), attention_coopmat2_f16, &p, .threads = r->subgroups * PROMPT_LANES,
@@ -13915,11 +13915,11 @@ enum { KEYS_AGAIN = 4096 };                              /* that are read once m
 static const char *parts_fit(const struct encoder *e, const void *job)
 {
     const struct attention *a = job;
-    const struct prompt_row *r = choose_prompt(e, a);
     uint64_t queries = (uint64_t)a->q->shape[2], blocks = ceil_div(queries * head_group(a), decode_rows(e));
+    const char *reason = prompt_fits(e, job);
     if (queries < 2 || (blocks - 1) * a->keys < KEYS_AGAIN) return "few keys are read again";
-    if (spread_keys(e, a, prompt_queries(r), (uint32_t)r->keys * r->parts) == UINT32_MAX) return "keys in one part";
-    return prompt_fits(e, job);
+    if (reason) return reason;
+    return spread_keys(e, a, choose_prompt(e, a)) == UINT32_MAX ? "keys in one part" : NULL;
 }
 
 /* The first that fits. */

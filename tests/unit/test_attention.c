@@ -191,7 +191,7 @@ static void test_more_queries(void **state)
     static const char *const gates[] = { FEW, PROMPT, "MLX_VK_POISON=2 MLX_VK_SDPA_SPLIT_K=2",
                                          PROMPT " MLX_VK_ENABLE_COOPERATIVE_MATRIX=0",
                                          "MLX_VK_POISON=2 MLX_VK_ENABLE_SDPA_NATIVE=0",
-                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536",
+                                         PROMPT " MLX_VK_MAX_BINDING_RANGE=65536", "MLX_VK_MAX_BINDING_RANGE=4096",
                                          "MLX_VK_POISON=2 MLX_VK_MAX_SHARED_MEMORY=16384" };
     static const struct shape more[] = { { 1, 32, 8, 127, 65, 64, 64, CAUSAL, false }, { 1, 8, 2, 127, 65, 128, 128, CAUSAL, true },
                                          { 2, 4, 1, 8, 7, 128, 64, CAUSAL, false } };
@@ -443,7 +443,7 @@ static void test_parts_side_by_side(void **state)
     assert_in_range(barriers_at_once("MLX_VK_ENABLE_SDPA_DECODE=0"), 0, 1);
 }
 
-/* Heads wider than the kernels' limit, and no keys at all. */
+/* Heads wider than the kernels' limit, no keys at all, no batch of keys enough for parts. */
 static void test_attention_edges(void **state)
 {
     static const struct shape wide = { 1, 2, 1, 3, 7, 264, 264, CAUSAL, false };
@@ -464,6 +464,11 @@ static void test_attention_edges(void **state)
     expect_floats(out, (float[]){ 1 }, 1, 1e-6, 0, s);
     REFUSED(mlxvk_fast_scaled_dot_product_attention(&out, q, q, k, 1, "", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s),
             MLXVK_ERROR_SHAPE, s, "do not match");
+    OK(mlxvk_ones(&q, (int[]){ 0, 8, 4, 64 }, 4, MLXVK_FLOAT16, s), s);
+    OK(mlxvk_ones(&k, (int[]){ 0, 2, 5000, 64 }, 4, MLXVK_FLOAT16, s), s);
+    OK(mlxvk_fast_scaled_dot_product_attention(&out, q, k, k, 1, "causal", (mlxvk_array){ NULL }, (mlxvk_array){ NULL }, s), s);
+    OK(mlxvk_array_eval(out), s);
+    OK(mlxvk_ones(&q, (int[]){ 1, 65536, 1, 8 }, 4, MLXVK_FLOAT32, s), s);
     REFUSED(mlxvk_fast_scaled_dot_product_attention(&out, q, q, q, 1, "causal", q, (mlxvk_array){ NULL }, s), MLXVK_ERROR_ARGUMENT, s,
             "causal");
     mlxvk_array_free(q);
