@@ -3055,11 +3055,12 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
 
 /* Kernels whose accesses no driver need check: their places are clamped to their operands'. Of others NVIDIA's driver
  * checks each. (An H100, without in these: a step of Qwen3-8B 446 to 454 tokens/s, in bfloat16 148 to 153; scans in one
- * pass took longer without. An H200: a sort of 2^26 values 2,520 and 2,370 us.) */
+ * pass took longer without. An H200: a sort of 2^26 values 2,520 and 2,370 us; layer_norm of bfloat16 16384 x 8192 172
+ * and 153, rms_norm 142 and 141, softmax 148 and 146; a row's fft no less.) */
 static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_ATTENTION_CHUNKS,
                                              K_ATTENTION_CHUNKS_ROPE, K_QMV_HELD, K_QMV_HELD_SETS, K_QMV_MATRIX_BF16,
                                              K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP, K_MATMUL_FEW_BF16,
-                                             K_MATMUL_FEW_F16, K_RADIX };
+                                             K_MATMUL_FEW_F16, K_RADIX, K_NORM_EIGHTS, K_SOFTMAX };
 
 static VkPipelineRobustnessBufferBehaviorEXT robustness_of(const struct device *d, enum kernel_id k)
 {
@@ -8782,6 +8783,8 @@ int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis
 
 /* ---- softmax ---- */
 
+enum { SOFTMAX_MANY = 1024 };                            /* rows */
+
 /* Rows side by side in memory, with up to four outer dimensions. */
 static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
@@ -8817,6 +8820,11 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         step = loose ? 1 : min_u32(step, 4);
     }
     uint32_t threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
+    /* Of many long rows a thread has twice as much (an H200, bfloat16 16384 x 8192: 146 and 140 us; four times 155). */
+    if (mode == SOFTMAX_HELD && step == 8 && !loose && width >= REDUCE_THREADS && p.outer >= SOFTMAX_MANY) {
+        threads = width /= 2;
+        hold *= 2;
+    }
     USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold,
         .loose = step != 8 || !loose ? 0 : (p.to | p.n) & (item_size(x) == 2 ? 7 : 3) ? 1 : 2);
     dispatch_groups(e, ceil_div(p.outer, threads / width));
@@ -13496,6 +13504,10 @@ static uint32_t decode_buffers(const struct decode_cut *cut)
     return cut->each >= PART_LONG && cut->each != UINT32_MAX ? 2 : 1;
 }
 
+/* A step with the rows of more than two queries has its registers for these (an H200, Qwen3-8B at 8192 keys: one buffer
+ * 438 tokens/s, two 432). */
+static uint32_t step_buffers(const struct decode_cut *cut) { return cut->rows > 2 ? 1 : decode_buffers(cut); }
+
 static bool own_pipelines(const struct encoder *e)
 {
     return decode_tuning(e)->own_pipelines || e->device->gate[GATE_SDPA_ONE];
@@ -13585,9 +13597,9 @@ static void bind_newest(struct encoder *e, const struct newest *n, struct attent
 
 /* How a decoding step is cut, and by how many subgroups: as others, but for few keys, where adding up parts takes
  * longer than reading them (an H100: Qwen3-8B at 600 keys 321 tokens/s in parts, 384 in one, 408 in one by twice the
- * subgroups). In parts a workgroup has two rows, which share nothing with the other two: with four it has 164 registers
- * for each thread, not 111 (an H100, Qwen3-8B at 8192 keys: 243 and 346 tokens/s). */
-enum { STEP_ROWS = 2 };
+ * subgroups). In parts a workgroup has up to STEP_ROWS rows (an H200 at 8192 keys, tokens/s: Qwen3-8B by two rows 412,
+ * four 438; Qwen3-14B two 206, five 214; Qwen3-32B two 101, four 106, eight 105). */
+enum { STEP_ROWS = 5 };
 static struct decode_cut cut_step(const struct encoder *e, const struct attention *a)
 {
     const int *gate = e->device->gate;
@@ -13729,7 +13741,7 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     USE(e, attention_rope, &p, .threads = decode_threads(e, cut.subgroups), .dtype = (uint32_t)a->q->dtype,
         .rows = cut.rows, .lanes = lanes, .chunks = ceil_div(d, 8 * lanes), .value_chunks = ceil_div(d, 8 * lanes),
         .ahead = decode_ahead(e, &cut, lanes), .parts = parts, .norm = n->norm ? n->q_weight ? 2 : 1 : 0,
-        .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = decode_buffers(&cut),
+        .subgroups = cut.subgroups, .spread = spreads(e, &cut, lanes), .buffers = step_buffers(&cut),
         .full = is_full(e, d, lanes), .in_order = is_invariant(e), .twos = ceil_div(d / 4, e->device->caps.subgroup));
     dispatch(e, p.splits, ceil_div(p.group_size, cut.rows), p.query_heads / p.group_size);
 }

@@ -399,12 +399,7 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
     bool newest = (chunks_of(end) - 1u) / SUBGROUPS == split, keep = newest && first_row == 0u;
     read_weights(min(gl_SubgroupID, ROWS), lane);
     find_angles(offset + int(late.w), lane);
-    for (uint r = gl_SubgroupID; r <= ROWS; r += SUBGROUPS) {
-        if (r == ROWS ? !newest : first_row + r >= rows) continue;
-        if (r >= SUBGROUPS) read_weights(r, lane);
-        read_row(kv, head + first_row, r, lane);
-        prepare_row(r, k_row + newest_key * K_STEP, keep, lane);
-    }
+    prepare_rows(kv, head, first_row, rows, k_row + newest_key * K_STEP, keep, lane);
     if (newest && thread < V8) read_newest_v(new_v_at + kv * new_v_stride, v_row + newest_key * V_STEP, keep, thread);
 #else
     for (uint g = thread; g < BLOCK * K8; g += THREADS) {

@@ -117,18 +117,41 @@ void unpacked(const uvec4 first, const uvec4 second, out vec4 a, out vec4 b)
 }
 
 #ifdef FRESH
-// The newest key and value are not in memory yet: chunk c of them in the place of what was read there. IN_ORDER: also where they
-// stand for keys beyond the end, for what memory holds instead may be NaN, which no weight of 0 takes away.
+// The newest key and value are not in memory yet: chunk c of them in the place of what was read there, also where they stand for
+// keys beyond the end, for what memory holds instead may be NaN, which no weight of 0 takes away.
 void meet_newest(const uint buf, const uint u, const uint c, const uint share)
 {
     uint f = 8u * (c * LANES + share), from = f * WORDS / 2u;
-    [[unroll]] for (uint w = 0u; w < WORDS; w++) {
+    [[unroll]] for (uint w = 0u; w < WORDS && f < v_width(); w++) {
         uint at = from + 4u * w;
-        if (f < v_width()) ks[((buf * AHEAD + u) * CHUNKS + c) * WORDS + w] = uvec4(newest_k[at], newest_k[at + 1u], newest_k[at + 2u], newest_k[at + 3u]);
-        vs[((buf * AHEAD + u) * VALUE_CHUNKS + c) * WORDS + w] = newest_v[c * WORDS + w];
+        ks[((buf * AHEAD + u) * CHUNKS + c) * WORDS + w] = uvec4(newest_k[at], newest_k[at + 1u], newest_k[at + 2u], newest_k[at + 3u]);
+        vs[((buf * AHEAD + u) * VALUE_CHUNKS + c) * WORDS + w] = newest_v[at / 4u];
     }
 }
 #endif
+
+// NVIDIA's driver unrolls loops that count by ones to a constant. Others it may leave as they are, [[unroll]] or not, and then it
+// keeps what they index in local memory, or finds it by comparing: four rows of a step at 8192 keys took an H200 56 to 72 us so, and
+// 18 without. So what doubles or halves from step to step is written out here; see --inline in tests/tools/strip.c, too.
+float sum_of_lanes(float s)                              // that share a key
+{
+    if (LANES > 1u) s += subgroupShuffleXor(s, 1u);
+    if (LANES > 2u) s += subgroupShuffleXor(s, 2u);
+    if (LANES > 4u) s += subgroupShuffleXor(s, 4u);
+    if (LANES > 8u) s += subgroupShuffleXor(s, 8u);
+    if (LANES > 16u) s += subgroupShuffleXor(s, 16u);
+    if (LANES > 32u) s += subgroupShuffleXor(s, 32u);
+    return s;
+}
+// Of two scores that two lanes have parts of, each lane keeps one.
+void halve_scores(const uint d, const uint share)
+{
+    bool up = (share & d) != 0u;
+    [[unroll]] for (uint i = 0u; i < SCORES / (2u * d); i++) {
+        float send = up ? score[2u * i] : score[2u * i + 1u], keep = up ? score[2u * i + 1u] : score[2u * i];
+        score[i] = keep + subgroupShuffleXor(send, d);
+    }
+}
 
 void score_keys(const uint buf, const uint first, const uint step, const uint end, const uint share)
 {
@@ -146,22 +169,17 @@ void score_keys(const uint buf, const uint first, const uint step, const uint en
                 score[u * ROWS + r] += dot(qs[(r * CHUNKS + c) * 2u], a) + dot(qs[(r * CHUNKS + c) * 2u + 1u], b);
         }
         [[unroll]] for (uint r = 0u; r < ROWS && !SPREAD; r++) {
-            float s = score[u * ROWS + r];
-            [[unroll]] for (uint d = 1u; d < LANES; d *= 2u) s += subgroupShuffleXor(s, d);
+            float s = sum_of_lanes(score[u * ROWS + r]);
             score[u * ROWS + r] = key < end ? masked(s, place[r], key) : LOWEST;
         }
     }
     if (!SPREAD) return;
-    // Of two scores that two lanes have parts of, each lane keeps one: lane `share` ends with score `share`.
-    [[unroll]] for (uint d = 1u; d < LANES; d *= 2u) {
-        if (d >= SCORES) { score[0] += subgroupShuffleXor(score[0], d); continue; }
-        bool up = (share & d) != 0u;
-        [[unroll]] for (uint i = 0u; i < SCORES / 2u; i++) {
-            if (i >= SCORES / (2u * d)) continue;
-            float send = up ? score[2u * i] : score[2u * i + 1u], keep = up ? score[2u * i + 1u] : score[2u * i];
-            score[i] = keep + subgroupShuffleXor(send, d);
-        }
-    }
+    if (SCORES > 1u) halve_scores(1u, share);            // lane `share` ends with score `share`
+    if (SCORES > 2u) halve_scores(2u, share);
+    if (SCORES > 4u) halve_scores(4u, share);
+    if (SCORES > 8u) halve_scores(8u, share);
+    if (SCORES > 16u) halve_scores(16u, share);
+    if (SCORES > 32u) halve_scores(32u, share);
     uint key = first + share % SCORES / ROWS * step;
     score[0] = key < end ? masked(score[0], own, key) : LOWEST;
 }
@@ -185,13 +203,19 @@ void spread_weights(const uint share)
     }
 }
 
-// One total of each row: of all its keys at once, by halves, or of what the lanes have.
+void halve_totals(const uint d)
+{
+    [[unroll]] for (uint i = 0u; i < AHEAD / (2u * d); i++)
+        [[unroll]] for (uint r = 0u; r < ROWS; r++) total[2u * d * i * ROWS + r] += total[(2u * i + 1u) * d * ROWS + r];
+}
+
+// One total of each row: of all its keys at once, or of what the lanes have.
 void join_totals(const uint lane, const uint share)
 {
     if (!SPREAD) {
-        [[unroll]] for (uint d = 1u; d < AHEAD; d *= 2u)
-            [[unroll]] for (uint i = 0u; i + d < AHEAD; i += 2u * d)
-                [[unroll]] for (uint r = 0u; r < ROWS; r++) total[i * ROWS + r] += total[(i + d) * ROWS + r];
+        if (AHEAD > 1u) halve_totals(1u);
+        if (AHEAD > 2u) halve_totals(2u);
+        if (AHEAD > 4u) halve_totals(4u);
         return;
     }
     [[unroll]] for (uint d = ROWS; d < SCORES; d *= 2u) own_total += subgroupShuffleXor(own_total, d);
@@ -229,24 +253,11 @@ void add_values(const uint buf, const uint share)
         }
 }
 
-#ifdef FRESH
-// The newest key by itself, behind all others. A test for it among them held up the loads behind it: more of them on their way
-// gained nothing then, and 6 % of a step of Qwen3-0.6B at 8192 keys (an H100) without it.
-void meet_last(const uint thread, const uint share)
-{
-    [[unroll]] for (uint u = 0u; u < AHEAD; u++) {
-        [[unroll]] for (uint c = 0u; c < CHUNKS; c++) meet_newest(0u, u, c, share);
-    }
-    score_keys(0u, thread / LANES, gl_WorkGroupSize.x, 1u, share);      // one key, of the first lanes
-    add_values(0u, share);
-}
-#endif
-
 // One softmax for all keys of a subgroup.
 void join_lanes()
 {
-    [[unroll]] for (uint r = 0u; r < ROWS; r++)
-        for (uint d = LANES; d < gl_SubgroupSize; d *= 2u) {
+    for (uint d = LANES; d < gl_SubgroupSize; d *= 2u)
+        [[unroll]] for (uint r = 0u; r < ROWS; r++) {
             float other = subgroupShuffleXor(high[r], d), best = max(high[r], other);
             float mine = exp2(high[r] - best), theirs = exp2(other - best);
             total[r] = total[r] * mine + subgroupShuffleXor(total[r], d) * theirs;
@@ -311,8 +322,8 @@ void join_parts(const uint batch, const uint head, const uint first_row, const u
     }
 }
 
-// The subgroups' results of rows `from` .. from + count - 1 as one: a thread has two features.
-void join_subgroups(const uint batch, const uint head, const uint first_row, const uint from, const uint count, const uint split, const uint thread)
+// The subgroups' results of rows `from` .. from + count - 1 as one: a thread has two features. apart: and the newest key's.
+void join_subgroups(const uint batch, const uint head, const uint first_row, const uint from, const uint count, const uint split, const uint thread, const bool apart)
 {
     uint twos = v_width() / 2u;
     for (uint c = thread; c < count * twos; c += gl_WorkGroupSize.x) {
@@ -322,6 +333,14 @@ void join_subgroups(const uint batch, const uint head, const uint first_row, con
         float best = sink ? sink_of(p.head) : LOWEST, sum = 0.0;
         vec2 x = vec2(0.0);
         [[unroll]] for (uint s = 0u; s < SUBGROUPS; s++) if (s < gl_NumSubgroups) best = max(best, highs[i * SUBGROUPS + s].x);
+#ifdef FRESH
+        if (apart) {
+            float score = newest_score[from + i];
+            best = max(best, score);
+            sum = score <= LOWEST ? 0.0 : exp2(score - best);
+            x = sum * newest_two(column);
+        }
+#endif
         if (sink) sum = exp2(sink_of(p.head) - best);
         [[unroll]] for (uint s = 0u; s < SUBGROUPS; s++) {
             if (s >= gl_NumSubgroups) continue;
@@ -359,6 +378,7 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
     bool newest = split == splits - 1u, keep = newest && first_row == 0u;
     keys_counted = key_count + late.z;
     newest_key = newest ? keys_counted : ~0u;
+    const bool apart = newest && !IN_ORDER;
     uint end = newest ? keys_counted + (IN_ORDER ? 1u : 0u) : first + split_keys;
 #else
     uint k_row = k_row_of(batch, kv), v_row = v_row_of(batch, kv);
@@ -368,6 +388,7 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
         v_row += mask32[mask_at + 1u];
         keys_counted += mask32[mask_at + 2u];
     }
+    const bool apart = false;
     uint end = min((split + 1u) * split_keys, key_end(first_row, min(first_row + ROWS, rows) - 1u));
 #endif
     if (first < end) {
@@ -380,15 +401,11 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
     read_weights(min(gl_SubgroupID, ROWS), lane);
     find_angles(offset + int(late.w), lane);
     if (is_linked()) wait_for_link(thread);            // the rows are not there yet
-    read_newest_v(new_v_at + kv * new_v_stride, share);
-    for (uint r = gl_SubgroupID; r <= ROWS; r += gl_NumSubgroups) {
-        if (r == ROWS ? !newest : first_row + r >= rows) continue;
-        if (r >= gl_NumSubgroups) read_weights(r, lane);
-        read_row(kv, head + first_row, r, lane);
-        prepare_row(r, k_row + keys_counted * K_STEP, keep, lane);
-    }
-    if (keep && thread < LANES) keep_newest_v(v_row + keys_counted * V_STEP, share);
+    prepare_rows(kv, head, first_row, rows, k_row + keys_counted * K_STEP, keep, lane);
+    if (newest) meet_newest_v(new_v_at + kv * new_v_stride, v_row + keys_counted * V_STEP, keep, thread);
     barrier();
+    for (uint from = 0u; apart && from < ROWS; from += gl_NumSubgroups)
+        score_newest(min(from + gl_SubgroupID, ROWS - 1u), from + gl_SubgroupID < ROWS, lane);
 #endif
     load_queries(batch, head, first_row, share);
 #ifdef FRESH
@@ -406,9 +423,6 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
             first += AHEAD * step;
         }
     }
-#ifdef FRESH
-    if (!IN_ORDER && newest) meet_last(thread, share);
-#endif
     join_totals(lane, share);
     join_lanes();
     [[unroll]] for (uint from = 0u; from < ROWS; from += AT_ONCE) {
@@ -424,7 +438,7 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
             if (lane == 0u) highs[i * SUBGROUPS + gl_SubgroupID] = vec2(high[r], total[r]);
         }
         barrier();
-        if (first_row + from < rows) join_subgroups(batch, head, first_row, from, min(min(AT_ONCE, ROWS - from), rows - first_row - from), split, thread);
+        if (first_row + from < rows) join_subgroups(batch, head, first_row, from, min(min(AT_ONCE, ROWS - from), rows - first_row - from), split, thread, apart);
         if (PARTS == 1u || from + AT_ONCE < ROWS) barrier();
     }
     if (PARTS == 0u) return;

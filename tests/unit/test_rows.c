@@ -210,6 +210,38 @@ static void many_rows(void **state)
     }
 }
 
+/* Softmax of so many long rows that a thread has twice as much, beside that of fewer of them; with one of nothing but
+ * -infinity, and one with NaN. */
+static void many_long_rows(void **state)
+{
+    enum { MANY = 1030, FEWER = 1000, N = 4504 };
+    static const mlxvk_dtype types[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16 };
+    struct rng r = { 54 };
+    (void)state;
+    for (size_t t = 0; t < COUNT(types); t++) {
+        mlxvk_array x = random_rows(&r, MANY, N, MLXVK_FLOAT32, false), parts[2], all = { NULL };
+        mlxvk_array low = floats(device, (float[]){ -INFINITY }, (int[]){ 1 }, 1), nan = floats(device, (float[]){ NAN }, (int[]){ 1 }, 1);
+        unsigned char *whole, *part;
+        OK(mlxvk_slice_update(&x, x, low, (int[]){ 3, 0 }, 2, (int[]){ 4, N }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+        OK(mlxvk_slice_update(&x, x, nan, (int[]){ 5, 4500 }, 2, (int[]){ 6, 4501 }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+        OK(mlxvk_astype(&x, x, types[t], stream), stream);
+        OK(mlxvk_softmax_axis(&all, x, 1, true, stream), stream);
+        whole = bytes_of_array(all);
+        for (int i = 0; i < 2; i++) {
+            parts[i] = (mlxvk_array){ NULL };
+            OK(mlxvk_array_set(&parts[i], x), stream);
+            take_slice(&parts[i], 0, i ? FEWER : 0, i ? MANY : FEWER, 1);
+            OK(mlxvk_softmax_axis(&parts[i], parts[i], 1, true, stream), stream);
+            part = bytes_of_array(parts[i]);
+            expect_row(part, whole + (i ? 2 * (size_t)FEWER * N : 0), mlxvk_array_nbytes(parts[i]), 0, "softmax of fewer rows");
+            free(part);
+            mlxvk_array_free(parts[i]);
+        }
+        free(whole);
+        for (mlxvk_array **p = (mlxvk_array *[]){ &x, &low, &nan, &all, NULL }; *p; p++) mlxvk_array_free(**p);
+    }
+}
+
 /* Several axes: a row is what they name in order, however it lies. */
 static void several_axes(void **state)
 {
@@ -513,7 +545,7 @@ static void not_only_numbers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows), cmocka_unit_test(many_long_rows),
                                         cmocka_unit_test(several_axes),
                                         cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments),
                                         cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding),
