@@ -408,7 +408,8 @@ static bool put_one_in_place(void)
     for (uint32_t at = code; at < count; at += length_at(at)) {
         uint32_t function = op_at(at) == OP_CALL ? facts[words[at + 3]].at : 0, end;
         if (op_at(at) == OP_FUNCTION) caller = at;
-        if (!function || facts[words[at + 3]].uses != 1 || !(end = return_of(function)) || !may_be_parted(at)) continue;
+        if (!function || function == caller || facts[words[at + 3]].uses != 1) continue;
+        if (!(end = return_of(function)) || !may_be_parted(at)) continue;
         put_in_place(caller, at, end);
         return true;
     }

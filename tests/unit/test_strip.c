@@ -11,13 +11,12 @@
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 enum { OP_EXT_INST = 12, OP_INT = 21, OP_BOOL = 20, OP_VOID = 19, OP_FUNCTION_TYPE = 33, OP_TRUE = 41, OP_CONSTANT = 43,
-       OP_CALL = 57, OP_CHAIN = 65, OP_EXTRACT = 81, OP_ADD = 128, OP_PHI = 245, OP_LOOP_MERGE = 246, OP_MERGE = 247,
-       OP_IF = 250, OP_RETURN = 253 };
+       OP_CHAIN = 65, OP_EXTRACT = 81, OP_ADD = 128, OP_MERGE = 247, OP_IF = 250 };
 enum { COMPUTE = 5, MAIN_TEXT = 0x6e69616d, BUFFER_CLASS = 12, VOLATILE = 1, NO_CONTRACTION = 42 };
 
 /* Ids: what every module declares, labels, and those that each test uses as it likes. */
 enum { VOID = 1, UINT, BOOL, POINTER, INPUT_POINTER, BUFFER_POINTER, FUNCTION_TYPE, TRUE, ONE, TWO, IN, BUFFER, MAIN,
-       START, HEAD, LEFT, RIGHT, BODY, NEXT, JOIN, A = 40, B, C, X, Y, Z, W, LIMIT };
+       START, HEAD, LEFT, RIGHT, BODY, NEXT, JOIN, A = 40, B, C, X, Y, Z, W, ONCE, GIVEN, FIRST, SECOND, LAST, LIMIT };
 
 /* An instruction: its opcode and its other words. */
 #define I(op, ...) (uint32_t)(COUNT(((uint32_t[]){ __VA_ARGS__ })) + 1) << 16 | (op), __VA_ARGS__
@@ -30,6 +29,10 @@ enum { VOID = 1, UINT, BOOL, POINTER, INPUT_POINTER, BUFFER_POINTER, FUNCTION_TY
 #define IF(yes, no) I(OP_IF, TRUE, yes, no)
 #define MERGE(label) I(OP_MERGE, label, 0)
 #define RETURN 1u << 16 | OP_RETURN, 1u << 16 | OP_FUNCTION_END
+
+#define CALL(id, ...) I(OP_CALL, UINT, id, ONCE, __VA_ARGS__)
+#define FUNCTION I(OP_FUNCTION, UINT, ONCE, 0, FUNCTION_TYPE), I(OP_PARAMETER, POINTER, GIVEN), LABEL(FIRST)
+#define GIVE(id) I(OP_RETURN_VALUE, id), 1u << 16 | OP_FUNCTION_END
 
 #define ENTRY MAGIC, 0x10500, 0, LIMIT, 0, I(OP_ENTRY_POINT, COMPUTE, MAIN, MAIN_TEXT, 0, IN, BUFFER)
 #define DECLARATIONS \
@@ -46,13 +49,15 @@ static bool has(const uint32_t *what, size_t n)
     return false;
 }
 
+static bool together, lean = true;                     /* the options */
+
 static void strip_copy(const uint32_t *module, size_t n)
 {
     words = malloc(n * sizeof *words);
     assert_non_null(words);
     memcpy(words, module, n * sizeof *words);
     count = (uint32_t)n;
-    strip(true);
+    strip(together, lean);
 }
 
 /* Puts a body into a function, strips the module and compares what is left of the body. */
@@ -176,6 +181,51 @@ static void test_unused(void **state)
     EXPECT(body, want);
 }
 
+/* A function that is called once takes the call's place: with an argument, a variable of its own, a result; with blocks, from whose
+ * last one the rest of the call's block is reached then. */
+static void test_called_once(void **state)
+{
+    const uint32_t simple[] = { VARIABLE(A), STORE(A, ONE), CALL(X, A), STORE(BUFFER, X), RETURN,
+                                FUNCTION, VARIABLE(B), LOAD(Y, GIVEN), STORE(B, Y), ADD(Z, Y, TWO), GIVE(Z) };
+    const uint32_t simple_left[] = { VARIABLE(B), VARIABLE(A), STORE(A, ONE), LOAD(Y, A), STORE(B, Y), ADD(Z, Y, TWO),
+                                     STORE(BUFFER, Z), RETURN };
+    const uint32_t blocks[] = { VARIABLE(A), MERGE(JOIN), IF(LEFT, JOIN), LABEL(LEFT), CALL(X, A), GO(JOIN), LABEL(JOIN),
+                                I(OP_PHI, UINT, Y, ONE, START, X, LEFT), STORE(BUFFER, Y), RETURN,
+                                FUNCTION, MERGE(LAST), IF(SECOND, LAST), LABEL(SECOND), GO(LAST), LABEL(LAST),
+                                I(OP_PHI, UINT, Z, ONE, FIRST, TWO, SECOND), GIVE(Z) };
+    const uint32_t blocks_left[] = { VARIABLE(A), MERGE(JOIN), IF(LEFT, JOIN), LABEL(LEFT), MERGE(LAST),
+                                     IF(SECOND, LAST), LABEL(SECOND), GO(LAST), LABEL(LAST),
+                                     I(OP_PHI, UINT, Z, ONE, LEFT, TWO, SECOND), GO(JOIN), LABEL(JOIN),
+                                     I(OP_PHI, UINT, Y, ONE, START, Z, LAST), STORE(BUFFER, Y), RETURN };
+    (void)state;
+    together = true;
+    lean = false;
+    EXPECT(simple, simple_left);
+    EXPECT(blocks, blocks_left);
+    together = false;
+    lean = true;
+}
+
+/* Called twice; returning on its way; with a variable that begins anew with each call; from a block that begins a loop. */
+static void test_called_otherwise(void **state)
+{
+    const uint32_t twice[] = { CALL(X, IN), CALL(Y, IN), RETURN, FUNCTION, LOAD(Z, GIVEN), GIVE(Z) };
+    const uint32_t on_its_way[] = { CALL(X, IN), RETURN, FUNCTION, MERGE(LAST), IF(SECOND, LAST), LABEL(SECOND),
+                                    I(OP_RETURN_VALUE, ONE), LABEL(LAST), GIVE(TWO) };
+    const uint32_t begun[] = { CALL(X, IN), RETURN, FUNCTION, I(OP_VARIABLE, POINTER, A, CLASS_FUNCTION, ONE), LOAD(Z, A),
+                               GIVE(Z) };
+    const uint32_t looped[] = { GO(HEAD), LABEL(HEAD), CALL(X, IN), TEST, AGAIN, FUNCTION, LOAD(Z, GIVEN), GIVE(Z) };
+    (void)state;
+    together = true;
+    lean = false;
+    EXPECT_ALL(twice);
+    EXPECT_ALL(on_its_way);
+    EXPECT_ALL(begun);
+    EXPECT_ALL(looped);
+    together = false;
+    lean = true;
+}
+
 /* A number may be the id of a load that goes. */
 static void test_numbers(void **state)
 {
@@ -215,7 +265,7 @@ int main(void)
         cmocka_unit_test(test_stored_once), cmocka_unit_test(test_stored_before_branches),
         cmocka_unit_test(test_stored_in_a_branch), cmocka_unit_test(test_loops), cmocka_unit_test(test_unreached),
         cmocka_unit_test(test_more_is_done), cmocka_unit_test(test_unused), cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_declarations),
+        cmocka_unit_test(test_called_once), cmocka_unit_test(test_called_otherwise), cmocka_unit_test(test_declarations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
