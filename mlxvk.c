@@ -13404,7 +13404,7 @@ static uint32_t decode_rows(const struct encoder *e)
 /* Parts of the keys, at most; keys of a part from which on a thread has twice as many keys on their way, for more code
  * (an H100, a step at 8192 keys: Qwen3-0.6B in parts of 512 842 and 890 tokens/s, Qwen3-8B in parts of 1024 323 and
  * 351; three times as many 855 and 337). */
-enum { SPLIT_MOST = 128, PART_LONG = 512, DECODE_MEMORY = 19 << 10 };
+enum { SPLIT_MOST = 128, PART_LONG = 512, DECODE_MEMORY = 20 << 10 };
 
 /* A gate of three: for one query, for several, or else for both. 0 where none is set. */
 static uint32_t by_queries(const struct device *d, enum gate both, int queries)

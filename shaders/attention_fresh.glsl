@@ -107,7 +107,7 @@ float rounded(const float x) { return bits_to_float(float_to_bits(x, DTYPE), DTY
 #else
 // The newest value, as it is in memory, where it goes as well.
 shared uvec4 newest_v[WIDTH * WORDS / 8u];
-void meet_newest_v(const uint from, const uint to, const bool keep, const uint thread)
+void read_newest_v(const uint from, const uint to, const bool keep, const uint thread)
 {
     for (uint i = thread; i < v_width() * WORDS / 8u; i += gl_WorkGroupSize.x) {
         newest_v[i] = new_v128[from * WORDS / 8u + i];
@@ -207,7 +207,7 @@ void prepare_row(const uint r, const uint to, const bool keep, const bool own, c
     }
 }
 // Rows first_row .. first_row + ROWS - 1 of a block of `rows`, and the newest key, which goes to `to` where it is to be kept. All
-// subgroups go all the way, those that have no row of their own as well: see score_keys.
+// subgroups go all the way, those that have no row of their own as well: see sum_of_lanes.
 #ifdef CHUNKED
 #define TEAMS SUBGROUPS
 #else
