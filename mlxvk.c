@@ -8782,6 +8782,7 @@ int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis
 }
 
 /* ---- softmax ---- */
+static uint32_t xenv(const char *n, uint32_t d) { const char *v = getenv(n); return v ? (uint32_t)atoi(v) : d; }
 
 enum { SOFTMAX_MANY = 1024 };                            /* rows */
 
@@ -8826,7 +8827,8 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         hold *= 2;
     }
     USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold,
-        .loose = step != 8 || !loose ? 0 : (p.to | p.n) & (item_size(x) == 2 ? 7 : 3) ? 1 : 2);
+        .loose = step != 8 || !loose ? 0 : (p.to | p.n) & (item_size(x) == 2 ? 7 : 3) ? 1 : 2,
+        .keep = mode == SOFTMAX_HELD && step == 8 && !loose && width > 4 && hold >= 8 && xenv("XK", 0));
     dispatch_groups(e, ceil_div(p.outer, threads / width));
     return true;
 }
@@ -9413,7 +9415,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     loose = !eights && e->device->tuning->each && !a[2] && (!weight || p.weight_step == 1) &&
             (!bias || p.bias_step == 1);
     lanes = row_lanes(e, places, &threads);
-    while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
+    while (lanes > xenv("XL", NORM_LANES) && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
         lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
     /* Where threads are one after the other, few that hold many: those without elements cost as much as others. */
     while (serial && lanes > 1 && (uint64_t)p.rows * lanes > NORM_BUSY && places / lanes < NORM_SLOTS &&
@@ -9423,7 +9425,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
            .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = p.flags & (NORM_MEAN | NORM_ADD),
            .slots = places / lanes, .loose = !loose || held > NORM_HELD ? 0 : p.x_step == 1 ? 1 : 2,
-           .besides = loose ? whole | besides : 0);
+           .besides = loose ? whole | besides : 0, .keep = eights && !loose && held && held <= NORM_HELD && xenv("XK", 0));
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
 }
 

@@ -17,6 +17,7 @@ layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the fl
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
 layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: bits: weights and biases begin at multiples of PER_WORD; rows of y do, and n is whole eights
+layout(constant_id = 8) const uint KEEP = 0;           // BY_EIGHTS, not LOOSE: 1: what a thread holds is in shared memory
 #include "rows.glsl"
 BUFFER(0, y)
 BUFFER(1, x)
@@ -222,6 +223,46 @@ void store_loose(const uvec4 at, const uint lane, const uint groups)
     loose_few_y(first, count, DTYPE, rest);
 }
 
+// A row that is kept: registers have it while it is loaded, so that more rows are on their way at once.
+shared uvec4 row_words[KEEP != 0u ? HELD * WORDS * gl_WorkGroupSize.x : 1u];
+eight kept(const uint i)
+{
+    uint at = i * WORDS * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+    uvec4 a = row_words[at];
+    if (DTYPE == F32) return eight(uintBitsToFloat(a), uintBitsToFloat(row_words[at + gl_WorkGroupSize.x]));
+    return eight(four_halves(a.xy, DTYPE), four_halves(a.zw, DTYPE));
+}
+void by_kept(const uvec4 at, const uint lane, const uint groups)
+{
+    float mean = 0.0;
+    [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++) row_words[i * gl_WorkGroupSize.x + gl_LocalInvocationID.x] = words[i];
+    clear_places();
+    [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += has(MEAN) ? sum_of(held(i)) : squares_of(held(i));
+    float total = row_total();
+    if (has(MEAN)) {
+        mean = total / float(n);
+        clear_places();
+        [[unroll]] for (uint i = 0u; i < HELD; i++) {
+            float squares = squares_of(minus(kept(i), mean));
+            place[i % SLOTS] += lane + i * LANES < groups ? squares : 0.0;
+        }
+        total = row_total();
+    }
+    float factor = norm_factor(total, n, eps);
+    [[dont_unroll]] for (uint i = 0u; i < HELD; i++) {
+        uint g = lane + i * LANES;
+        if (g >= groups) break;
+        eight v = minus(kept(i), mean), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
+        ask(g);
+        if (has(WEIGHT)) w = eight_of(WEIGHT, weight_at, 8u * g);
+        if (has(BIAS)) b = eight_of(BIAS, bias_at, 8u * g);
+        v = eight(scaled(v.a, factor, w.a, b.a), scaled(v.b, factor, w.b, b.b));
+        uint to = at.x / PER_WORD + g * WORDS;
+        if (DTYPE == F32) { y128[to] = floatBitsToUint(v.a); y128[to + 1u] = floatBitsToUint(v.b); }
+        else y128[to] = eight_halves(v.a, v.b, DTYPE);
+    }
+}
+
 void by_eights(const uvec4 at, const uint lane, const bool inside)
 {
     uint all = LOOSE != 0u ? (n + 7u) / 8u : n / 8u, groups = inside ? all : 0u;
@@ -235,6 +276,10 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
     if (groups < HELD * LANES)
         [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++)
             if (lane + i / WORDS * LANES >= groups) words[i] = uvec4(0u);
+    if (KEEP != 0u) {
+        by_kept(at, lane, groups);
+        return;
+    }
     if (has(MEAN)) {
         clear_places();
         [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += sum_of(within(held(i), i, lane));

@@ -16,6 +16,7 @@ layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
 layout(constant_id = 6) const uint LOOSE = 0;          // HELD, STEP 8: 1: rows begin and end anywhere; 2: the operand's begin anywhere
 layout(constant_id = 7) const uint FOURS = 0;          // APPLY, STEP 4: 1: of four columns, whose maxima and sums are one load
+layout(constant_id = 8) const uint KEEP = 0;           // HELD, STEP 8, not LOOSE: 1: the row is in shared memory, as it was read
 
 layout(push_constant) uniform softmax_push {
     uint n, outer, inner, from, to, most_at, sums_at;        // the first element of operand, result, maxima and sums
@@ -194,6 +195,44 @@ void store_loose(const uint at, const uint me, const vec4 x[HOLD], const float s
     loose_few_dst(at + first, count, T, rest);
 }
 
+// A row that is kept: registers have it while it is loaded, so that more rows are on their way at once; exponentials are made twice.
+shared uvec4 row_words[KEEP != 0u ? HOLD / 2u * THREADS : 1u];
+eight kept(const uint k, const uint me)
+{
+    uvec4 w = row_words[k / 2u * THREADS + gl_LocalInvocationID.x];
+    if (spot_of(k, me) >= n) return eight(vec4(-INFINITY), vec4(-INFINITY));
+    return eight(four_halves(w.xy, T), four_halves(w.zw, T));
+}
+void by_kept(const uint row, const uint me, const uint slot)
+{
+    bool there = row < outer;
+    uint base = locate(there ? row : 0u), at = to + row * n;
+    uvec4 words[HOLD / 2u];
+    float m = LOWEST, s = 0.0, lane[EACH];
+    [[unroll]] for (uint k = 0u; k < HOLD / 2u; k++) words[k] = src128[(base + min(spot_of(2u * k, me), n - 8u)) / 8u];
+    [[unroll]] for (uint k = 0u; k < HOLD / 2u; k++) {
+        row_words[k * THREADS + gl_LocalInvocationID.x] = words[k];
+        m = max(m, max(most(four_halves(words[k].xy, T)), most(four_halves(words[k].zw, T))));   // what is read again changes nothing
+    }
+    m = largest_of(m, me, slot);
+    [[unroll]] for (uint k = 0u; k < EACH; k++) lane[k] = 0.0;
+    [[unroll]] for (uint k = 0u; k < HOLD / 2u; k++) {
+        eight x = kept(2u * k, me);
+        lane[k / 4u * 2u] += quad(exp(x.a - m));
+        lane[k / 4u * 2u + 1u] += quad(exp(x.b - m));
+    }
+    [[unroll]] for (uint k = 0u; k < EACH; k++) board[padded(slot * LANES + lane_of(k / 2u * 8u + k % 2u, me))] = lane[k];
+    fold(me, slot);
+    [[unroll]] for (uint i = 0u; i < PIECES; i++) s += piece_sum(slot, i);
+    s = share_of(s);
+    bool nowhere = !is_nan(s);
+    [[dont_unroll]] for (uint k = 0u; k < HOLD / 2u && there; k++) {
+        uint i = spot_of(2u * k, me);
+        eight x = kept(2u * k, me);
+        if (i < n) dst128[(at + i) / 8u] = nowhere ? eight_numbers(exp(x.a - m) * s, exp(x.b - m) * s, T) : uvec4(0x7fff7fffu);
+    }
+}
+
 void held(const uint row, const uint me, const uint slot)
 {
     bool there = row < outer;
@@ -315,6 +354,7 @@ void main()
     uint lane = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
     uint row = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot;
     if (MODE == APPLY) apply();
+    else if (MODE == HELD && KEEP != 0u) by_kept(row, lane, slot);
     else if (MODE == HELD) held(row, lane, slot);
     else looped(row, lane, slot);
 }
