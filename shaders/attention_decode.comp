@@ -132,7 +132,7 @@ void meet_newest(const uint buf, const uint u, const uint c, const uint share)
 
 // NVIDIA's driver unrolls loops that count by ones to a constant. Others it may leave as they are, [[unroll]] or not, and then it
 // keeps what they index in local memory, or finds it by comparing: four rows of a step at 8192 keys took an H200 56 to 72 us so, and
-// 18 without. So what doubles or halves from step to step is written out here; see --inline in tests/tools/strip.c, too.
+// 18 without. So steps that double or halve and index registers are written out here; see --inline in tests/tools/strip.c, too.
 float sum_of_lanes(float s)                              // that share a key
 {
     if (LANES > 1u) s += subgroupShuffleXor(s, 1u);

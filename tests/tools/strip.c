@@ -45,9 +45,9 @@ static const struct shape { uint16_t first, last; uint8_t result, numbers, until
     { 1, 1, 2, 0, 0, true },                         /* OpUndef */
     { 12, 12, 2, 4, 5, false },                      /* OpExtInst: which of the set; some write through a pointer */
     { OP_FUNCTION, OP_FUNCTION, 2, 3, 4, false },    /* control */
-    { 55, 55, 2, 0, 0, false },                      /* OpFunctionParameter */
+    { OP_PARAMETER, OP_PARAMETER, 2, 0, 0, false },
     { OP_FUNCTION_END, OP_FUNCTION_END, 0, 0, 0, false },
-    { 57, 57, 2, 0, 0, false },                      /* OpFunctionCall */
+    { OP_CALL, OP_CALL, 2, 0, 0, false },
     { OP_VARIABLE, OP_VARIABLE, 2, 3, 4, true },     /* storage class */
     { OP_LOAD, OP_LOAD, 2, 4, 0, true },             /* operands of memory; pure: see is_pure */
     { OP_STORE, OP_STORE, 0, 3, 0, false },          /* the same */
@@ -68,8 +68,8 @@ static const struct shape { uint16_t first, last; uint8_t result, numbers, until
     { 227, 227, 2, 0, 0, false },                    /* OpAtomicLoad */
     { 228, 228, 0, 0, 0, false },                    /* OpAtomicStore */
     { 229, 242, 2, 0, 0, false },                    /* OpAtomicExchange to OpAtomicXor */
-    { 245, 245, 2, 0, 0, true },                     /* OpPhi */
-    { 246, 246, 0, 3, 0, false },                    /* OpLoopMerge: control */
+    { OP_PHI, OP_PHI, 2, 0, 0, true },
+    { OP_LOOP_MERGE, OP_LOOP_MERGE, 0, 3, 0, false },       /* control */
     { 247, 247, 0, 2, 0, false },                    /* OpSelectionMerge: control */
     { OP_LABEL, OP_LABEL, 1, 0, 0, false },
     { OP_BRANCH, OP_BRANCH, 0, 0, 0, false },
@@ -331,6 +331,12 @@ static bool take_unused_out(void)
 
 /* ---- functions called once --------------------------------------------------------------------------------------- */
 
+static uint32_t first_label(uint32_t function)
+{
+    while (op_at(function) != OP_LABEL) function += length_at(function);
+    return function;
+}
+
 /* The return of a function that may take its call's place, 0 of one that may not: it returns elsewhere too, or has a variable
  * with a value from the start, which each call would set. */
 static uint32_t return_of(uint32_t function)
@@ -355,13 +361,12 @@ static bool may_be_parted(uint32_t at)
  * function's last one then. */
 static void rename_in_place(uint32_t caller, uint32_t call, uint32_t function, uint32_t end)
 {
-    uint32_t argument = call + 4, first = 0, from = block[call], last = block[end];
-    for (uint32_t at = function; at < end; at += length_at(at)) {
-        if (op_at(at) == OP_PARAMETER) {
-            instead[result_at(at)] = words[argument++];
-            gone[result_at(at)] = true;
-        }
-        if (op_at(at) == OP_LABEL && !first) first = result_at(at);
+    uint32_t argument = call + 4, label = first_label(function), first = result_at(label), from = block[call];
+    uint32_t last = block[end];
+    for (uint32_t at = function + length_at(function); at < label; at += length_at(at)) {
+        if (op_at(at) != OP_PARAMETER) continue;
+        instead[result_at(at)] = words[argument++];
+        gone[result_at(at)] = true;
     }
     for (uint32_t at = caller; last != first && op_at(at) != OP_FUNCTION_END; at += length_at(at))
         for (uint32_t i = 4; op_at(at) == OP_PHI && i < length_at(at); i += 2)
@@ -377,22 +382,24 @@ static uint32_t append(uint32_t *to, uint32_t n, uint32_t at)
     return n + length_at(at);
 }
 
+/* Of what is between a function's first label and its return: the variables, or all else. */
+static uint32_t append_part(uint32_t *to, uint32_t n, uint32_t function, uint32_t end, bool variables)
+{
+    for (uint32_t at = first_label(function) + 2; at < end; at += length_at(at))
+        if ((op_at(at) == OP_VARIABLE) == variables) n = append(to, n, at);
+    return n;
+}
+
 /* Puts a function in the place of its one call: its variables go to the caller's first block. */
 static void put_in_place(uint32_t caller, uint32_t call, uint32_t end)
 {
-    uint32_t function = facts[words[call + 3]].at, *all = zeros(count, sizeof *all), n = code, first = caller;
-    while (op_at(first) != OP_LABEL) first += length_at(first);
+    uint32_t function = facts[words[call + 3]].at, *all = zeros(count, sizeof *all), n = code, first = first_label(caller);
     rename_in_place(caller, call, function, end);
     memcpy(all, words, code * sizeof *all);
     for (uint32_t at = code; at < count; at += length_at(at)) {
-        bool entry = true;
         if (at >= function && at <= end + length_at(end)) continue;         /* and its OpFunctionEnd */
-        if (at != call) n = append(all, n, at);
-        for (uint32_t i = function; (at == first || at == call) && i < end; i += length_at(i)) {
-            if (op_at(i) == OP_VARIABLE && at == first) n = append(all, n, i);
-            if (op_at(i) != OP_VARIABLE && at == call && !entry) n = append(all, n, i);
-            if (op_at(i) == OP_LABEL) entry = false;
-        }
+        n = at == call ? append_part(all, n, function, end, false) : append(all, n, at);
+        if (at == first) n = append_part(all, n, function, end, true);
     }
     free(words);
     words = all;

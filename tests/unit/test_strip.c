@@ -181,6 +181,22 @@ static void test_unused(void **state)
     EXPECT(body, want);
 }
 
+static int inline_alone(void **state)
+{
+    (void)state;
+    together = true;
+    lean = false;
+    return 0;
+}
+
+static int lean_alone(void **state)
+{
+    (void)state;
+    together = false;
+    lean = true;
+    return 0;
+}
+
 /* A function that is called once takes the call's place: with an argument, a variable of its own, a result; with blocks, from whose
  * last one the rest of the call's block is reached then. */
 static void test_called_once(void **state)
@@ -198,12 +214,8 @@ static void test_called_once(void **state)
                                      I(OP_PHI, UINT, Z, ONE, LEFT, TWO, SECOND), GO(JOIN), LABEL(JOIN),
                                      I(OP_PHI, UINT, Y, ONE, START, Z, LAST), STORE(BUFFER, Y), RETURN };
     (void)state;
-    together = true;
-    lean = false;
     EXPECT(simple, simple_left);
     EXPECT(blocks, blocks_left);
-    together = false;
-    lean = true;
 }
 
 /* Called twice; returning on its way; with a variable that begins anew with each call; from a block that begins a loop. */
@@ -216,14 +228,10 @@ static void test_called_otherwise(void **state)
                                GIVE(Z) };
     const uint32_t looped[] = { GO(HEAD), LABEL(HEAD), CALL(X, IN), TEST, AGAIN, FUNCTION, LOAD(Z, GIVEN), GIVE(Z) };
     (void)state;
-    together = true;
-    lean = false;
     EXPECT_ALL(twice);
     EXPECT_ALL(on_its_way);
     EXPECT_ALL(begun);
     EXPECT_ALL(looped);
-    together = false;
-    lean = true;
 }
 
 /* A number may be the id of a load that goes. */
@@ -265,7 +273,9 @@ int main(void)
         cmocka_unit_test(test_stored_once), cmocka_unit_test(test_stored_before_branches),
         cmocka_unit_test(test_stored_in_a_branch), cmocka_unit_test(test_loops), cmocka_unit_test(test_unreached),
         cmocka_unit_test(test_more_is_done), cmocka_unit_test(test_unused), cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_called_once), cmocka_unit_test(test_called_otherwise), cmocka_unit_test(test_declarations),
+        cmocka_unit_test(test_declarations),
+        cmocka_unit_test_setup_teardown(test_called_once, inline_alone, lean_alone),
+        cmocka_unit_test_setup_teardown(test_called_otherwise, inline_alone, lean_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
