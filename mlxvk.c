@@ -3057,7 +3057,7 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
  * checks each. (An H100, without in these: a step of Qwen3-8B 446 to 454 tokens/s, in bfloat16 148 to 153; scans in one
  * pass took longer without. An H200: a sort of 2^26 values 2,520 and 2,370 us; layer_norm of bfloat16 16384 x 8192 172
  * and 153, rms_norm 142 and 141, softmax 148 and 146; a row's fft no less.) */
-static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_ATTENTION_CHUNKS,
+static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_ATTENTION_CHUNKS, K_ATTENTION_WALK,
                                              K_ATTENTION_CHUNKS_ROPE, K_QMV_HELD, K_QMV_HELD_SETS, K_QMV_MATRIX_BF16,
                                              K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP, K_MATMUL_FEW_BF16,
                                              K_MATMUL_FEW_F16, K_RADIX, K_NORM_EIGHTS, K_SOFTMAX };
@@ -13633,7 +13633,8 @@ static struct attention_rope_push bind_decoding(struct encoder *e, const struct 
     return p;
 }
 
-/* GATE_INVARIANT, attention_chunks.comp. Subgroups that have chunks of the same rows; that have rows of their own. */
+/* GATE_INVARIANT: subgroups of attention_chunks.comp, which have chunks of the same rows; of attention_walk.comp, each
+ * with rows of its own (an H200, a prompt of 4096, 32 heads on 8: four 1,248 us, eight 1,421). */
 enum { CHUNK_SUBGROUPS = 8, WALK_SUBGROUPS = 4, CHUNK_SIZE = 16, CHUNK_WIDTH = 128 };
 
 /* Workgroups that share rows, each with a chunk for a subgroup. */
@@ -13643,12 +13644,16 @@ static uint32_t chunk_splits(uint32_t keys)
     return ceil_div(ceil_div(near, ATTENTION_CHUNK) + ceil_div(keys - near, ATTENTION_FAR_CHUNK), CHUNK_SUBGROUPS);
 }
 
-/* Shared memory in bytes. */
-static size_t chunk_memory(uint32_t subgroups, uint32_t queries, uint32_t d, uint32_t dv)
+/* Shared memory in bytes: of attention_chunks.comp, of attention_walk.comp. */
+static size_t chunk_memory(uint32_t d, uint32_t dv)
 {
     size_t wide = max_size(max_size(d / 8, dv / 8) + 1, 9), half = (dv / CHUNK_SIZE + 1) / 2 * (CHUNK_SIZE / 4);
-    size_t groups = queries * (d / 8 + 1) + subgroups * max_size(wide, half);   /* of 16 bytes, a row */
-    return 16 * CHUNK_SIZE * groups + 8 * subgroups * CHUNK_SIZE + 16 + 4 * d;
+    size_t groups = d / 8 + 1 + CHUNK_SUBGROUPS * max_size(wide, half);         /* of 16 bytes, a row */
+    return 16 * CHUNK_SIZE * groups + 8 * CHUNK_SUBGROUPS * CHUNK_SIZE + 16 + 4 * d;
+}
+static size_t walk_memory(uint32_t d, uint32_t dv)
+{
+    return 16 * CHUNK_SIZE * (2 * (d / 8 + dv / 8 + 2) + WALK_SUBGROUPS * 9);
 }
 
 /* Why chunks of keys by cooperative matrices do not take these: for any number of rows the same. */
@@ -13660,15 +13665,15 @@ static const char *chunks_fit(const struct encoder *e, const void *job)
     if (a->q->dtype != MLXVK_BFLOAT16) return "not bfloat16";
     if (!invariant_units(e)) return "no matrix units";
     if (c->coopmat_size[1] != CHUNK_SIZE || !has_kernel(e->device, K_ATTENTION_CHUNKS) ||
-        !has_kernel(e->device, K_ATTENTION_CHUNKS_ROPE)) return "the device lacks cooperative matrices";
+        !has_kernel(e->device, K_ATTENTION_WALK) || !has_kernel(e->device, K_ATTENTION_CHUNKS_ROPE))
+        return "the device lacks cooperative matrices";
     if (c->subgroup % CHUNK_SIZE || c->subgroup > 64 || CHUNK_SUBGROUPS * c->subgroup > c->max_threads)
         return "the device's subgroups do not fit";
     if (!d || !dv || d % CHUNK_SIZE || dv % CHUNK_SIZE) return "features are no multiple of a matrix's";
     if (d > CHUNK_WIDTH || dv > CHUNK_WIDTH) return "features beyond 128";
     if (!reads_wide(e, a)) return "rows are not aligned";
     if (!a->keys) return "no keys";
-    return chunk_memory(CHUNK_SUBGROUPS, 1, d, dv) > c->shared_memory ||
-           chunk_memory(WALK_SUBGROUPS, WALK_SUBGROUPS, d, dv) > c->shared_memory
+    return max_size(chunk_memory(d, dv), walk_memory(d, dv)) > c->shared_memory
          ? "the device has too little shared memory" : NULL;
 }
 
@@ -13689,20 +13694,29 @@ static bool walks(const struct encoder *e, const struct attention *a)
     return blocks * splits > 4 * (uint64_t)e->device->tuning->processors;
 }
 
+static void attention_walk(struct encoder *e, const struct attention *a)
+{
+    uint32_t lanes = e->device->caps.subgroup, rows = WALK_SUBGROUPS * CHUNK_SIZE;
+    struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
+    p.splits = 1;
+    USE(e, attention_walk, &p, .threads = WALK_SUBGROUPS * lanes, .dtype = (uint32_t)a->q->dtype, .width = p.key_width,
+        .value_width = p.value_width, .subgroups = WALK_SUBGROUPS, .lanes = lanes, .even = !e->device->tuning->deep);
+    dispatch_rows(e, &p, rows);
+}
+
 static void attention_chunks(struct encoder *e, const void *job)
 {
     const struct attention *a = job;
-    bool walk = walks(e, a);
-    uint32_t lanes = e->device->caps.subgroup;
-    uint32_t subgroups = walk ? WALK_SUBGROUPS : CHUNK_SUBGROUPS, splits = walk ? 1 : chunk_splits(a->keys);
-    uint32_t all = (uint32_t)a->q->shape[2] * head_group(a);
-    uint32_t rows = walk ? subgroups * CHUNK_SIZE : min_u32(CHUNK_SIZE, all);
-    struct attention_push p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
-    if (!bind_parts(e, a->q->size / p.key_width, splits > 1 ? splits * subgroups : 0, p.value_width)) return;
+    uint32_t lanes = e->device->caps.subgroup, splits = chunk_splits(a->keys);
+    uint32_t rows = min_u32(CHUNK_SIZE, (uint32_t)a->q->shape[2] * head_group(a));
+    struct attention_push p;
+    if (walks(e, a)) { attention_walk(e, a); return; }
+    p = bind_attention(e, a, (uint32_t)a->q->shape[2] < rows);
+    if (!bind_parts(e, a->q->size / p.key_width, splits > 1 ? splits * CHUNK_SUBGROUPS : 0, p.value_width)) return;
     p.splits = splits;
-    USE(e, attention_chunks, &p, .threads = subgroups * lanes, .dtype = (uint32_t)a->q->dtype, .width = p.key_width,
-        .value_width = p.value_width, .subgroups = subgroups, .lanes = lanes,
-        .even = !e->device->tuning->deep, .parts = splits > 1, .rows = min_u32(rows, CHUNK_SIZE), .walk = walk);
+    USE(e, attention_chunks, &p, .threads = CHUNK_SUBGROUPS * lanes, .dtype = (uint32_t)a->q->dtype,
+        .width = p.key_width, .value_width = p.value_width, .subgroups = CHUNK_SUBGROUPS, .lanes = lanes,
+        .even = !e->device->tuning->deep, .parts = splits > 1, .rows = rows);
     dispatch_rows(e, &p, rows);
 }
 

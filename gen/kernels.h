@@ -9,7 +9,7 @@ enum { REDUCE_SUM = 0, REDUCE_PROD = 1, REDUCE_MAX = 2, REDUCE_MIN = 3, REDUCE_M
 enum { ATTEND_CAUSAL = 1, ATTEND_MASK_BOOL = 2, ATTEND_MASK_ADDS = 4, ATTEND_SINKS = 8, ATTEND_FOLDED = 16,
     ATTEND_LATE = 32, ATTEND_FREQS = 64 };
 
-/* shaders/attention_chunks.comp: keys of a chunk, up to NEAR of them, and behind these */
+/* shaders/attention_chunks.glsl: keys of a chunk, up to NEAR of them, and behind these */
 enum { ATTENTION_CHUNK = 32, ATTENTION_NEAR = 512, ATTENTION_FAR_CHUNK = 128 };
 
 /* shaders/attention_vjp.glsl: modes */
@@ -480,7 +480,7 @@ enum { SLOT_attention_bf16_o = 0, SLOT_attention_bf16_q = 1, SLOT_attention_bf16
     SLOT_attention_bf16_v = 3, SLOT_attention_bf16_mask = 4, SLOT_attention_bf16_sinks = 5 };
 
 struct attention_chunks_constants { uint32_t threads, dtype, width, value_width, subgroups, lanes, even, parts,
-    rows, walk; };
+    rows; };
 typedef struct attention_chunks_constants attention_chunks_constants; typedef struct attention_push attention_chunks_push;
 enum { SLOT_attention_chunks_o = 0, SLOT_attention_chunks_q = 1, SLOT_attention_chunks_k = 2,
     SLOT_attention_chunks_v = 3, SLOT_attention_chunks_mask = 4, SLOT_attention_chunks_sinks = 5,
@@ -545,6 +545,11 @@ typedef struct attention_vjp_matrix_constants attention_vjp_f16_constants; typed
 enum { SLOT_attention_vjp_f16_first = 0, SLOT_attention_vjp_f16_second = 1, SLOT_attention_vjp_f16_q = 2,
     SLOT_attention_vjp_f16_k = 3, SLOT_attention_vjp_f16_v = 4, SLOT_attention_vjp_f16_g = 5,
     SLOT_attention_vjp_f16_mask = 6, SLOT_attention_vjp_f16_stats = 7 };
+
+struct attention_walk_constants { uint32_t threads, dtype, width, value_width, subgroups, lanes, even; };
+typedef struct attention_walk_constants attention_walk_constants; typedef struct attention_push attention_walk_push;
+enum { SLOT_attention_walk_o = 0, SLOT_attention_walk_q = 1, SLOT_attention_walk_k = 2,
+    SLOT_attention_walk_v = 3, SLOT_attention_walk_mask = 4, SLOT_attention_walk_sinks = 5 };
 
 struct elementwise_constants { uint32_t threads, mode, scalars, op, to, from; };
 typedef struct elementwise_constants binary_constants; typedef struct elementwise_push binary_push;
@@ -1013,7 +1018,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(arange_wide, ARANGE_WIDE, 1, 0x1, 28, 2, CAP_SMALL) \
     X(attention, ATTENTION, 6, 0x1, 128, 5, CAP_SMALL) \
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_chunks, ATTENTION_CHUNKS, 8, 0xc1, 128, 10, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(attention_chunks, ATTENTION_CHUNKS, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_chunks_rope, ATTENTION_CHUNKS_ROPE, 12, 0xcd, 128, 11, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 8, 0xc1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 8, 0xc1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
@@ -1023,6 +1028,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_vjp, ATTENTION_VJP, 8, 0x3, 120, 7, CAP_SMALL) \
     X(attention_vjp_bf16, ATTENTION_VJP_BF16, 8, 0x3, 120, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_vjp_f16, ATTENTION_VJP_F16, 8, 0x3, 120, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(attention_walk, ATTENTION_WALK, 6, 0x1, 128, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \

@@ -13,6 +13,7 @@
 #include "attention_vjp_spv.h"
 #include "attention_vjp_bf16_spv.h"
 #include "attention_vjp_f16_spv.h"
+#include "attention_walk_spv.h"
 #include "binary_spv.h"
 #include "binary_complex_spv.h"
 #include "binary_half_spv.h"
