@@ -29,8 +29,6 @@ layout(constant_id = 8) const uint ROWS = 16;          // of a subgroup that the
 #ifdef FRESH
 layout(constant_id = 9) const uint NORM = 0;          // 1: query and key are RMS-normalised first, 2: with weights
 layout(constant_id = 10) const uint TWOS = 1;          // a quarter of a row, by a subgroup's lanes
-#endif
-#ifdef FRESH
 #define CHUNKED
 #endif
 #define ROOM (SIZE * ROW > PATCH * AT_ONCE ? SIZE * ROW : PATCH * AT_ONCE)

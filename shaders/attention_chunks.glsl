@@ -36,7 +36,7 @@ const uint WIDER = K_PITCH > V_PITCH ? K_PITCH : V_PITCH, ROW = WIDER > PITCH ? 
 #define ROW_MAJOR gl_CooperativeMatrixLayoutRowMajor
 
 shared uvec4 tiles[SUBGROUPS * ROOM];                   // of each subgroup: scores, weights, results, and what else it has
-MATRIX_SUM os[WIDE];                                       // of a chunk, as high and total
+MATRIX_SUM os[WIDE];                                    // of a chunk, as high and total
 float high, total;
 uint mine, lane, row, share, last_key;                  // row: the lane's, one of PER_ROW that have it
 

@@ -27,7 +27,8 @@ const uint ROWS = 16u;                                  // of a subgroup
 #include "attention_chunks.glsl"
 const uint BLOCK = SUBGROUPS * SIZE;                    // rows of a workgroup
 const uint DEEP = WIDTH / SIZE, WIDE_MOST = 8u;         // tiles of queries; WIDE is up to that: 128 features
-const uint KEYS = STEP * K_PITCH, VALUES = STEP * V_PITCH, STAGED = (KEYS + VALUES) / (SIZE * K_PITCH);      // subgroups' queries at once
+const uint KEYS = STEP * K_PITCH, VALUES = STEP * V_PITCH;
+const uint STAGED = (KEYS + VALUES) / (SIZE * K_PITCH);                   // subgroups' queries that are staged at once
 const uint FETCH_K = (STEP * K8 + THREADS - 1u) / THREADS, FETCH_V = (STEP * V8 + THREADS - 1u) / THREADS;
 shared uvec4 both[KEYS + VALUES];                       // a step's keys, then its values; queries first
 uvec4 next_k[FETCH_K], next_v[FETCH_V];                 // the next step's, on their way
