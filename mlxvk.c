@@ -9143,6 +9143,8 @@ static const struct once_row { uint32_t below, threads, hold, fan; } once_rows[]
 
 static const struct once_row *once_row(size_t n)
 {
+    static struct once_row x;
+    if (getenv("XTH") && n >= 1 << 22) { x = (struct once_row){ UINT32_MAX, (uint32_t)atoi(getenv("XTH")), (uint32_t)atoi(getenv("XHO")), 32 }; return &x; }
     const struct once_row *r = once_rows;
     while (n >= r->below) r++;
     return r;
@@ -9212,9 +9214,11 @@ static void scan_once(struct encoder *e, enum reduction op, struct array *from, 
     p.to = set_output(e, SLOT_scan_once_dst, out);
     if (joined) flags |= SCAN_ONCE_JOINED;
     if (search) flags |= set_search(e, &p, search);
+    p.step = p.outer * p.tiles;
+    if (getenv("XP") && !joined) p.step = atoi(getenv("XP")) < 0 ? ceil_div(p.step, (uint32_t)-atoi(getenv("XP"))) : min_u32(p.step, (uint32_t)atoi(getenv("XP")));
     USE(e, scan_once, &p, .threads = r->threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r->hold,
         .fan = r->fan, .flags = flags);
-    dispatch_groups(e, (uint64_t)p.outer * p.tiles);
+    dispatch_groups(e, p.step);
     array_release(parts);
 }
 

@@ -423,9 +423,9 @@ static_assert(sizeof(struct scan_push) == 80, "scan_push");
 
 struct scan_once_push {
     uint32_t n, outer, tiles, groups, blocks, apart, from, to, parts_at, looks, value_at, place_at;
-    uint32_t number_at;
+    uint32_t number_at, step;
 };
-static_assert(sizeof(struct scan_once_push) == 52, "scan_once_push");
+static_assert(sizeof(struct scan_once_push) == 56, "scan_once_push");
 
 struct scatter_push {
     uint32_t n, units, each, flags, none, scale, key_first, key_count, dst_at, src_at, key_at, place_at;
@@ -1120,7 +1120,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 12, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 9, CAP_SMALL) \
-    X(scan_once, SCAN_ONCE, 6, 0x15, 52, 7, CAP_SUBGROUP | CAP_SMALL) \
+    X(scan_once, SCAN_ONCE, 6, 0x15, 56, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 9, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 7, CAP_SMALL) \

@@ -27,6 +27,7 @@ layout(push_constant) uniform scan_once_push {
     uint apart, from, to, parts_at;                    // from row to row of the operand; the first element of it, of result and parts
     uint looks;                                        // 0: no tile tells anything, so that all scan what they need
     uint value_at, place_at, number_at;                // SEARCH
+    uint step;                                         // from tile to tile of a workgroup
 };
 BUFFER(0, dst)
 BUFFER(1, src)
@@ -159,32 +160,36 @@ void look_back(const uint row_at, const uint tile, const uint most)
 // ---- a tile ----
 
 const uint TILE = gl_WorkGroupSize.x * HOLD;           // in fours
+uvec4 raw[HOLD];                                       // a tile as it is in memory: the next one, while this one is scanned
 uint x[4u * HOLD], ahead[HOLD];                        // scanned within fours; what is before each of these in the subgroup
 shared uint tops[gl_WorkGroupSize.x / 4u];             // of subgroups
 
 uint four_of(const uint tile) { return tile * TILE + gl_SubgroupID * gl_SubgroupSize * HOLD + lane(); }
 uint place_of(const uint i, const uint fours) { return BACKWARDS ? fours - 1u - i : i; }
 
-// Scanned within fours, in the order of the scan; beyond the row is nothing. Fours count from where the row begins, so that its
-// bits do not depend on where that is.
+// Beyond the row is nothing. Fours count from where the row begins, so that its bits do not depend on where that is.
 void load_tile(const uint tile, const uint base, const uint fours)
 {
     uint first = four_of(tile);
-    uvec4 f[HOLD];
     if (((base | n) & 3u) == 0u && (tile + 1u) * TILE <= fours)
         [[unroll]] for (uint v = 0u; v < HOLD; v++)
-            f[v] = load4_src(base / 4u + place_of(first + v * gl_SubgroupSize, fours), FROM);
+            raw[v] = load4_src(base / 4u + place_of(first + v * gl_SubgroupSize, fours), FROM);
     else
         [[unroll]] for (uint v = 0u; v < HOLD; v++) {
             uint i = first + v * gl_SubgroupSize, j = 4u * place_of(i, fours);
-            f[v] = uvec4(finish(NOTHING));
+            raw[v] = uvec4(finish(NOTHING));
             [[unroll]] for (uint k = 0u; k < 4u; k++)
-                if (i < fours && j + k < n) f[v][k] = load_src(base + j + k, FROM);
+                if (i < fours && j + k < n) raw[v][k] = load_src(base + j + k, FROM);
         }
+}
+
+// What was loaded, scanned within fours, in the order of the scan.
+void take_tile()
+{
     [[unroll]] for (uint v = 0u; v < HOLD; v++) {
         uint sum = NOTHING;
         [[unroll]] for (uint k = 0u; k < 4u; k++) {
-            uint a = combine(sum, value(f[v][BACKWARDS ? 3u - k : k]));
+            uint a = combine(sum, value(raw[v][BACKWARDS ? 3u - k : k]));
             x[4u * v + k] = WITHOUT ? sum : a;
             sum = a;
         }
@@ -299,23 +304,37 @@ void main()
         return;
     }
     if (row >= outer) return;
-    uint base = from + row * apart, fours = (n + 3u) / 4u, row_at = parts_at + row * each, at = tile;
-    uint patience = looks, before;
-    for (;;) {                                         // once, but where what it needs is missing
-        load_tile(at, base, fours);
-        uint all = scan_tile(before), next = tile;
-        if (gl_LocalInvocationID.x == 0u && (looks > 0u || at != tile)) tell(row_at + at, all);
-        if (at == tile) {
-            look_back(row_at, tile, patience);
-            patience = 0u;
+    uint fours = (n + 3u) / 4u, most = outer * tiles;
+    load_tile(tile, from + row * apart, fours);
+    for (;;) {
+        uint row_at = parts_at + row * each, at = tile, patience = looks, before, base = from + row * apart;
+        uint next_g = g + step, next_row = next_g / tiles, next_tile = next_g - next_row * tiles;
+        bool again = false;
+        take_tile();
+        if (next_g < most) load_tile(next_tile, from + next_row * apart, fours);
+        for (;;) {                                     // once, but where what it needs is missing
+            uint all = scan_tile(before), next = tile;
+            if (gl_LocalInvocationID.x == 0u && (looks > 0u || at != tile)) tell(row_at + at, all);
+            if (at == tile) {
+                look_back(row_at, tile, patience);
+                patience = 0u;
+                barrier();
+                next = lost;
+            }
+            if (next == NONE) break;
+            at = next;
+            memoryBarrierBuffer();
             barrier();
-            next = lost;
+            load_tile(at, base, fours);
+            take_tile();
+            again = true;
         }
-        if (next == NONE) break;
-        at = next;
-        memoryBarrierBuffer();
-        barrier();
+        write_tile(tile, to + row * n, fours, combine(combine(combine(behind[2], behind[1]), behind[0]), before));
+        if (next_g >= most) break;
+        if (again) load_tile(next_tile, from + next_row * apart, fours);
+        g = next_g;
+        row = next_row;
+        tile = next_tile;
     }
-    write_tile(tile, to + row * n, fours, combine(combine(combine(behind[2], behind[1]), behind[0]), before));
     if ((FLAGS & JOINED) != 0u) end_tile();
 }
