@@ -1091,7 +1091,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
     X(norm, NORM, 6, 0x9, 120, 8, CAP_SMALL) \
-    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 8, CAP_SMALL) \
+    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 8, CAP_SUBGROUP | CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 128, 11, CAP_SMALL) \

@@ -1,5 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
+#ifdef SHUFFLED
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#endif
 // RMS and layer normalisation of rows, by elements or (BY_EIGHTS) by aligned eights that threads hold, with an optional
 // addition in front:
 //   h = x + residual, stored rounded;  y = (h - mean) * rsqrt(mean square + eps) * weight + bias, rounded once

@@ -11,6 +11,38 @@ shared vec4 row_parts[256], row_sums[gl_WorkGroupSize.x / 16u + 1u];
 
 float added(const vec4 v) { return (v.x + v.y) + (v.z + v.w); }
 
+#ifdef SHUFFLED
+// The same sum with one barrier, by subgroups of 32 lanes, all of which add up all: values of `row_turn`s in a row lie apart.
+shared float row_values[2u * gl_WorkGroupSize.x];
+uint row_turn = 0u;
+float row_shuffled(const float v)
+{
+    uint thread = gl_LocalInvocationID.x, lane = gl_SubgroupInvocationID, half_lane = lane & 15u;
+    uint first = row_turn * gl_WorkGroupSize.x, row = first + (thread & ~(LANES - 1u));
+    float low[8], high[8];
+    row_values[first + thread] = v;
+    row_turn = 1u - row_turn;
+    barrier();
+    [[unroll]] for (uint i = 0u; i < LANES / 64u; i++) {
+        low[i] = row_values[row + lane + 64u * i];
+        high[i] = row_values[row + 32u + lane + 64u * i];
+    }
+    if (LANES >= 512u) [[unroll]] for (uint i = 0u; i < 4u; i++) { low[i] += low[i + 4u]; high[i] += high[i + 4u]; }
+    if (LANES >= 256u) [[unroll]] for (uint i = 0u; i < 2u; i++) { low[i] += low[i + 2u]; high[i] += high[i + 2u]; }
+    if (LANES >= 128u) { low[0] += low[1]; high[0] += high[1]; }
+    [[unroll]] for (uint d = 1u; d <= 2u; d++) {
+        low[0] += subgroupShuffleXor(low[0], d);
+        high[0] += subgroupShuffleXor(high[0], d);
+    }
+    precise float sum = subgroupShuffle(low[0], half_lane) + subgroupShuffle(low[0], 16u + half_lane);
+    sum += subgroupShuffle(high[0], half_lane);
+    sum += subgroupShuffle(high[0], 16u + half_lane);
+    sum += subgroupShuffleXor(sum, 4u);
+    sum += subgroupShuffleXor(sum, 8u);
+    return sum;
+}
+#endif
+
 // The sum of v over the threads of a row, in the same order for each of them. All threads of the workgroup call it.
 // Of more than 64 the upper half is added to the lower half until 64 are left: rows by more threads that have less each
 // give the same bits. Two steps through shared memory cost what shuffles do, and every device has them.
@@ -19,6 +51,9 @@ float row_sum(const float v)
     uint thread = gl_LocalInvocationID.x, first = thread & ~(LANES - 1u), lane = thread - first;
     vec4 sum = vec4(0.0);
     if (LANES == 1u) return v;
+#ifdef SHUFFLED
+    if (LANES >= 64u && gl_SubgroupSize == 32u) return row_shuffled(v);
+#endif
     barrier();
     row_parts[thread / 4u][thread % 4u] = v;
     barrier();
