@@ -5,7 +5,7 @@
 const uint STORE = 0, ADD = 1, SWIGLU = 2;
 
 // Kernels that may be linked read what steps in front of them wrote, and write for those behind.
-#if defined(HELD) && !defined(GATHER)
+#if (defined(HELD) && !defined(GATHER)) || defined(PREPARED)
 #define LINKED
 #define PASSED restrict coherent
 #else
@@ -36,7 +36,9 @@ SOURCE_OF(PASSED, 5, res)
 #ifdef LINKED
 #define LINKS 7
 #endif
-#if defined(LINKED) || defined(PREPARED)
+#ifdef PREPARED
+SOURCE_OF(PASSED, 6, weight)
+#elif defined(LINKED)
 SOURCE(6, weight)
 #endif
 #endif

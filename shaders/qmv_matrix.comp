@@ -392,6 +392,7 @@ void main()
     load_factors(at.y, first, lane);
     if (KNOWN)
         [[unroll]] for (uint g = 0u; g < CHUNK; g++) load_codes(at.y, first, g, lane);
+    if (is_linked()) wait_for_link(thread);            // x is not there yet, nor what it is multiplied by; the weights are
     if (PREPARE == NORMED) factor = norm_factor(row_squares(x128[(x_first >> 3) + own_eight(first, lane)], thread), k, eps);
     for (uint c = 0u; c < goes; c++) {
         if (PREPARE != AS_IS) prepare_eight(first, x_first, factor, to, lane);
@@ -408,4 +409,5 @@ void main()
             to ^= 1u;
         }
     }
+    count_for_link(thread);
 }
