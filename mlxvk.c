@@ -9028,9 +9028,8 @@ static void scan_of_rows(struct encoder *e, enum reduction op, struct array *fro
     /* A CPU takes the steps of a tree's lanes one after the other (lavapipe: 128 rows of 2048 from 13.0 to 0.8 ms).
      * Where bytes or halves are bits of words, four of them stay a loop there, and a row's iterations are too many:
      * test_rows, rows_beyond_a_binding without 8-bit storage. */
-    const uint32_t whole = e->device->caps.bits & CAP_SMALL;
-    const bool bits = whole != CAP_SMALL && (item_size(from) < 4 || item_size(out) < 4);
-    bool alone = e->device->tuning->serial && !(bits && e->device->caps.quirks & QUIRK_SHORT_LOOPS);
+    bool small = item_size(from) < 4 || item_size(out) < 4, emulated = small && CAP_SMALL & ~e->device->caps.bits;
+    bool alone = e->device->tuning->serial && !(emulated && e->device->caps.quirks & QUIRK_SHORT_LOOPS);
     uint32_t width, hold, threads = alone ? DEALT_ROWS : REDUCE_THREADS;
     struct array *totals = NULL, *carry = NULL;          /* of each part, and of all before it */
     scan_cut(&p);
