@@ -15436,7 +15436,8 @@ static void plan_few_matrices(struct encoder *e, const void *job)
     use_quant(e, few_matrices_kernel(j), j, &p, NULL, &(struct qmv_matrix_constants){ .threads = c.warps * lanes,
             FORMAT(j), .size = c.size, .known = c.known, .lanes = lanes, .group = (uint32_t)j->format.group,
             .chunk = c.chunk, .groups = c.groups, .epilogue = j->epilogue, .kept = c.kept, .rounded = c.rounded,
-            .narrow = c.narrow, .prepare = j->norm ? PREPARE_NORMED : j->times ? PREPARE_GATED : PREPARE_AS_IS },
+            .narrow = c.narrow, .prepare = j->norm ? PREPARE_NORMED : j->times ? PREPARE_GATED : PREPARE_AS_IS,
+            .paired = !((p.s_at[0] | p.b_at[0] | p.s_batch) & 1) },
             sizeof(struct qmv_matrix_constants));
     dispatch(e, c.grid, ceil_div(j->m, c.size), j->batch);
 }
@@ -22265,6 +22266,8 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
 /* Kernels that can: shaders/links.glsl. What they read or write at `passed` they do behind the wait; all else is read
  * in front of it, and must not have been written since the last barrier. A waiting workgroup keeps its place, so those
  * that it waits for must have started: only where a driver has been seen to start them in order (QUIRK_IN_ORDER). */
+#define MATRIX_PASSED (1 << SLOT_qmv_matrix_bf16_x | 1 << SLOT_qmv_matrix_bf16_ya | 1 << SLOT_qmv_matrix_bf16_res | \
+                       1 << SLOT_qmv_matrix_bf16_weight)
 static const struct link_row { uint32_t kernel, binding, word, passed; } link_table[] = {
     { K_QMV_HELD, SLOT_qmv_held_link, PUSH_WORD(qmv_held, link),
       1 << SLOT_qmv_held_x | 1 << SLOT_qmv_held_ya | 1 << SLOT_qmv_held_res },
@@ -22274,6 +22277,12 @@ static const struct link_row { uint32_t kernel, binding, word, passed; } link_ta
     { K_ATTENTION_ROPE, SLOT_attention_rope_link, PUSH_WORD(attention_rope, link),
       1 << SLOT_attention_rope_o | 1 << SLOT_attention_rope_q | 1 << SLOT_attention_rope_new_k |
       1 << SLOT_attention_rope_new_v | 1 << SLOT_attention_rope_part | 1 << SLOT_attention_rope_finished },
+    { K_QMV_MATRIX_BF16, SLOT_qmv_matrix_bf16_link, PUSH_WORD(qmv_matrix_bf16, link), MATRIX_PASSED },
+    { K_QMV_MATRIX_F16, SLOT_qmv_matrix_f16_link, PUSH_WORD(qmv_matrix_f16, link), MATRIX_PASSED },
+    { K_ATTENTION_CHUNKS_ROPE, SLOT_attention_chunks_rope_link, PUSH_WORD(attention_chunks_rope, link),
+      1 << SLOT_attention_chunks_rope_o | 1 << SLOT_attention_chunks_rope_q | 1 << SLOT_attention_chunks_rope_new_k |
+      1 << SLOT_attention_chunks_rope_new_v | 1 << SLOT_attention_chunks_rope_part |
+      1 << SLOT_attention_chunks_rope_finished },
 };
 enum { LINK_GROUPS = 0xffff };                       /* as a link counts them */
 
@@ -22313,17 +22322,39 @@ static bool early_written(const struct window *w, uint32_t since, uint32_t at, u
     return false;
 }
 
-/* Can step n of those from `first` on wait for the one in front? Both are alone between barriers, and another barrier
- * follows: what that is in front of relies on all that was done before. */
-static bool links(const struct window *w, uint32_t first, uint32_t count, uint32_t n, uint32_t since)
+/* Steps of a segment that run side by side, between two barriers. */
+struct beside { uint32_t first, end; };
+
+/* Those behind step n of `count` from `first` on. */
+static struct beside beside_from(const struct window *w, uint32_t first, uint32_t count, uint32_t n)
 {
-    const struct kept_step *k = ITEM(w->steps, struct kept_step, first + n);
-    const struct step *t = ITEM(w->plan.steps, struct step, first + n);
-    const struct link_row *row = link_row(t), *before = link_row(t - 1);
-    if (!row || !before || n > LINK_COUNTERS) return false;
-    if (n + 1 >= count || !k[1].barrier || (n > 1 && !k[-1].barrier)) return false;
-    if ((uint64_t)t[-1].groups[0] * t[-1].groups[1] * t[-1].groups[2] > LINK_GROUPS) return false;
-    return !early_written(w, since, first + n, row->passed);
+    struct beside b = { n, n + 1 };
+    while (b.end < count && !ITEM(w->steps, struct kept_step, first + b.end)->barrier) b.end++;
+    return b;
+}
+
+/* Workgroups of such steps; 0: one of them can neither wait nor be waited for. */
+static uint64_t groups_beside(const struct window *w, uint32_t first, const struct beside *b)
+{
+    uint64_t groups = 0;
+    for (uint32_t i = b->first; i < b->end; i++) {
+        const struct step *t = ITEM(w->plan.steps, struct step, first + i);
+        if (!link_row(t)) return 0;
+        groups += (uint64_t)t->groups[0] * t->groups[1] * t->groups[2];
+    }
+    return groups;
+}
+
+/* Can steps of those from `first` on wait for the ones in front, which have so many workgroups? A barrier follows: what
+ * that is in front of relies on all that was done before. */
+static bool links(const struct window *w, uint32_t first, uint32_t count, const struct beside *b, uint64_t before,
+                  uint32_t since)
+{
+    if (b->first > LINK_COUNTERS || b->end >= count || !before || before > LINK_GROUPS) return false;
+    if (!groups_beside(w, first, b)) return false;
+    for (uint32_t i = first + b->first; i < first + b->end; i++)
+        if (early_written(w, since, i, link_row(ITEM(w->plan.steps, struct step, i))->passed)) return false;
+    return true;
 }
 
 /* The host must be able to see that a step gave up waiting: timeline_wait looks. */
@@ -22336,19 +22367,23 @@ static bool may_link(struct encoder *e)
     return true;
 }
 
-/* The links of steps, as links.glsl has them; how many wait. A step counts itself by the counter of its number. */
+/* The links of steps, as links.glsl has them; how many wait. Steps side by side count themselves by the counter of the
+ * first one's number, and each of those behind waits for all of them. */
 static uint32_t find_links(struct encoder *e, const struct window *w, uint32_t first, uint32_t count, uint32_t *link)
 {
     uint32_t since = first, found = 0;
+    struct beside before, b;
     memset(link, 0, count * sizeof *link);
-    if (!may_link(e)) return 0;
-    for (uint32_t n = 1; n < count; n++) {
-        const struct step *before = ITEM(w->plan.steps, struct step, first + n - 1);
-        if (!ITEM(w->steps, struct kept_step, first + n)->barrier) continue;
-        if (!links(w, first, count, n, since)) { since = first + n; continue; }
-        link[n - 1] |= n;
-        link[n] = n << 8 | before->groups[0] * before->groups[1] * before->groups[2] << 16;
-        found++;
+    if (!may_link(e) || !count) return 0;
+    before = beside_from(w, first, count, 0);
+    for (; before.end < count; before = b) {
+        uint64_t groups = groups_beside(w, first, &before);
+        uint32_t counter = 1 + before.first;
+        b = beside_from(w, first, count, before.end);
+        if (!links(w, first, count, &b, groups, since)) { since = first + b.first; continue; }
+        for (uint32_t i = before.first; i < before.end; i++) link[i] |= counter;
+        for (uint32_t i = b.first; i < b.end; i++) link[i] = counter << 8 | (uint32_t)groups << 16;
+        found += b.end - b.first;
     }
     return found;
 }

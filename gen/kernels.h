@@ -493,7 +493,8 @@ enum { SLOT_attention_chunks_rope_o = 0, SLOT_attention_chunks_rope_q = 1, SLOT_
     SLOT_attention_chunks_rope_v = 3, SLOT_attention_chunks_rope_mask = 4, SLOT_attention_chunks_rope_new_k = 5,
     SLOT_attention_chunks_rope_part = 6, SLOT_attention_chunks_rope_finished = 7,
     SLOT_attention_chunks_rope_new_v = 8, SLOT_attention_chunks_rope_q_weight = 9,
-    SLOT_attention_chunks_rope_k_weight = 10, SLOT_attention_chunks_rope_freqs = 11 };
+    SLOT_attention_chunks_rope_k_weight = 10, SLOT_attention_chunks_rope_freqs = 11,
+    SLOT_attention_chunks_rope_link = 12 };
 
 struct attention_coopmat2_constants { uint32_t threads, dtype, width, value_width, keys, subgroups, parts,
     spread; };
@@ -876,16 +877,16 @@ enum { SLOT_qmv_held_sets_x = 0, SLOT_qmv_held_sets_wa = 1, SLOT_qmv_held_sets_s
     SLOT_qmv_held_sets_link = 15 };
 
 struct qmv_matrix_constants { uint32_t threads, bits, tx, ts, ty, size, known, lanes, group, chunk, groups,
-    epilogue, kept, rounded, narrow, prepare; };
+    epilogue, kept, rounded, narrow, prepare, paired; };
 typedef struct qmv_matrix_constants qmv_matrix_bf16_constants; typedef struct quant_push qmv_matrix_bf16_push;
 enum { SLOT_qmv_matrix_bf16_x = 0, SLOT_qmv_matrix_bf16_wa = 1, SLOT_qmv_matrix_bf16_sa = 2,
     SLOT_qmv_matrix_bf16_ba = 3, SLOT_qmv_matrix_bf16_ya = 4, SLOT_qmv_matrix_bf16_res = 5,
-    SLOT_qmv_matrix_bf16_weight = 6 };
+    SLOT_qmv_matrix_bf16_weight = 6, SLOT_qmv_matrix_bf16_link = 7 };
 
 typedef struct qmv_matrix_constants qmv_matrix_f16_constants; typedef struct quant_push qmv_matrix_f16_push;
 enum { SLOT_qmv_matrix_f16_x = 0, SLOT_qmv_matrix_f16_wa = 1, SLOT_qmv_matrix_f16_sa = 2,
     SLOT_qmv_matrix_f16_ba = 3, SLOT_qmv_matrix_f16_ya = 4, SLOT_qmv_matrix_f16_res = 5,
-    SLOT_qmv_matrix_f16_weight = 6 };
+    SLOT_qmv_matrix_f16_weight = 6, SLOT_qmv_matrix_f16_link = 7 };
 
 typedef struct qmv_constants qmv_plain_constants; typedef struct quant_push qmv_plain_push;
 enum { SLOT_qmv_plain_x = 0, SLOT_qmv_plain_wa = 1, SLOT_qmv_plain_sa = 2, SLOT_qmv_plain_ba = 3,
@@ -1019,7 +1020,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention, ATTENTION, 6, 0x1, 128, 5, CAP_SMALL) \
     X(attention_bf16, ATTENTION_BF16, 6, 0x1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_chunks, ATTENTION_CHUNKS, 8, 0xc1, 128, 9, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(attention_chunks_rope, ATTENTION_CHUNKS_ROPE, 12, 0xcd, 128, 11, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(attention_chunks_rope, ATTENTION_CHUNKS_ROPE, 13, 0x10cd, 128, 11, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_coopmat2_bf16, ATTENTION_COOPMAT2_BF16, 8, 0xc1, 128, 8, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_coopmat2_f16, ATTENTION_COOPMAT2_F16, 8, 0xc1, 128, 8, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(attention_decode, ATTENTION_DECODE, 8, 0xc1, 128, 14, CAP_SUBGROUP | CAP_SMALL) \
@@ -1106,8 +1107,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(qmv_held, QMV_HELD, 8, 0x90, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_gather, QMV_HELD_GATHER, 8, 0x10, 108, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
     X(qmv_held_sets, QMV_HELD_SETS, 16, 0x9c00, 128, 15, CAP_SUBGROUP | CAP_SMALL | CAP_INT_DOT) \
-    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 7, 0x10, 128, 16, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmv_matrix_f16, QMV_MATRIX_F16, 7, 0x10, 128, 16, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_bf16, QMV_MATRIX_BF16, 8, 0x90, 128, 17, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmv_matrix_f16, QMV_MATRIX_F16, 8, 0x90, 128, 17, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmv_plain, QMV_PLAIN, 6, 0x10, 128, 11, CAP_SMALL) \
     X(qmv_sets, QMV_SETS, 14, 0x1c00, 128, 11, CAP_SUBGROUP | CAP_SMALL) \
     X(quantize, QUANTIZE, 4, 0xe, 24, 5, CAP_SMALL) \

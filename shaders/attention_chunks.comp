@@ -244,6 +244,7 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
     bool newest = (chunks_of(end) - 1u) / SUBGROUPS == split, keep = newest && first_row == 0u;
     read_weights(min(gl_SubgroupID, ROWS), lane);
     find_angles(offset + int(late.w), lane);
+    if (is_linked()) wait_for_link(thread);            // the rows are not there yet
     prepare_rows(kv, head, first_row, rows, k_row + newest_key * K_STEP, keep, lane);
     if (newest && thread < V8) read_newest_v(new_v_at + kv * new_v_stride, v_row + newest_key * V_STEP, keep, thread);
 #else
@@ -279,6 +280,7 @@ void main()
 #ifdef FRESH
     uint kv = gl_WorkGroupID.z, block = gl_WorkGroupID.y;
     attend(0u, kv, kv * group_size, block * ROWS, gl_WorkGroupID.x, kv * gl_NumWorkGroups.y + block);
+    count_for_link(gl_SubgroupID * LANES + lane);
 #else
     uint group = group_index(), blocks = query_heads / block_heads(), row_blocks = (query_count * block_heads() + ROWS - 1u) / ROWS;
     if (group >= splits * row_blocks * blocks * batches) return;

@@ -26,10 +26,8 @@ uint newest_key;                                        // its number, in the pa
 bool has(const uint flag) { return (flags & flag & ~SINKS) != 0u; }
 #include "normed.glsl"
 #include "rope.glsl"
-#ifndef CHUNKED
 #define LINKS 12
 #include "links.glsl"
-#endif
 uint block_heads() { return group_size; }
 float sink_of(const uint head) { return LOWEST; }
 #ifdef CHUNKED

@@ -5,14 +5,18 @@
 const uint STORE = 0, ADD = 1, SWIGLU = 2;
 
 // Kernels that may be linked read what steps in front of them wrote, and write for those behind.
-#if defined(HELD) && !defined(GATHER)
+#if (defined(HELD) && !defined(GATHER)) || defined(PREPARED)
 #define LINKED
 #define PASSED restrict coherent
 #else
 #define PASSED restrict
 #endif
 SOURCE_OF(PASSED, 0, x)
+#ifdef PREPARED
+SOURCE_OF(restrict coherent, 1, wa)                    // asked for between the barriers where it says so: qmv_matrix.comp, meet()
+#else
 SOURCE(1, wa)
+#endif
 SOURCE(2, sa)
 SOURCE(3, ba)
 #ifdef SETS
@@ -36,7 +40,9 @@ SOURCE_OF(PASSED, 5, res)
 #ifdef LINKED
 #define LINKS 7
 #endif
-#if defined(LINKED) || defined(PREPARED)
+#ifdef PREPARED
+SOURCE_OF(PASSED, 6, weight)
+#elif defined(LINKED)
 SOURCE(6, weight)
 #endif
 #endif

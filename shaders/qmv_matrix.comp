@@ -10,8 +10,8 @@
 // Codes are small integers, which x's type holds exactly: they go into the matrices as they are, offset by a power of two
 // that takes no conversion (OFFSET), and each group's sum, in float32, gets its scale, its bias times the sum of the group's
 // x, and what the offset added. The workgroup's subgroups span K, CHUNK groups each, whose x they hold in registers while
-// round after round passes; each round's sums meet in shared memory. A longer K is passed in several goes. (On an H200 it is
-// latency, not memory, that 43 us for 24576 x 4096 are: of them 6 are reading x, 8 scales and biases, 11 multiplications.)
+// round after round passes; the sums meet in shared memory, those of a few rows of x when as many rounds have passed as there is room
+// for: who adds them up holds up the others. A longer K is passed in several goes.
 // The order of k within a group is chosen so that a lane's elements are the codes of words that it reads itself. Which
 // elements a lane has, Vulkan does not say. KNOWN: they are those seen with NVIDIA's driver, and words go straight from
 // memory into matrices; else element by element, each lane asking for its places.
@@ -39,6 +39,7 @@ layout(constant_id = 12) const uint KEPT = 1;          // rounds of a workgroup 
 layout(constant_id = 13) const bool ROUNDED = false;   // KNOWN; codes meet x as values in x's type, a chunk's in one sum: chains
 layout(constant_id = 14) const bool NARROW = false;    // KNOWN; up to 8 rows of x: those of the matrices' second half are not there
 layout(constant_id = 15) const uint PREPARE = 0;       // NARROW; one row of x, of PREPARE_, a chunk in eights of the lanes
+layout(constant_id = 16) const bool PAIRED = false;    // scales and biases begin at even elements: two of a row are a word
 //! enum PREPARE_: what meets W: x as it is; rms_norm(x, weight), K in one go; silu(x) * weight. With the bits of norm.comp, binary.comp
 const uint AS_IS = 0, NORMED = 1, GATED = 2;
 #include "qmv.glsl"
@@ -75,7 +76,8 @@ const uint SUMS_X = KNOWN ? EACH / 2 : EACH;           // known: the same for a 
 float sum_x[CHUNK * SUMS_X];
 SUMS row_of;
 MATRIX_A place_of_element;
-const uint FACTORS = (CHUNK * SIZE + LANES - 1) / LANES;
+const bool FULL = GROUPS % CHUNK == 0u;                // a chunk's groups are all there, and lie side by side
+const uint TOGETHER = PAIRED ? FULL ? CHUNK % 2 == 0 ? 2 : 1 : 1 : 1, FACTORS = (CHUNK * SIZE / TOGETHER + LANES - 1) / LANES;
 uint code[2 * CHUNK * WORDS], scale_word[FACTORS], bias_word[FACTORS], odd_word[FACTORS];
 
 // Round n of this workgroup's: the first of its rows of W, and the first of them that is read: the last round's are moved
@@ -238,21 +240,25 @@ void prepare(const uint lane)
 
 // ---- W ----
 
-// Of the rows of W from n on: the words of group `first` + g that hold a lane's elements, of two rows.
+// Group `first` + g, or another one where that is behind K; full chunks go there as a whole.
+uint group_of(const uint first, const uint g) { return FULL ? min(first, GROUPS - CHUNK) + g : min(first + g, GROUPS - 1u); }
+
+// Of the rows of W from n on: the words of group `first` + g that hold a lane's elements, of two rows. Full chunks' lie at
+// constant distances, which take no arithmetic.
 void load_codes(const uint n, const uint first, const uint g, const uint lane)
 {
-    uint group = min(first + g, GROUPS - 1u);
     [[unroll]] for (uint h = 0u; h < 2u; h++) {
-        uint row = n + lane / 4u + 8u * h, to = (g * 2u + h) * WORDS;
-        uint at = w_matrix * w_batch + w_at[0] + (row * GROUPS + group) * (4u * WORDS) + lane % 4u * WORDS;
-        if (WORDS == 1u) code[to] = wa32[at];
+        uint apart = (8u * h * GROUPS + (FULL ? g : 0u)) * (4u * WORDS), to = (g * 2u + h) * WORDS;
+        uint group = (n + lane / 4u) * GROUPS + group_of(first, FULL ? 0u : g);
+        uint at = w_matrix * w_batch + w_at[0] + group * (4u * WORDS) + lane % 4u * WORDS;
+        if (WORDS == 1u) code[to] = wa32[at + apart];
         else if (WORDS == 2u) {
-            uvec2 q = wa64[at >> 1];
+            uvec2 q = wa64[(at >> 1) + apart / 2u];
             code[to] = q.x;
             code[to + 1u] = q.y;
         } else
             [[unroll]] for (uint i = 0u; i < WORDS / 4u; i++) {
-                uvec4 q = wa128[(at >> 2) + i];
+                uvec4 q = wa128[(at >> 2) + apart / 4u + i];
                 [[unroll]] for (uint c = 0u; c < 4u; c++) code[to + 4u * i + c] = q[c];
             }
     }
@@ -262,8 +268,8 @@ void load_codes(const uint n, const uint first, const uint g, const uint lane)
 void load_factors(const uint n, const uint first, const uint lane)
 {
     [[unroll]] for (uint i = 0u; i < FACTORS; i++) {
-        uint f = min(i * LANES + lane, CHUNK * SIZE - 1u);
-        uint at = w_matrix * s_batch + (n + f / CHUNK) * GROUPS + min(first + f % CHUNK, GROUPS - 1u);
+        uint f = min((i * LANES + lane) * TOGETHER, CHUNK * SIZE - TOGETHER);
+        uint at = w_matrix * s_batch + (n + f / CHUNK) * GROUPS + group_of(first, f % CHUNK);
         scale_word[i] = sa32[s_at[0] + at >> 1];
         bias_word[i] = ba32[b_at[0] + at >> 1];
         odd_word[i] = (s_at[0] + at & 1u) | (b_at[0] + at & 1u) << 1;
@@ -274,13 +280,14 @@ void load_factors(const uint n, const uint first, const uint lane)
 void put_factors(const uint lane)
 {
     subgroupBarrier();
-    [[unroll]] for (uint i = 0u; i < FACTORS; i++) {
-        uint f = i * LANES + lane;
-        float s = number(scale_word[i] >> (odd_word[i] & 1u) * 16u & 0xffffu, TX);
-        float b = number(bias_word[i] >> (odd_word[i] >> 1) * 16u & 0xffffu, TX);
-        vec2 v = ROUNDED ? chain_factors(s, b) : vec2(s, fma(-OFFSET, s, b));
-        if (f < CHUNK * SIZE) factor[gl_SubgroupID * CHUNK * SIZE + f] = v;
-    }
+    [[unroll]] for (uint i = 0u; i < FACTORS; i++)
+        [[unroll]] for (uint t = 0u; t < TOGETHER; t++) {
+            uint f = (i * LANES + lane) * TOGETHER + t;
+            float s = number(scale_word[i] >> (TOGETHER > 1u ? t : odd_word[i] & 1u) * 16u & 0xffffu, TX);
+            float b = number(bias_word[i] >> (TOGETHER > 1u ? t : odd_word[i] >> 1) * 16u & 0xffffu, TX);
+            vec2 v = ROUNDED ? chain_factors(s, b) : vec2(s, fma(-OFFSET, s, b));
+            if (f < CHUNK * SIZE) factor[gl_SubgroupID * CHUNK * SIZE + f] = v;
+        }
     subgroupBarrier();
 }
 
@@ -331,8 +338,10 @@ MATRIX_A any_matrix(const uint row, const uint g, const uint j, const bool high)
     return a;
 }
 
-// Groups `first` and on of those rows of W with what is held of x, into `to` of the parts; next: what is read after them.
-void meet(const uint row, const uint first, const uint next, const uint next_first, const uint to, const uint lane)
+// Groups `first` and on of those rows of W with what is held of x, into a slot of `to` of the parts; next: what is read after
+// them, each group's words where this one's have been used. There they stay for the barriers: NVIDIA's driver asks for all of
+// them at once else, where it likes (at a round's end 24576 x 4096 took 30.9 us on an H200, so 26.1).
+void meet(const uint row, const uint first, const uint next, const uint next_first, const uint to, const uint slot, const uint lane)
 {
     SUMS y = SUMS(0.0);
     put_factors(lane);
@@ -350,7 +359,10 @@ void meet(const uint row, const uint first, const uint next, const uint next_fir
                 if (KNOWN) sum = coopMatMulAdd(known_matrix(g, j, high != 0u, f), held[g * STEPS + j], sum);
                 else sum = coopMatMulAdd(any_matrix(row, first + g, j, high != 0u), held[g * STEPS + j], sum);
             }
-        if (KNOWN) load_codes(next, next_first, g, lane);
+        if (KNOWN) {
+            load_codes(next, next_first, g, lane);
+            if (g % 2u == 1u) subgroupBarrier();
+        }
         if (ROUNDED) {
             y = sum;
             continue;
@@ -363,19 +375,25 @@ void meet(const uint row, const uint first, const uint next, const uint next_fir
     }
     const uint at = (to * WARPS + gl_SubgroupID) * AREA;
     if (NARROW)                                        // nothing asks for the second half, and the compiler leaves it out
-        [[unroll]] for (uint i = 0u; i < 4u; i++) part[at + (lane % 4u * 2u + i % 2u) * SIZE + lane / 4u + i / 2u * 8u] = y[i / 2u * 4u + i % 2u];
+        [[unroll]] for (uint i = 0u; i < 4u; i++) {
+            uint column = lane % 4u * 2u + i % 2u;
+            if (column < m) part[at + (slot * m + column) * SIZE + lane / 4u + i / 2u * 8u] = y[i / 2u * 4u + i % 2u];
+        }
     else coopMatStore(y, part, at, SIZE, gl_CooperativeMatrixLayoutColumnMajor);
 }
 
-// Adds up the parts `from` of round n. A thread has the same elements of all rounds.
-void finish(const uint n, const uvec2 at, const uint from, const bool started, const bool last, const uint m0, const uint thread)
+// Adds up the parts `from` of `count` rounds from round n on. A thread has the same elements in all goes.
+void finish(const uint n, const uint count, const uint from, const bool started, const bool last, const uint m0, const uint thread)
 {
-    for (uint t = thread; t < min(m - m0, SIZE) * SIZE; t += gl_WorkGroupSize.x) {
-        float y = started ? kept[n * AREA + t] : 0.0;
+    const uint each = min(m - m0, SIZE) * SIZE;
+    for (uint t = thread; t < count * each; t += gl_WorkGroupSize.x) {
+        uint round = n + t / each, e = t % each;
+        uvec2 at = place_of(round);
+        float y = started ? kept[round * AREA + e] : 0.0;
         [[unroll]] for (uint i = 0u; i < WARPS; i++) y += part[(from * WARPS + i) * AREA + t];
-        uint row = at.y + t % SIZE;
-        if (!last) kept[n * AREA + t] = y;
-        else if (row >= at.x) store(0u, m0 + t / SIZE, row, y);                 // those before are another round's
+        uint row = at.y + e % SIZE;
+        if (!last) kept[round * AREA + e] = y;
+        else if (row >= at.x) store(0u, m0 + e / SIZE, row, y);                 // those before are another round's
     }
 }
 
@@ -385,6 +403,7 @@ void main()
     float factor = 1.0;
     uint lane = gl_SubgroupInvocationID, thread = gl_SubgroupID * LANES + lane, first = gl_SubgroupID * CHUNK;
     uint m0 = gl_WorkGroupID.y * SIZE, x_first = x_at + x_matrix * x_batch + m0 * x_row, to = 0u;
+    uint slots = NARROW && m <= 4u ? SIZE / m : 1u, slot = 0u;                  // rounds whose parts there is room for
     uint count = (rows[0] + SIZE - 1u) / SIZE, mine = (count - gl_WorkGroupID.x + gl_NumWorkGroups.x - 1u) / gl_NumWorkGroups.x;
     uvec2 at = place_of(0u);
     magics = uvec2(ROUNDED ? CHAIN_MAGIC : MAGIC, MAGIC_HIGH) + (m >> 31);         // no constants: + 0, which the compiler cannot know
@@ -392,6 +411,7 @@ void main()
     load_factors(at.y, first, lane);
     if (KNOWN)
         [[unroll]] for (uint g = 0u; g < CHUNK; g++) load_codes(at.y, first, g, lane);
+    if (is_linked()) wait_for_link(thread);            // x is not there yet, nor what it is multiplied by; the weights are
     if (PREPARE == NORMED) factor = norm_factor(row_squares(x128[(x_first >> 3) + own_eight(first, lane)], thread), k, eps);
     for (uint c = 0u; c < goes; c++) {
         if (PREPARE != AS_IS) prepare_eight(first, x_first, factor, to, lane);
@@ -400,12 +420,16 @@ void main()
             bool last = n + 1u == mine;
             uint next_first = last ? first + WARPS * CHUNK : first;
             uvec2 next = place_of(last ? 0u : n + 1u);
-            meet(at.y, first, next.y, next_first, to, lane);
-            barrier();
-            finish(n, at, to, c != 0u, c + 1u == goes, m0, thread);
+            meet(at.y, first, next.y, next_first, to, slot, lane);
+            if (++slot == slots || last) {
+                barrier();
+                finish(n + 1u - slot, slot, to, c != 0u, c + 1u == goes, m0, thread);
+                slot = 0u;
+                to ^= 1u;
+            }
             first = next_first;
             at = next;
-            to ^= 1u;
         }
     }
+    count_for_link(thread);
 }

@@ -369,7 +369,8 @@ static void test_classes(void **state)
 }
 
 /* A few rows by cooperative matrices: by one subgroup and by several; K in one go, in several, and that ends within one; a
- * workgroup with one round and with more; rows of W and x that end within a matrix, batches. Then what it refuses. */
+ * workgroup with one round and with more, on a large GPU with more than wait for their sums together; rows of W and x that
+ * end within a matrix, batches. Then what it refuses. */
 static void test_few_by_matrices(void **state)
 {
     static const struct { const char *more; int bits, group, lead, m, n, k; } problems[] = {
@@ -377,6 +378,7 @@ static void test_few_by_matrices(void **state)
         { "", 4, 128, 0, 13, 16, 640 }, { "MLX_VK_QMV_THREADS=8", 4, 32, 0, 2, 50, 224 },
         { "MLX_VK_QMV_THREADS=32", 8, 32, 0, 17, 150, 96 }, { "MLX_VK_QMV_THREADS=16", 4, 64, 0, 5, 41, 576 },
         { "MLX_VK_QMV_THREADS=8", 4, 64, 0, 3, 600, 640 }, { "", 4, 64, 0, 63, 35, 1216 },
+        { "", 4, 64, 0, 3, 13000, 1088 }, { "", 4, 64, 0, 1, 35000, 1088 },
     };
     static const struct { mlxvk_dtype type; const char *kernel; } types[] = {
         { MLXVK_FLOAT16, "qmv_matrix_f16" }, { MLXVK_BFLOAT16, "qmv_matrix_bf16" },
@@ -398,6 +400,61 @@ static void test_few_by_matrices(void **state)
         }
     for (size_t t = 0; t < COUNT(types); t++) assert_true(taken[t] == COUNT(problems) || (!taken[t] && taken[!t]));
     cases(6, "", 4);
+}
+
+/* The array's numbers behind one other element: a view that begins at an odd one. */
+static mlxvk_array one_later(mlxvk_array a, mlxvk_stream s)
+{
+    const int count = (int)mlxvk_array_size(a);
+    mlxvk_array flat = mlxvk_array_new(), first = mlxvk_array_new();
+    mlxvk_vector_array both = mlxvk_vector_array_new();
+    OK(mlxvk_reshape(&flat, a, (int[]){ count }, 1, s), s);
+    OK(mlxvk_slice(&first, flat, (int[]){ 0 }, 1, (int[]){ 1 }, 1, (int[]){ 1 }, 1, s), s);
+    OK(mlxvk_vector_array_append_value(both, first), s);
+    OK(mlxvk_vector_array_append_value(both, flat), s);
+    OK(mlxvk_concatenate_axis(&flat, both, 0, s), s);
+    OK(mlxvk_array_eval(flat), s);
+    OK(mlxvk_slice(&flat, flat, (int[]){ 1 }, 1, (int[]){ 1 + count }, 1, (int[]){ 1 }, 1, s), s);
+    OK(mlxvk_reshape(&flat, flat, mlxvk_array_shape(a), mlxvk_array_ndim(a), s), s);
+    mlxvk_array_free(first);
+    mlxvk_vector_array_free(both);
+    return flat;
+}
+
+/* Two scales or biases of a row are one word but where either begins at an odd element: the same bits. */
+static void test_matrices_odd_scales(void **state)
+{
+    enum { ROWS = 40, K = 512, M = 3 };
+    const mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    struct rng r = { 78 };
+    (void)state;
+    need_capability("cooperative_matrix_size");
+    for (int half = 0; half < 2; half++) {
+        const struct format f = { 4, 64, true, half ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, half ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, NULL };
+        uint16_t bytes[M * K], got[2][M * ROWS];
+        struct setting t = start("MLX_VK_QMM_KERNEL=6");
+        struct weight w = random_weight(&r, &f, 0, ROWS, K, t.stream);
+        float *x = random_floats(&r, M * K, 1.0f, f.x, (uint8_t *)bytes);
+        mlxvk_array a = upload(bytes, 0, M, K, f.x, t.stream), y = mlxvk_array_new();
+        for (int moved = 0; moved < 4; moved++) {
+            mlxvk_array of[2];
+            for (int i = 0; i < 2; i++) {
+                of[i] = moved >> i & 1 ? one_later(w.array[1 + i], t.stream) : mlxvk_array_new();
+                if (!(moved >> i & 1)) OK(mlxvk_array_set(&of[i], w.array[1 + i]), t.stream);
+            }
+            OK(mlxvk_quantized_matmul(&y, a, w.array[0], of[0], of[1], true, group, bits, "affine", t.stream), t.stream);
+            memset(got[moved > 0], 0xff, sizeof got[0]);
+            OK(mlxvk_array_read(y, got[moved > 0], sizeof got[0], t.stream), t.stream);
+            if (!moved) compare(&f, &w, x, got[0], 0, M, ROWS, K, false);
+            else assert_memory_equal(got[1], got[0], sizeof got[0]);
+            for (int i = 0; i < 2; i++) mlxvk_array_free(of[i]);
+        }
+        mlxvk_array_free(a);
+        mlxvk_array_free(y);
+        weight_free(&w);
+        free(x);
+        finish(&t);
+    }
 }
 
 /* Gates as cases() writes them: a process has only so many devices (MOST_INSTANCES). */
@@ -560,6 +617,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
         cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_held_odd_scales),
         cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat), cmocka_unit_test(test_few_by_matrices),
+        cmocka_unit_test(test_matrices_odd_scales),
         cmocka_unit_test(test_invariant_chains), cmocka_unit_test(test_classes),
         cmocka_unit_test(test_unpacked), cmocka_unit_test(test_unpacked_wild), cmocka_unit_test(test_backwards_in_parts),
         cmocka_unit_test(test_small_devices), cmocka_unit_test(test_out_of_reach), cmocka_unit_test(test_empty),

@@ -316,42 +316,58 @@ static void test_same_round(void **state)
 /* ---- links: recorded products that wait for those in front of them, see links.glsl ---- */
 
 /* Products of one row in a row, each of the last one's result. scan: in front of which one a running sum comes between;
- * early: which one has the last result for its scales, too, which it reads before it waits; -1: none. linked: how many of
- * the steps wait: the first has nothing to wait for, and what comes behind the last relies on a barrier in front of it. */
+ * early: which one has the last result for its scales, too, which it reads before it waits; -1: none. pairs: a second
+ * product of the same row beside each but the last, all of which are added up in the end. linked: how many of the steps wait:
+ * the first has nothing to wait for, and what comes behind the last relies on a barrier in front of it. */
 enum { LINK_K = 64, LINK_ROUNDS = 12, LINK_PRODUCTS = 6 };
-static const struct link_case { const char *name; int scan, early; uint64_t steps, linked; } link_cases[] = {
-    { "products", -1, -1, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
-    { "products and a running sum", 3, -1, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
-    { "a product whose scales are the last one's result", -1, 2, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
+static const struct link_case { const char *name; int scan, early; bool pairs; uint64_t steps, linked; } link_cases[] = {
+    { "products", -1, -1, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
+    { "products and a running sum", 3, -1, false, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
+    { "a product whose scales are the last one's result", -1, 2, false, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
+    { "products side by side", -1, -1, true, 2 * LINK_PRODUCTS - 1, 2 * LINK_PRODUCTS - 4 },
+};
+/* sets: products side by side are one dispatch. */
+static const struct link_kernel { const char *name, *gates; mlxvk_dtype type; bool sets; } link_kernels[] = {
+    { "qmv_held", "MLX_VK_QMM_KERNEL=5", MLXVK_BFLOAT16, true },
+    { "qmv_matrix_bf16", "MLX_VK_QMM_KERNEL=6", MLXVK_BFLOAT16, false },
+    { "qmv_matrix_f16", "MLX_VK_QMM_KERNEL=6", MLXVK_FLOAT16, false },
 };
 
-static void link_round(const struct link_case *c, mlxvk_array x, const mlxvk_array w[3], uint16_t *values, mlxvk_stream s)
+static void link_round(const struct link_case *c, mlxvk_array x, const mlxvk_array w[4], uint16_t *values, mlxvk_stream s)
 {
     const mlxvk_optional_int none = { 0, false };
-    mlxvk_array y = mlxvk_array_new(), scales = mlxvk_array_new();
+    mlxvk_array y = mlxvk_array_new(), scales = mlxvk_array_new(), more[LINK_PRODUCTS - 1] = { { NULL } };
     OK(mlxvk_array_set(&y, x), s);
     for (int i = 0; i < LINK_PRODUCTS; i++) {
+        if (c->pairs && i + 1 < LINK_PRODUCTS)
+            OK(mlxvk_quantized_matmul(&more[i], y, w[3], w[1], w[2], true, none, none, "affine", s), s);
         if (i == c->scan) OK(mlxvk_cumsum(&y, y, 1, false, true, s), s);
         if (i == c->early) OK(mlxvk_reshape(&scales, y, (int[]){ LINK_K, 1 }, 2, s), s);
         OK(mlxvk_quantized_matmul(&y, y, w[0], i == c->early ? scales : w[1], w[2], true, none, none, "affine", s), s);
     }
+    for (int i = 0; c->pairs && i + 1 < LINK_PRODUCTS; i++) OK(mlxvk_add(&y, y, more[i], s), s);
     OK(mlxvk_array_read(y, values, mlxvk_array_nbytes(y), s), s);
     mlxvk_array_free(y);
     mlxvk_array_free(scales);
+    for (int i = 0; i + 1 < LINK_PRODUCTS; i++) mlxvk_array_free(more[i]);
 }
 
-static mlxvk_stats linked_rounds(const struct link_case *c, const char *gates, uint16_t values[LINK_ROUNDS][LINK_K])
+static mlxvk_stats linked_rounds(const struct link_case *c, mlxvk_dtype type, const char *gates,
+                                 uint16_t values[LINK_ROUNDS][LINK_K])
 {
     mlxvk_device d = open_device(gates);
     mlxvk_stream s = open_stream(d);
     mlxvk_vector_array parts = mlxvk_vector_array_new();
-    mlxvk_array x = normals((int[]){ 1, LINK_K }, 2, MLXVK_BFLOAT16, 5, s), w[3], nothing = { NULL };
-    mlxvk_array plain = normals((int[]){ LINK_K, LINK_K }, 2, MLXVK_BFLOAT16, 6, s);
+    mlxvk_array x = normals((int[]){ 1, LINK_K }, 2, type, 5, s), w[4], nothing = { NULL };
+    mlxvk_array plain = normals((int[]){ LINK_K, LINK_K }, 2, type, 6, s);
     OK(mlxvk_quantize(&parts, plain, (mlxvk_optional_int){ 0, false }, (mlxvk_optional_int){ 0, false }, "affine", nothing, s), s);
     for (size_t i = 0; i < 3; i++) {
         w[i] = mlxvk_array_new();
         OK(mlxvk_vector_array_get(&w[i], parts, i), s);
     }
+    w[3] = mlxvk_array_new();                           /* other codes */
+    OK(mlxvk_bitwise_invert(&w[3], w[0], s), s);
+    OK(mlxvk_array_eval(w[3]), s);
     OK(mlxvk_synchronize(s), s);
     mlxvk_reset_stats(d);
     for (int i = 0; i < LINK_ROUNDS; i++) {
@@ -359,7 +375,7 @@ static mlxvk_stats linked_rounds(const struct link_case *c, const char *gates, u
         link_round(c, x, w, values[i], s);
     }
     mlxvk_stats stats = stats_of(d);
-    for (int i = 0; i < 3; i++) mlxvk_array_free(w[i]);
+    for (int i = 0; i < 4; i++) mlxvk_array_free(w[i]);
     mlxvk_array_free(x);
     mlxvk_array_free(plain);
     mlxvk_vector_array_free(parts);
@@ -368,27 +384,34 @@ static mlxvk_stats linked_rounds(const struct link_case *c, const char *gates, u
     return stats;
 }
 
+static void compare_links(const struct link_case *c, const struct link_kernel *k)
+{
+    static uint16_t on[LINK_ROUNDS][LINK_K], off[LINK_ROUNDS][LINK_K];
+    char with[128], without[128];
+    mlxvk_stats none, stats;
+    snprintf(with, sizeof with, "%s MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=2", k->gates);
+    snprintf(without, sizeof without, "%s MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=0", k->gates);
+    none = linked_rounds(c, k->type, without, off);
+    stats = linked_rounds(c, k->type, with, on);
+    assert_int_equal(none.linked, 0);
+    for (int i = 0; i < LINK_ROUNDS; i++) {
+        assert_memory_equal(off[i], off[0], sizeof off[i]);
+        assert_memory_equal(on[i], off[0], sizeof on[i]);
+    }
+    /* Nothing is recorded where descriptors are not pushed; other kernels, without what these need, are not linked. */
+    if (!stats.recorded || !dispatches_of(with, k->name) || (c->pairs && k->sets)) return;
+    if (stats.linked * c->steps != stats.recorded * c->linked)
+        fail_msg("%s, %s: %llu of %llu recorded steps are linked, not %llu of %llu", c->name, k->name,
+                 (unsigned long long)stats.linked, (unsigned long long)stats.recorded, (unsigned long long)c->linked,
+                 (unsigned long long)c->steps);
+}
+
 static void test_links(void **state)
 {
-    static const char linked[] = "MLX_VK_QMM_KERNEL=5 MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=2";
-    static uint16_t on[LINK_ROUNDS][LINK_K], off[LINK_ROUNDS][LINK_K];
     (void)state;
     skip_if_validating();
-    for (size_t i = 0; i < COUNT(link_cases); i++) {
-        const struct link_case *c = &link_cases[i];
-        mlxvk_stats none = linked_rounds(c, "MLX_VK_QMM_KERNEL=5 MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=0", off);
-        mlxvk_stats stats = linked_rounds(c, linked, on);
-        assert_int_equal(none.linked, 0);
-        for (int k = 0; k < LINK_ROUNDS; k++) {
-            assert_memory_equal(off[k], off[0], sizeof off[k]);
-            assert_memory_equal(on[k], off[0], sizeof on[k]);
-        }
-        /* Nothing is recorded where descriptors are not pushed; other kernels, without what these need, are not linked. */
-        if (!stats.recorded || !dispatches_of(linked, "qmv_held")) continue;
-        if (stats.linked * c->steps != stats.recorded * c->linked)
-            fail_msg("%s: %llu of %llu recorded steps are linked, not %llu of %llu", c->name, (unsigned long long)stats.linked,
-                     (unsigned long long)stats.recorded, (unsigned long long)c->linked, (unsigned long long)c->steps);
-    }
+    for (size_t k = 0; k < COUNT(link_kernels); k++)
+        for (size_t i = 0; i < COUNT(link_cases); i++) compare_links(&link_cases[i], &link_kernels[k]);
 }
 
 int main(void)
