@@ -12,7 +12,7 @@ const uint STORE = 0, ADD = 1, SWIGLU = 2;
 #define PASSED restrict
 #endif
 SOURCE_OF(PASSED, 0, x)
-#ifdef PREPARED
+#if defined(PREPARED) || defined(FENCED)
 SOURCE_OF(restrict coherent, 1, wa)                    // asked for between the barriers where it says so: qmv_matrix.comp, meet()
 #else
 SOURCE(1, wa)
@@ -20,10 +20,18 @@ SOURCE(1, wa)
 SOURCE(2, sa)
 SOURCE(3, ba)
 #ifdef SETS
+#ifdef FENCED
+SOURCE_OF(restrict coherent, 4, wb)
+#else
 SOURCE(4, wb)
+#endif
 SOURCE(5, sb)
 SOURCE(6, bb)
+#ifdef FENCED
+SOURCE_OF(restrict coherent, 7, wc)
+#else
 SOURCE(7, wc)
+#endif
 SOURCE(8, sc)
 SOURCE(9, bc)
 TARGET_OF(PASSED, 10, ya)

@@ -40,7 +40,13 @@ float unit[M * BL], sum[M * BL * SCALES];
 // Codes, scales and biases of a round's rows, and its results. Scales and biases of 16 bits are held as the words that they
 // lie in, which are taken apart where they are used: a load of 16 bits would be waited for where it stands.
 const bool WORDS = TS == BF16 || TS == F16;
-uint code[R * BL * BITS], scale[R * BL * SCALES], bias[R * BL], scale_odd[STEP * BL], bias_odd[STEP * BL];
+// STAGES of them: of the round that is next, and of those behind it, which are on their way.
+#ifndef STAGES_OF_ONE
+#define STAGES_OF_ONE 3u
+#endif
+const uint STAGES = M * BL == 1u ? STAGES_OF_ONE : 1u;
+uint code[STAGES * R * BL * BITS], scale[STAGES * R * BL * SCALES], bias[STAGES * R * BL];
+uint scale_odd[STAGES * STEP * BL], bias_odd[STAGES * STEP * BL];
 const uint MOST = 32;                                  // of M * R
 float total[MOST];
 
@@ -168,16 +174,16 @@ uint first_row(const uint set, const uint row) { return min(row, rows[set] - R /
 
 #define SCALE_WORD(name, i) (WORDS ? name##32[(i) >> 1] : RAW(name, i, TS))
 #define LOAD_ROWS(name, set, slot, w, s, b) \
-    void name(const uint row, const uint first) \
+    void name(const uint stage, const uint row, const uint first) \
     { \
         uint n = first_row(set, row), at = w_matrix * w_batch + w_at[set] + n * (BLOCKS * BITS), group = w_matrix * s_batch + n * GROUPS; \
         [[unroll]] for (uint l = 0u; l < BL; l++) { \
             uint block = min(first + l * (SPLIT * LANES), BLOCKS - 1u), from = at + block * BITS; \
             uint s_from = s_at[set] + group + (SCALES * block >> SHIFT), b_from = b_at[set] + group + (block >> SHIFT); \
-            scale_odd[slot * BL + l] = s_from; \
-            bias_odd[slot * BL + l] = b_from; \
+            scale_odd[(stage * STEP + slot) * BL + l] = s_from; \
+            bias_odd[(stage * STEP + slot) * BL + l] = b_from; \
             [[unroll]] for (uint j = slot; j < R; j += STEP) { \
-                uint to = j * BL + l, apart = j / STEP; \
+                uint to = (stage * R + j) * BL + l, apart = j / STEP; \
                 if (BITS == 2u) { \
                     uvec2 q = w##64[(from >> 1) + apart * BLOCKS]; \
                     code[to * BITS] = q.x; \
@@ -220,16 +226,16 @@ uvec2 place_of(uint r)
     return uvec2(set, r * per);
 }
 
-void load_round(const uint r, const uint first)
+void load_round(const uint stage, const uint r, const uint first)
 {
     uvec2 at = place_of(r);
 #ifdef SETS
-    if (EPILOGUE == SWIGLU) { load_a(at.y, first); load_b(at.y, first); }
-    else if (at.x == 1u) load_b(at.y, first);
-    else if (at.x == 2u) load_c(at.y, first);
+    if (EPILOGUE == SWIGLU) { load_a(stage, at.y, first); load_b(stage, at.y, first); }
+    else if (at.x == 1u) load_b(stage, at.y, first);
+    else if (at.x == 2u) load_c(stage, at.y, first);
     else
 #endif
-        load_a(at.y, first);
+        load_a(stage, at.y, first);
 }
 
 // Four codes of 4 bits, one in each byte, as twice their value, and 12 more: 0 to 24.
@@ -276,6 +282,21 @@ float product(const uint i, const uint j, const uint l)
     }
     if (BITS == 8u) b = fma(s, 128.0, b);
     return unit[h] * fma(s, float((upper << 8) + lower), b * sum[h]);
+}
+
+// What is on its way becomes what is next.
+void next_stage()
+{
+    [[unroll]] for (uint i = 0u; i < (STAGES - 1u) * R * BL * BITS; i++) code[i] = code[i + R * BL * BITS];
+    [[unroll]] for (uint i = 0u; i < (STAGES - 1u) * R * BL * SCALES; i++) scale[i] = scale[i + R * BL * SCALES];
+    [[unroll]] for (uint i = 0u; i < (STAGES - 1u) * R * BL; i++) bias[i] = bias[i + R * BL];
+    [[unroll]] for (uint i = 0u; i < (STAGES - 1u) * STEP * BL; i++) {
+        scale_odd[i] = scale_odd[i + STEP * BL];
+        bias_odd[i] = bias_odd[i + STEP * BL];
+    }
+#ifdef FENCED
+    subgroupBarrier();
+#endif
 }
 
 // Adds up over the lanes; the number of the sum that total[0] then is. Each step halves the sums that a lane looks after.
@@ -328,7 +349,8 @@ void main()
     uint m0 = gl_WorkGroupID.y * M, count = round_count(), x_first = x_at + x_matrix * x_batch, r = gl_SubgroupID / SPLIT;
     uint at_once = gl_NumWorkGroups.x * apart, round = round_of(r, apart), mine = rounds / apart;   // rounds of this team
     mine = round < count ? min(mine, (count - round + at_once - 1u) / at_once) : 0u;
-    if (mine != 0u) load_round(round, first);
+    [[unroll]] for (uint s = 0u; s < STAGES; s++)
+        if (s < mine) load_round(s, round + s * at_once, first);
 #ifdef LINKED
     if (is_linked()) wait_for_link(thread);            // x is not there yet; the weights are
 #endif
@@ -344,7 +366,8 @@ void main()
                 total[i * R + j] = product(i, j, 0u);
                 [[unroll]] for (uint l = 1u; l < BL; l++) total[i * R + j] += product(i, j, l);
             }
-        if (n < mine) load_round(round + n * at_once, first);
+        next_stage();
+        if (n + STAGES - 1u < mine) load_round(STAGES - 1u, round + (n + STAGES - 1u) * at_once, first);
         uint which = add_lanes(lane);
         if ((lane & (LANES / (M * R) - 1u)) == 0u) part[(r * M * R + which) * SPLIT + team] = total[0];
     }
