@@ -443,6 +443,19 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
         if (PARTS == 1u || from + AT_ONCE < ROWS) barrier();
     }
     if (PARTS == 0u) return;
+#ifdef ONE_FENCE
+    controlBarrier(gl_ScopeWorkgroup, gl_ScopeWorkgroup, gl_StorageSemanticsBuffer, gl_SemanticsAcquireRelease);
+    if (thread == 0u) {
+        memoryBarrierBuffer();
+        last_one = atomicAdd(finished[counter], 1u) == splits - 1u;
+        if (last_one) {
+            finished[counter] = 0u;                      // as it was found
+            memoryBarrierBuffer();
+        }
+    }
+    controlBarrier(gl_ScopeWorkgroup, gl_ScopeWorkgroup, gl_StorageSemanticsBuffer | gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+    if (!last_one) return;
+#else
     memoryBarrierBuffer();
     barrier();
     if (thread == 0u) {
@@ -452,6 +465,7 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
     barrier();
     if (!last_one) return;
     memoryBarrierBuffer();
+#endif
     join_parts(batch, head, first_row, min(ROWS, rows - first_row), thread, lane);
 }
 

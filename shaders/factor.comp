@@ -1,4 +1,5 @@
 #version 460
+#extension GL_KHR_memory_scope_semantics : require
 // The steps of factorisations that are no matrix products, on blocks of at most BLOCK columns; a workgroup a matrix.
 // float32. `a` is worked on in place, but by INVERSE, which reads it and writes b.
 layout(local_size_x_id = 0) in;
@@ -26,7 +27,7 @@ uint thread, matrix;
 
 uint at_a(const uint i, const uint j) { return a_at + matrix * a_matrix + i * a_row + j * a_column; }
 uint at_b(const uint i, const uint j) { return b_at + matrix * b_matrix + i * b_row + j * b_column; }
-void together() { memoryBarrierBuffer(); memoryBarrierShared(); barrier(); }
+void together() { controlBarrier(gl_ScopeWorkgroup, gl_ScopeWorkgroup, gl_StorageSemanticsBuffer | gl_StorageSemanticsShared, gl_SemanticsAcquireRelease); }
 
 // The lower triangle of a block becomes its Cholesky factor, what is above it 0. A row a thread.
 void cholesky()
