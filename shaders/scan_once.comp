@@ -136,12 +136,12 @@ shared uint lost;                                      // a tile that is missing
 // lavapipe subgroupBarrier() is one of the workgroup, which not all subgroups come to.
 void look_back(const uint row_at, const uint tile, const uint most)
 {
-    subgroupMemoryBarrierBuffer();                     // this tile is told of
     for (uint level = gl_SubgroupID; level < 3u; level += gl_NumSubgroups) {
         uint i = level == 0u ? tile : level == 1u ? tile / FAN : tile / FAN / FAN, missing;
         uint count = level == 2u ? i : i % FAN, first = i - count;
         uint a = share_level(row_at, level, first, count, most, missing), lacks;
         if (level == 0u && looks > 0u && missing == NONE && count == FAN - 1u) {
+            subgroupMemoryBarrierBuffer();             // this tile is told of
             share_level(row_at, 1u, tile / FAN, 1u, 0u, lacks);
             if ((tile + 1u) % (FAN * FAN) == 0u) {
                 share_level(row_at, 1u, tile / FAN - (FAN - 1u), FAN, most, lacks);
