@@ -22263,11 +22263,12 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
 
 /* ---- links: steps of a segment that wait for those in front of them without a barrier ---- */
 
+/* Of both types: the modules are of one source. */
+#define MATRIX_PASSED (1 << SLOT_qmv_matrix_bf16_x | 1 << SLOT_qmv_matrix_bf16_ya | 1 << SLOT_qmv_matrix_bf16_res | \
+                       1 << SLOT_qmv_matrix_bf16_weight)
 /* Kernels that can: shaders/links.glsl. What they read or write at `passed` they do behind the wait; all else is read
  * in front of it, and must not have been written since the last barrier. A waiting workgroup keeps its place, so those
  * that it waits for must have started: only where a driver has been seen to start them in order (QUIRK_IN_ORDER). */
-#define MATRIX_PASSED (1 << SLOT_qmv_matrix_bf16_x | 1 << SLOT_qmv_matrix_bf16_ya | 1 << SLOT_qmv_matrix_bf16_res | \
-                       1 << SLOT_qmv_matrix_bf16_weight)
 static const struct link_row { uint32_t kernel, binding, word, passed; } link_table[] = {
     { K_QMV_HELD, SLOT_qmv_held_link, PUSH_WORD(qmv_held, link),
       1 << SLOT_qmv_held_x | 1 << SLOT_qmv_held_ya | 1 << SLOT_qmv_held_res },
@@ -22322,36 +22323,31 @@ static bool early_written(const struct window *w, uint32_t since, uint32_t at, u
     return false;
 }
 
-/* Steps of a segment that run side by side, between two barriers. */
-struct beside { uint32_t first, end; };
+/* Steps of a segment that run side by side, between two barriers, and their workgroups; 0: one of them can neither wait
+ * nor be waited for. */
+struct beside { uint32_t first, end; uint64_t groups; };
 
-/* Those behind step n of `count` from `first` on. */
+/* Those from step n of `count` from `first` on, as far as no barrier comes between. */
 static struct beside beside_from(const struct window *w, uint32_t first, uint32_t count, uint32_t n)
 {
-    struct beside b = { n, n + 1 };
-    while (b.end < count && !ITEM(w->steps, struct kept_step, first + b.end)->barrier) b.end++;
+    struct beside b = { .first = n, .end = n };
+    bool all = true;
+    do {
+        const struct step *t = ITEM(w->plan.steps, struct step, first + b.end);
+        all = all && link_row(t);
+        b.groups += (uint64_t)t->groups[0] * t->groups[1] * t->groups[2];
+    } while (++b.end < count && !ITEM(w->steps, struct kept_step, first + b.end)->barrier);
+    if (!all) b.groups = 0;
     return b;
 }
 
-/* Workgroups of such steps; 0: one of them can neither wait nor be waited for. */
-static uint64_t groups_beside(const struct window *w, uint32_t first, const struct beside *b)
+/* Can steps of those from `first` on wait for the ones in front, `before`? A barrier follows: what that is in front of
+ * relies on all that was done before. */
+static bool links(const struct window *w, uint32_t first, uint32_t count, const struct beside *b,
+                  const struct beside *before, uint32_t since)
 {
-    uint64_t groups = 0;
-    for (uint32_t i = b->first; i < b->end; i++) {
-        const struct step *t = ITEM(w->plan.steps, struct step, first + i);
-        if (!link_row(t)) return 0;
-        groups += (uint64_t)t->groups[0] * t->groups[1] * t->groups[2];
-    }
-    return groups;
-}
-
-/* Can steps of those from `first` on wait for the ones in front, which have so many workgroups? A barrier follows: what
- * that is in front of relies on all that was done before. */
-static bool links(const struct window *w, uint32_t first, uint32_t count, const struct beside *b, uint64_t before,
-                  uint32_t since)
-{
-    if (b->first > LINK_COUNTERS || b->end >= count || !before || before > LINK_GROUPS) return false;
-    if (!groups_beside(w, first, b)) return false;
+    if (b->first > LINK_COUNTERS || b->end >= count || !b->groups) return false;
+    if (!before->groups || before->groups > LINK_GROUPS) return false;
     for (uint32_t i = first + b->first; i < first + b->end; i++)
         if (early_written(w, since, i, link_row(ITEM(w->plan.steps, struct step, i))->passed)) return false;
     return true;
@@ -22377,12 +22373,11 @@ static uint32_t find_links(struct encoder *e, const struct window *w, uint32_t f
     if (!may_link(e) || !count) return 0;
     before = beside_from(w, first, count, 0);
     for (; before.end < count; before = b) {
-        uint64_t groups = groups_beside(w, first, &before);
         uint32_t counter = 1 + before.first;
         b = beside_from(w, first, count, before.end);
-        if (!links(w, first, count, &b, groups, since)) { since = first + b.first; continue; }
+        if (!links(w, first, count, &b, &before, since)) { since = first + b.first; continue; }
         for (uint32_t i = before.first; i < before.end; i++) link[i] |= counter;
-        for (uint32_t i = b.first; i < b.end; i++) link[i] = counter << 8 | (uint32_t)groups << 16;
+        for (uint32_t i = b.first; i < b.end; i++) link[i] = counter << 8 | (uint32_t)before.groups << 16;
         found += b.end - b.first;
     }
     return found;

@@ -10,8 +10,9 @@
 // Codes are small integers, which x's type holds exactly: they go into the matrices as they are, offset by a power of two
 // that takes no conversion (OFFSET), and each group's sum, in float32, gets its scale, its bias times the sum of the group's
 // x, and what the offset added. The workgroup's subgroups span K, CHUNK groups each, whose x they hold in registers while
-// round after round passes; the sums meet in shared memory, those of a few rows of x when as many rounds have passed as there is room
-// for: who adds them up holds up the others. A longer K is passed in several goes.
+// round after round passes; the sums meet in shared memory, those of up to four rows of x when as many rounds have passed as there is
+// room for: who adds them up holds up the others (with 8 rows, two rounds at once, 24576 x 4096 took 24.4 us instead of 23.3
+// on an H200). A longer K is passed in several goes.
 // The order of k within a group is chosen so that a lane's elements are the codes of words that it reads itself. Which
 // elements a lane has, Vulkan does not say. KNOWN: they are those seen with NVIDIA's driver, and words go straight from
 // memory into matrices; else element by element, each lane asking for its places.
