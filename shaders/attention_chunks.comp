@@ -33,6 +33,7 @@ layout(constant_id = 10) const uint TWOS = 1;          // a quarter of a row, by
 #endif
 #define ROOM (SIZE * ROW > PATCH * AT_ONCE ? SIZE * ROW : PATCH * AT_ONCE)
 shared uvec4 queries[16u * (WIDTH / 8u + 1u)];
+#define MATRICES
 #include "attention_chunks.glsl"
 shared vec2 figures[SUBGROUPS * SIZE];                  // largest score and sum of weights
 layout(std430, set = 0, binding = 6) coherent buffer part_twos { vec2 part_two[]; };

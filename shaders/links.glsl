@@ -11,6 +11,19 @@ const uint STEP_APART = 32;
 // Where it waits for seconds it gives up, and the last counter says so: the host takes the device for lost.
 const uint SPINS = 1u << 24, GAVE_UP = 255u;
 
+// A barrier that orders what its workgroup reads and writes; one thread's release behind it passes on what all of them wrote.
+// With fences of the whole device in their place, each a microsecond for NVIDIA's driver, a token of Qwen3-0.6B took 15 %
+// longer on an H200. Behind the wait there is none: what is read then is `coherent`.
+#define GROUP_BARRIER() \
+    controlBarrier(gl_ScopeWorkgroup, gl_ScopeWorkgroup, gl_StorageSemanticsBuffer | gl_StorageSemanticsShared, gl_SemanticsAcquireRelease)
+
+// Who uses matrices is in Vulkan's memory model, where the whole device is a capability of its own.
+#ifdef MATRICES
+#define LINK_SCOPE gl_ScopeQueueFamily
+#else
+#define LINK_SCOPE gl_ScopeDevice
+#endif
+
 bool is_linked() { return (link & 0xff00u) != 0u; }
 void wait_for_link(const uint thread)
 {
@@ -18,17 +31,13 @@ void wait_for_link(const uint thread)
         uint i = 0u;
         while (counted[((link >> 8 & 0xffu) - 1u) * STEP_APART] < link >> 16 && i < SPINS) i++;
         if (i == SPINS) counted[GAVE_UP * STEP_APART] = 1u;
-        memoryBarrierBuffer();
     }
-    barrier();
+    GROUP_BARRIER();
 }
 void count_for_link(const uint thread)
 {
     if ((link & 0xffu) == 0u) return;
-    groupMemoryBarrier();
-    barrier();
-    if (thread == 0u) {
-        memoryBarrierBuffer();
-        atomicAdd(counted[((link & 0xffu) - 1u) * STEP_APART], 1u);
-    }
+    GROUP_BARRIER();
+    if (thread == 0u)
+        atomicAdd(counted[((link & 0xffu) - 1u) * STEP_APART], 1u, LINK_SCOPE, gl_StorageSemanticsBuffer, gl_SemanticsRelease);
 }

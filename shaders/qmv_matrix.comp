@@ -26,6 +26,7 @@
 #endif
 #define PRODUCT
 #define PREPARED
+#define MATRICES
 #include "quant.glsl"
 #include "halves.glsl"
 #include "normed.glsl"

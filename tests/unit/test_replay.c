@@ -317,14 +317,16 @@ static void test_same_round(void **state)
 
 /* Products of one row in a row, each of the last one's result. scan: in front of which one a running sum comes between;
  * early: which one has the last result for its scales, too, which it reads before it waits; -1: none. pairs: a second
- * product of the same row beside each but the last, all of which are added up in the end. linked: how many of the steps wait:
- * the first has nothing to wait for, and what comes behind the last relies on a barrier in front of it. */
+ * product of the same row beside each but the last, all of which are added up in the end, in one kernel that the gate CHAINS makes
+ * at once. linked: how many of the steps wait: the first has nothing to wait for, and what comes behind the last relies on a
+ * barrier in front of it. */
+#define LINK_GATES "MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_CHAINS=2"
 enum { LINK_K = 64, LINK_ROUNDS = 12, LINK_PRODUCTS = 6 };
 static const struct link_case { const char *name; int scan, early; bool pairs; uint64_t steps, linked; } link_cases[] = {
     { "products", -1, -1, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
     { "products and a running sum", 3, -1, false, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
     { "a product whose scales are the last one's result", -1, 2, false, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
-    { "products side by side", -1, -1, true, 2 * LINK_PRODUCTS - 1, 2 * LINK_PRODUCTS - 4 },
+    { "products side by side", -1, -1, true, 2 * LINK_PRODUCTS, 2 * LINK_PRODUCTS - 2 },
 };
 /* sets: products side by side are one dispatch. */
 static const struct link_kernel { const char *name, *gates; mlxvk_dtype type; bool sets; } link_kernels[] = {
@@ -389,8 +391,8 @@ static void compare_links(const struct link_case *c, const struct link_kernel *k
     static uint16_t on[LINK_ROUNDS][LINK_K], off[LINK_ROUNDS][LINK_K];
     char with[128], without[128];
     mlxvk_stats none, stats;
-    snprintf(with, sizeof with, "%s MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=2", k->gates);
-    snprintf(without, sizeof without, "%s MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_LINKS=0", k->gates);
+    snprintf(with, sizeof with, "%s " LINK_GATES " MLX_VK_ENABLE_LINKS=2", k->gates);
+    snprintf(without, sizeof without, "%s " LINK_GATES " MLX_VK_ENABLE_LINKS=0", k->gates);
     none = linked_rounds(c, k->type, without, off);
     stats = linked_rounds(c, k->type, with, on);
     assert_int_equal(none.linked, 0);
