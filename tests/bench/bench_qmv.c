@@ -5,6 +5,8 @@
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
  *     build/bench/bench_qmv few          1 to 64 rows, as the library chooses, as multiples of 1; then by each kernel for few
+ *     build/bench/bench_qmv chain        one row in a step that is recorded and linked, as decoding has it: each product adds to
+ *                                        what the one before it left
  *     build/bench/bench_qmv f16          the same in float16
  *     build/bench/bench_qmv model 8b [M] [BITS]     the products of a token of Qwen3-8B (or 06b)
  *     build/bench/bench_qmv N K [M] [BITS] [GROUP]      one shape */
@@ -173,14 +175,16 @@ static void routes(void)
     }
 }
 
+/* What a layer of Qwen3-8B, and of Qwen3-0.6B, has. */
+enum { SHAPES = 6 };
+static const struct shape shape[SHAPES] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 },
+                                            { 1024, 3072 } };
+
 /* A few rows: what they cost as a multiple of one row; by each kernel that might take them. */
 static void few_rows(void)
 {
     static const struct { int number, first, last; } kernels[] = { { 0, 1, 64 }, { 5, 1, 8 }, { 6, 2, 64 }, { 3, 16, 64 }, { 4, 32, 64 } };
     static const int rows[] = { 1, 2, 3, 4, 8, 16, 32, 64 };
-    enum { SHAPES = 6 };
-    static const struct shape shape[SHAPES] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 },
-                                                { 1024, 3072 } };
     double one[SHAPES] = { 0 };
     printf("\n| N x K, us (multiple of M = 1, as the library chooses) |");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) printf(" M = %d |", rows[i]);
@@ -202,6 +206,63 @@ static void few_rows(void)
         }
         close_device();
     }
+}
+
+/* A step of so many products, each of a row of its own, plus what the one before it left. */
+static void chained_step(const struct weight *q, const mlxvk_array *x, int count)
+{
+    mlxvk_optional_int g = { 64, true }, b = { 4, true };
+    mlxvk_array y = mlxvk_array_new(), product = mlxvk_array_new();
+    for (int i = 0; i < count; i++) {
+        check(mlxvk_quantized_matmul(&product, x[i], q[i].w, q[i].scales, q[i].biases, true, g, b, "affine", stream), "quantized_matmul");
+        if (i) check(mlxvk_add(&y, product, y, stream), "add");
+        else check(mlxvk_array_set(&y, product), "array_set");
+    }
+    mlxvk_array_free(product);
+    check(mlxvk_array_eval(y), "eval");
+    mlxvk_array_free(y);
+}
+
+/* One row in a step that is recorded once and then replayed, where the device can with links in the place of barriers. */
+static void chain(void)
+{
+    enum { STEPS = 64, CHAIN = 100 };
+    static struct weight q[CHAIN];
+    static mlxvk_array x[CHAIN];
+    open_device("");
+    printf("\n%s, %s; %s, one row, a step of %d products\n\n| N x K | us a product | GB/s | dispatches linked |\n|---|---|---|---|\n", device_name, driver,
+           mlxvk_dtype_name(x_type), CHAIN);
+    for (size_t s = 0; s < SHAPES; s++) {
+        double bytes = (double)shape[s].n * shape[s].k / 2 + (double)shape[s].n * (shape[s].k / 64) * 4, best = 1e30, busy = 0;
+        int steps = gpu ? STEPS : 4;
+        mlxvk_stats stats;
+        for (int i = 0; i < CHAIN; i++) {
+            q[i] = random_weight(shape[s].n, shape[s].k, 4, 64);
+            x[i] = uniform(1, shape[s].k, x_type);
+        }
+        while (busy < 0.4) {
+            double start = now(), took;
+            mlxvk_reset_stats(device);
+            for (int i = 0; i < steps; i++) chained_step(q, x, CHAIN);
+            check(mlxvk_synchronize(stream), "synchronize");
+            took = now() - start;
+            busy += took;
+            if (took < best) best = took;
+        }
+        check(mlxvk_get_stats(&stats, device), "get_stats");
+        best *= 1e6 / (steps * CHAIN);
+        printf("| %d x %d | %.1f | %.0f | %.0f %% |\n", shape[s].n, shape[s].k, best, bytes / best * 1e-3,
+               100.0 * (double)stats.linked / (double)stats.dispatches);
+        fflush(stdout);
+        for (int i = 0; i < CHAIN; i++) {
+            mlxvk_array_free(q[i].w);
+            mlxvk_array_free(q[i].scales);
+            mlxvk_array_free(q[i].biases);
+            mlxvk_array_free(x[i]);
+        }
+        mlxvk_device_clear_cache(device);
+    }
+    close_device();
 }
 
 /* ---- the products of one token, as a model's layers make them, weights cold ---- */
@@ -274,6 +335,7 @@ static void model(const char *size, int m, int bits)
 int main(int argc, char **argv)
 {
     static const int few[] = { 1, 2, 4, 8 }, many[] = { 16, 32, 64, 128, 512, 2048 };
+    if (argc == 2 && !strcmp(argv[1], "chain")) { chain(); return 0; }
     if (argc == 2 && !strcmp(argv[1], "f16")) x_type = MLXVK_FLOAT16;
     open_for_rounds("");
     if (argc > 2 && !strcmp(argv[1], "model")) {
