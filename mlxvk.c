@@ -274,7 +274,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
 #define GATES(X)                                                                                                      \
     X(MAX_OPS, "MLX_VK_MAX_OPS_PER_BUFFER", 100, "operations recorded before a command buffer is committed")          \
     X(MAX_MB,        "MLX_VK_MAX_MB_PER_BUFFER",        50,                                                           \
-      "MiB of buffers used before that; of those only read an eighth counts while the GPU is busy")                   \
+      "MiB of buffers used before that; an eighth of them counts while the GPU is busy")                              \
     X(MAX_MS,        "MLX_VK_MAX_MS_PER_BUFFER",         5,                                                           \
       "milliseconds of work, by estimate, before that (0: any)")                                                      \
     X(CUT_US,        "MLX_VK_MAX_US_PER_DISPATCH",  100000,                                                           \
@@ -3616,13 +3616,12 @@ static void slot_destroy(struct device *d, struct slot *slot)
 /* ---- hazards ---- */
 
 /* What a buffer adds to the bytes after which a command buffer is committed. Commits serve to start the GPU early:
- * while it is at work what is only read (weights, mostly) counts an eighth, since a submission for each 50 MiB of
- * weights costs the host more than it brings (Qwen3-8B on an NVIDIA H200: 57 a token and 266 tokens/s, so 10 and
- * 285). */
-static size_t counted_size(const struct stream *s, const struct buffer *b, bool write)
+ * while it is at work a buffer counts an eighth, since a submission for each 50 MiB costs the host more than it brings,
+ * and the GPU waits from one to the next. Qwen3-8B on an NVIDIA H200: 57 a token and 266 tokens/s, so 10 and 285; a
+ * prompt of 512 tokens, whose weights are unpacked, 14,700 tokens/s with one for each 50 MiB written, so 15,090. */
+static size_t counted_size(const struct stream *s, const struct buffer *b)
 {
-    bool at_work = s->line->submitted > s->line->completed;
-    return at_work && !write ? b->size / 8 : b->size;
+    return s->line->submitted > s->line->completed ? b->size / 8 : b->size;
 }
 
 /* Notes that the next dispatch reads or writes bytes of a buffer: orders it after other streams, and remembers the
@@ -3639,7 +3638,7 @@ static void encoder_access(struct encoder *e, struct buffer *b, size_t low, size
     if (!e->commands && open_commands(s)) return;
     code = buffer_use(e->device, b, s->line, write);
     if (code) { encoder_fail(e, code, 0, __LINE__, "buffer", "out of host memory"); return; }
-    if (b->mark != s->mark) { b->mark = s->mark; s->bytes += counted_size(s, b, write); }
+    if (b->mark != s->mark) { b->mark = s->mark; s->bytes += counted_size(s, b); }
     if (!e->pending_count) e->pending_in = s->mark;
     if (e->pending_count < MAX_PENDING)
         e->pending[e->pending_count++] = (struct access){ b, b->handle, low, high, write };
@@ -10321,6 +10320,7 @@ static const struct tile_row coopmat2_rows[] = {
     {  64,  64, 64, 0, 0, 128, 0.69f },
     {  32, 128, 64, 0, 0, 128, 0.59f },
     {  32,  64, 64, 0, 0, 128, 0.53f },
+    { 128, 224, 64, 0, 0, 256, 1.13f },
 };
 
 /* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
@@ -15850,8 +15850,10 @@ static void quant_run(struct encoder *e, const struct quant_job *job, struct arr
 /* Microseconds of a dispatch and of the barrier behind it, about; what its tiles take in percent of those of
  * matmul_coopmat2.comp, and where silu(x) * y follows. An H100, 512 rows: 4096 and 2 x 1024 columns of K = 4096 138 us,
  * 130 one by one; 2 x 12288 with silu(x) * y 413 us, 345 one by one; 2048 and 2 x 1024 columns of K = 1024 27 us, 36
- * so; 2 x 3072 with silu(x) * y 32 us, 48 so (a prompt of Qwen3-0.6B 79,000 tokens/s before, 97,000). */
-enum { SETS_DISPATCH = 4, SETS_PERCENT = 115, SETS_SWIGLU_PERCENT = 140 };
+ * so; 2 x 3072 with silu(x) * y 32 us, 48 so (a prompt of Qwen3-0.6B 79,000 tokens/s before, 97,000). An H200, 4096
+ * and 2 x 1024 columns: 147 us by tiles of 256 columns, 128 by 116 of 224. SETS_COLUMNS: what a tile's are a multiple of
+ * (tiles of 208 left columns out). */
+enum { SETS_DISPATCH = 4, SETS_PERCENT = 115, SETS_SWIGLU_PERCENT = 140, SETS_COLUMNS = 32 };
 
 static enum kernel_id sets_kernel(mlxvk_dtype to)
 {
@@ -15890,26 +15892,36 @@ static double apart_cost(const struct encoder *e, const struct quant_job *j)
     return cost;
 }
 
+/* Tiles across the columns of all matrices: each lies in one of them, the last of each begins earlier; where results
+ * are silu(x) * y, half of it in each of two. 0: one has fewer columns than a tile, or not in eights. */
+static uint32_t sets_across(const struct quant_job *j, const struct tile_row *r)
+{
+    bool swiglu = j->epilogue == QMV_SWIGLU;
+    uint32_t bn = swiglu ? r->bn / 2u : r->bn, across = 0;
+    for (int i = 0; i < (swiglu ? 1 : j->sets); i++) {
+        if (j->set[i].rows < bn || j->set[i].rows % 8 || bn % SETS_COLUMNS) return 0;
+        across += ceil_div(j->set[i].rows, bn);
+    }
+    return across;
+}
+
 /* The tiles that take least, where that is less than one product after another takes (or a gate forces them); NULL:
- * none. A tile lies in one matrix; where results are silu(x) * y, half of it in each. */
+ * none. */
 static const struct tile_row *sets_tile(const struct encoder *e, const struct quant_job *j)
 {
     const struct tile_row *best = NULL;
     double least, percent = j->epilogue == QMV_SWIGLU ? SETS_SWIGLU_PERCENT : SETS_PERCENT;
     int forced = e->device->gate[GATE_MATMUL_TILE];
-    uint32_t columns = 0;
     if (!sets_fit(e, j)) return NULL;
     least = forced > 0 ? INFINITY : apart_cost(e, j);
-    for (int i = 0; i < j->sets; i++) columns += j->set[i].rows;
     for (size_t i = 0; i < COUNT(coopmat2_rows); i++) {
         const struct tile_row *r = &coopmat2_rows[i];
-        uint32_t bn = j->epilogue == QMV_SWIGLU ? r->bn / 2u : r->bn, across = columns / r->bn, odd = j->k % r->bk;
+        uint32_t across = sets_across(j, r);
         int64_t tiles = (int64_t)ceil_div(j->m, r->bm) * across;
         double cost = rounds_cost(e, r, tiles, j->k + r->bk) * idle_share(e, tiles) * percent / 100 + SETS_DISPATCH;
         if (forced > 0 && forced <= (int)COUNT(coopmat2_rows) && (int)i != forced - 1) continue;
-        for (int k = 0; k < j->sets; k++) odd |= j->set[k].rows % bn;
-        if (odd || j->m < r->bm || !tile_fits(e, r) || cost >= least || across > e->device->caps.max_groups[0] ||
-            ceil_div(j->m, r->bm) > e->device->caps.max_groups[1]) continue;
+        if (!across || j->k % r->bk || j->m < r->bm || !tile_fits(e, r) || cost >= least ||
+            across > e->device->caps.max_groups[0] || ceil_div(j->m, r->bm) > e->device->caps.max_groups[1]) continue;
         best = r;
         least = cost;
     }
@@ -15953,7 +15965,7 @@ static void plan_sets(struct encoder *e, const struct quant_job *j, const struct
     set_work(e, quant_work(j));
     USE_AS(e, sets_kernel(j->to), matmul_sets_f16, &p, .threads = r->threads, .type = j->to, .bm = r->bm, .bn = bn,
            .bk = r->bk, .steps = j->k % COUNTED_K ? 0 : j->k / r->bk, .swiglu = swiglu);
-    dispatch(e, p.N / bn, ceil_div(j->m, r->bm), 1);
+    dispatch(e, sets_across(j, r), ceil_div(j->m, r->bm), 1);
     array_release(w);
 }
 

@@ -79,6 +79,11 @@ static void test_many_rows_together(void **state)
         { 200, 128, { 192, 192 }, 1, MLXVK_BFLOAT16, "nvfp4", SWIGLU, 0, 1 },
         { 130, 128, { 96, 96 }, 1, MLXVK_FLOAT16, "affine", SWIGLU_SECOND, 0, 1 },
         { 66, 1024, { 256, 256 }, 6, MLXVK_BFLOAT16, "affine", SWIGLU, 0, 1 },
+        { 140, 192, { 200, 136, 264 }, 4, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 1 },   /* each matrix's last tile begins earlier */
+        { 70, 64, { 72, 88 }, 9, MLXVK_FLOAT16, "mxfp8", NO_SWIGLU, 0, 1 },
+        { 130, 128, { 200, 200 }, 4, MLXVK_BFLOAT16, "affine", SWIGLU, 0, 1 },
+        { 130, 128, { 500, 300 }, 10, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 0 },   /* columns not in eights */
+        { 512, 1024, { 4096, 1024, 1024 }, 10, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 1 },
         { 66, 64, { 64, 64 }, 7, MLXVK_BFLOAT16, "affine", SWIGLU_KEPT, 0, 1 },    /* the products alone go together */
         { 300, 96, { 128, 128 }, 4, MLXVK_BFLOAT16, "mxfp4", NO_SWIGLU, 0, 0 },    /* K is no whole steps */
         { 100, 128, { 128, 128 }, 4, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 0 },  /* fewer rows than a tile */
