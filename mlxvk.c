@@ -15851,8 +15851,8 @@ static void quant_run(struct encoder *e, const struct quant_job *job, struct arr
  * matmul_coopmat2.comp, and where silu(x) * y follows. An H100, 512 rows: 4096 and 2 x 1024 columns of K = 4096 138 us,
  * 130 one by one; 2 x 12288 with silu(x) * y 413 us, 345 one by one; 2048 and 2 x 1024 columns of K = 1024 27 us, 36
  * so; 2 x 3072 with silu(x) * y 32 us, 48 so (a prompt of Qwen3-0.6B 79,000 tokens/s before, 97,000). An H200, 4096
- * and 2 x 1024 columns: 147 us by tiles of 256 columns, 128 by 116 of 224. SETS_COLUMNS: what a tile's are a multiple of
- * (tiles of 208 left columns out). */
+ * and 2 x 1024 columns: 147 us by tiles of 256, 128 by 116 tiles of 224. SETS_COLUMNS divides a tile's columns: tiles
+ * of 208 leave some out. */
 enum { SETS_DISPATCH = 4, SETS_PERCENT = 115, SETS_SWIGLU_PERCENT = 140, SETS_COLUMNS = 32 };
 
 static enum kernel_id sets_kernel(mlxvk_dtype to)
