@@ -67,12 +67,14 @@ static void test_default_threshold(void **state)
     finish(&s);
 }
 
+/* 32 MiB of results in parts of 4: as many as there are where the device is idle each time, and 2 where it is at work from the
+ * first one on, so that the others' bytes count an eighth. */
 static void test_bytes_threshold(void **state)
 {
     (void)state;
     struct setting small = start("MLX_VK_MAX_MB_PER_BUFFER=4 MLX_VK_MAX_OPS_PER_BUFFER=100000 MLX_VK_MAX_MS_PER_BUFFER=0");
     struct setting large = start("MLX_VK_MAX_MB_PER_BUFFER=1000 MLX_VK_MAX_OPS_PER_BUFFER=100000 MLX_VK_MAX_MS_PER_BUFFER=0");
-    assert_in_range(submissions_of(&small, 32, 1 << 18, false), 8, 12);       /* results of 1 MiB each */
+    assert_in_range(submissions_of(&small, 32, 1 << 18, false), 2, 12);       /* results of 1 MiB each */
     assert_int_equal(submissions_of(&large, 32, 1 << 18, false), 1);
     finish(&small);
     finish(&large);
