@@ -316,6 +316,16 @@ uint round_of(const uint r, const uint apart)
     return (r / apart * gl_NumWorkGroups.x + gl_WorkGroupID.x) * apart + r % apart;
 }
 
+// Result t of a workgroup: the set, the row of x, that of W. False where there is none.
+bool result_of(const uint t, const uint apart, const uint count, out uvec3 at)
+{
+    uint i = t / (rounds * (R / STEP)), j = t % (rounds * (R / STEP)), round = round_of(j / (R / STEP), apart);
+    uvec2 of = place_of(min(round, count - 1u));
+    uint n = first_row(of.x, of.y) + j % (R / STEP);
+    at = uvec3(of.x, gl_WorkGroupID.y * M + i, n);
+    return round < count && at.y < m && n >= of.y && i < M;
+}
+
 void main()
 {
 #ifdef GATHER
@@ -333,6 +343,8 @@ void main()
 #ifdef LINKED
     if (is_linked()) wait_for_link(thread);            // x is not there yet; the weights are
 #endif
+    uvec3 result;                                      // what it is added to is asked for before x is met
+    uint added = EPILOGUE == ADD && result_of(thread, apart, count, result) ? residual(result.x, result.y, result.z) : 0u;
     read_pieces(x_first + m0 * x_row, 0u, thread);
     [[unroll]] for (uint i = 0u; i < M; i++) {
         uint at = x_first + min(m0 + i, m - 1u) * x_row;
@@ -351,12 +363,10 @@ void main()
     }
     barrier();
     for (uint t = thread; t < rounds * (R / STEP) * M; t += gl_WorkGroupSize.x) {
-        uint i = t / (rounds * (R / STEP)), j = t % (rounds * (R / STEP)), v = j / (R / STEP) * M * R + i * R + j % (R / STEP) * STEP;
-        uint round = round_of(j / (R / STEP), apart);
-        if (round >= count) continue;
-        uvec2 at = place_of(round);
-        uint n = first_row(at.x, at.y) + j % (R / STEP);
-        if (m0 + i < m && n >= at.y) store(at.x, m0 + i, n, STEP == 2u ? swiglu(sum_of(v), sum_of(v + 1u)) : sum_of(v));
+        uint j = t % (rounds * (R / STEP)), v = j / (R / STEP) * M * R + t / (rounds * (R / STEP)) * R + j % (R / STEP) * STEP;
+        if (!result_of(t, apart, count, result)) continue;
+        if (EPILOGUE == ADD && t != thread) added = residual(result.x, result.y, result.z);
+        store_added(result.x, result.y, result.z, STEP == 2u ? swiglu(sum_of(v), sum_of(v + 1u)) : sum_of(v), added);
     }
 #ifdef LINKED
     count_for_link(thread);
