@@ -1944,10 +1944,13 @@ static int block_create(struct device *d, size_t size, struct block **out)
 }
 
 /* GATE_CLEAR_KEEPS: who clears the cache often, as mlx_lm does behind each part of a prompt, has the same blocks made
- * again each time. So of those that clearing empties, as many stay until the next time. */
+ * again each time. So of those that clearing empties, as many stay until the next time; not more than a part of all that
+ * the device has, which others may want. */
+enum { CLEAR_KEEPS_PART = 64 };
 static bool block_stays(struct device *d, struct block *b)
 {
-    b->empty = d->clearing && d->empty + b->size <= (size_t)d->gate[GATE_CLEAR_KEEPS] << 20;
+    size_t most = min_size((size_t)d->gate[GATE_CLEAR_KEEPS] << 20, d->caps.memory_size / CLEAR_KEEPS_PART);
+    b->empty = d->clearing && d->empty + b->size <= most;
     if (b->empty) d->empty += b->size;
     return b->empty;
 }
