@@ -387,6 +387,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(REPLAY,        "MLX_VK_ENABLE_REPLAY",             1, "plans of windows that come again are kept")               \
     X(CLEAR_KEEPS, "MLX_VK_CLEAR_KEEPS_MB", 0, "MiB of emptied memory that clear_cache leaves until the next time")   \
     X(WINDOW, "MLX_VK_WINDOW", 0, "operations lowered at a time, at first (0: more while the GPU is at work)")        \
+    X(TOLD, "MLX_VK_ENABLE_TOLD", 1, "linked products hand their results on with a tag on each number")              \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
     X(SCAN_COLUMNS,  "MLX_VK_SCAN_COLUMNS",              0,                                                           \
@@ -22204,7 +22205,8 @@ struct window {
 
 /* Behind the parts of late words come the counters of links, of one segment at a time, and whether one gave up. */
 enum { SEGMENT_MOST = 256, SEGMENT_MISSES = 6, LATE_WORDS = 1024, LATE_PARTS = 48, LINK_COUNTERS = 255,
-       LINKS_AT = LATE_WORDS * LATE_PARTS, LINK_WORDS = (LINK_COUNTERS + 1) * LINK_STEP_APART };
+       LINKS_AT = LATE_WORDS * LATE_PARTS, LINK_WORDS = TELL_FROM + TELL_WORDS_TOLD };
+static_assert((int)TELL_FROM == (LINK_COUNTERS + 1) * LINK_STEP_APART, "counters, whether one gave up, what is told");
 
 /* Ends a segment. Its command buffer is freed when no submission has it. */
 static void drop_segment(struct stream *s, struct window *w, struct segment *g)
@@ -22337,7 +22339,7 @@ static const struct link_row { uint32_t kernel, binding, word, passed; } link_ta
       1 << SLOT_attention_chunks_rope_new_v | 1 << SLOT_attention_chunks_rope_part |
       1 << SLOT_attention_chunks_rope_finished },
 };
-enum { LINK_GROUPS = 0xffff };                       /* as a link counts them */
+enum { LINK_GROUPS = 0xfff };                       /* as a link counts them */
 
 static const struct link_row *link_row(const struct step *t)
 {
@@ -22352,27 +22354,31 @@ static VkDescriptorBufferInfo reach_of(const struct kept_step *k, const struct b
     return (VkDescriptorBufferInfo){ p->range.buffer, p->known.buffer->offset, p->known.buffer->size };
 }
 
-/* Does a step of [since, at) write what step `at` reads early? */
-static bool early_written(const struct window *w, uint32_t since, uint32_t at, uint32_t passed)
+/* Does step j write what step `at` has at one of these slots? */
+static bool writes_for(const struct window *w, uint32_t j, uint32_t at, uint32_t slots)
 {
-    const struct step *t = ITEM(w->plan.steps, struct step, at);
-    for (uint32_t i = 0; i < t->bounds; i++) {
-        const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first + i);
-        VkDescriptorBufferInfo r = reach_of(ITEM(w->steps, struct kept_step, at), b,
-                                            ITEM(w->places, struct place, t->first + i));
-        if (passed >> b->slot & 1) continue;
-        for (uint32_t j = since; j < at; j++) {
-            const struct step *o = ITEM(w->plan.steps, struct step, j);
-            for (uint32_t n = o->first; n < o->first + o->bounds; n++) {
-                const struct bound *other = ITEM(w->plan.bounds, struct bound, n);
-                VkDescriptorBufferInfo s = reach_of(ITEM(w->steps, struct kept_step, j), other,
-                                                    ITEM(w->places, struct place, n));
-                if (other->write && r.buffer == s.buffer && r.offset < s.offset + s.range &&
-                    s.offset < r.offset + r.range) return true;
-            }
+    const struct step *t = ITEM(w->plan.steps, struct step, at), *o = ITEM(w->plan.steps, struct step, j);
+    for (uint32_t i = t->first; i < t->first + t->bounds; i++) {
+        const struct bound *b = ITEM(w->plan.bounds, struct bound, i);
+        VkDescriptorBufferInfo r = reach_of(ITEM(w->steps, struct kept_step, at), b, ITEM(w->places, struct place, i));
+        if (!(slots >> b->slot & 1)) continue;
+        for (uint32_t n = o->first; n < o->first + o->bounds; n++) {
+            const struct bound *other = ITEM(w->plan.bounds, struct bound, n);
+            VkDescriptorBufferInfo s = reach_of(ITEM(w->steps, struct kept_step, j), other,
+                                                ITEM(w->places, struct place, n));
+            if (other->write && r.buffer == s.buffer && r.offset < s.offset + s.range &&
+                s.offset < r.offset + r.range) return true;
         }
     }
     return false;
+}
+
+/* Does a step of [since, at) write what step `at` reads early? */
+static bool early_written(const struct window *w, uint32_t since, uint32_t at, uint32_t passed)
+{
+    bool written = false;
+    for (uint32_t j = since; j < at && !written; j++) written = writes_for(w, j, at, ~passed);
+    return written;
 }
 
 /* Steps of a segment that run side by side, between two barriers, and their workgroups; 0: one of them can neither wait
@@ -22415,13 +22421,123 @@ static bool may_link(struct encoder *e)
     return true;
 }
 
+static bool waits_by_link(uint32_t link) { return (link & (0xff00 | TELL_HEARS_X)) != 0; }
+
+/* ---- told: what a linked product hands to the next one with a tag on each number, see links.glsl ---- */
+
+/* Where a step reads x and what it adds from, and where it writes, as links.glsl has it; 0: as they lie. */
+struct tell { uint32_t x, y, res; };
+
+static bool is_held(const struct step *t) { return t->kernel == K_QMV_HELD || t->kernel == K_QMV_HELD_SETS; }
+
+/* One row of half numbers, no batch: a step that can hear x, and tell its result where that is all it has. */
+static bool may_tell(const struct step *t)
+{
+    struct qmv_held_constants c;
+    struct quant_push p;
+    if (!is_held(t)) return false;
+    memcpy(&c, t->constants, sizeof c);
+    memcpy(&p, t->push, sizeof p);
+    return p.m == 1 && t->groups[2] == 1 && c.tx == c.ty && (c.ty == MLXVK_BFLOAT16 || c.ty == MLXVK_FLOAT16);
+}
+
+/* The bytes of what lies at a slot from element `at` on; 0: nothing does. */
+static size_t told_place(const struct window *w, const struct step *t, uint32_t slot, uint32_t at, VkBuffer *buffer)
+{
+    for (uint32_t i = 0; i < t->bounds; i++) {
+        const struct place *p = ITEM(w->places, struct place, t->first + i);
+        if (ITEM(w->plan.bounds, struct bound, t->first + i)->slot != slot) continue;
+        *buffer = p->range.buffer;
+        return p->range.offset + 2 * (size_t)at + 1;
+    }
+    return 0;
+}
+
+/* Is what step b reads at `slot`, `count` numbers from `at` on, all that step a writes? */
+static bool told_by(const struct window *w, const struct step *a, const struct step *b, uint32_t slot, uint32_t at,
+                    uint32_t count)
+{
+    bool sets = a->kernel == K_QMV_HELD_SETS;
+    uint32_t y = sets ? SLOT_qmv_held_sets_ya : SLOT_qmv_held_ya;
+    VkBuffer from = VK_NULL_HANDLE, to = VK_NULL_HANDLE;
+    struct quant_push p;
+    size_t place;
+    if (!may_tell(a) || (sets && a->write_mask >> SLOT_qmv_held_sets_yb & 1)) return false;
+    memcpy(&p, a->push, sizeof p);
+    place = told_place(w, a, y, p.y_at[0], &from);
+    return p.rows[0] == count && place && place == told_place(w, b, slot, at, &to) && from == to;
+}
+
+/* Room for the results of a step of the segment: where it says them to, with its tag. */
+static uint32_t told_room(const struct window *w, uint32_t first, uint32_t at, uint32_t *used)
+{
+    struct quant_push p;
+    uint32_t from = *used;
+    memcpy(&p, ITEM(w->plan.steps, struct step, first + at)->push, sizeof p);
+    if (p.rows[0] > TELL_WORDS_TOLD / 8) return 0;
+    if (from + p.rows[0] > TELL_WORDS_TOLD) from = 0;
+    *used = (uint32_t)round_up(from + p.rows[0], 16);
+    return from >> 4 | (at + 1) << 16;
+}
+
+/* Lets step `at`, which waits for the one in front alone, hear x from it: nobody else waits for that. */
+static void find_told(const struct window *w, uint32_t first, uint32_t at, uint32_t *link, struct tell *tell,
+                      uint32_t *used)
+{
+    const struct step *a = ITEM(w->plan.steps, struct step, first + at - 1), *b = a + 1;
+    struct quant_push p;
+    if (!may_tell(b)) return;
+    memcpy(&p, b->push, sizeof p);
+    if (!told_by(w, a, b, b->kernel == K_QMV_HELD ? SLOT_qmv_held_x : SLOT_qmv_held_sets_x, p.x_at, p.k)) return;
+    if (!(tell[at - 1].y = told_room(w, first, at - 1, used))) return;
+    tell[at].x = tell[at - 1].y;
+    link[at - 1] = (link[at - 1] & ~0xffu) | TELL_TELLS_Y;
+    link[at] = TELL_HEARS_X;
+}
+
+/* Step j of the segment tells its results, and makes no fence, as who counts itself does. Step `at` reads them at a
+ * slot, too: it hears what it adds; for the rest step j counts itself again. */
+static void hear_or_count(const struct window *w, uint32_t first, uint32_t j, uint32_t at, uint32_t slot,
+                          uint32_t *link, struct tell *tell)
+{
+    const struct step *a = ITEM(w->plan.steps, struct step, first + j), *b = ITEM(w->plan.steps, struct step, first + at);
+    uint32_t res = b->kernel == K_QMV_HELD ? SLOT_qmv_held_res : SLOT_qmv_held_sets_res;
+    struct quant_push p;
+    memcpy(&p, b->push, sizeof p);
+    if (may_tell(b) && slot == res && told_by(w, a, b, res, p.r_at, p.rows[0])) {
+        tell[at].res = tell[j].y;
+        link[at] |= TELL_HEARS_RES;
+    } else link[j] |= 1 + j;
+}
+
+/* Sees to all else that is read of what steps tell, behind the same barrier. */
+static void settle_told(const struct window *w, uint32_t first, uint32_t count, uint32_t *link, struct tell *tell)
+{
+    for (uint32_t at = 0, since = 0; at < count; at++) {
+        const struct step *t = ITEM(w->plan.steps, struct step, first + at);
+        if (!waits_by_link(link[at]) && ITEM(w->steps, struct kept_step, first + at)->barrier) since = at;
+        for (uint32_t i = t->first; i < t->first + t->bounds; i++) {
+            const struct bound *b = ITEM(w->plan.bounds, struct bound, i);
+            bool x = is_held(t) && b->slot == (t->kernel == K_QMV_HELD ? SLOT_qmv_held_x : SLOT_qmv_held_sets_x);
+            if (b->write || (x && link[at] & TELL_HEARS_X)) continue;
+            for (uint32_t j = at; j-- > since;)
+                if (writes_for(w, first + j, first + at, 1u << b->slot)) {
+                    if (tell[j].y && !(link[j] & 0xff)) hear_or_count(w, first, j, at, b->slot, link, tell);
+                    break;
+                }
+        }
+    }
+}
+
 /* The links of steps, as links.glsl has them; how many wait. Steps side by side count themselves by the counter of the
  * first one's number, and each of those behind waits for all of them. */
-static uint32_t find_links(struct encoder *e, const struct window *w, uint32_t first, uint32_t count, uint32_t *link)
+static uint32_t find_links(struct encoder *e, const struct window *w, uint32_t first, uint32_t count, uint32_t *link,
+                           struct tell *tell)
 {
-    uint32_t since = first, found = 0;
+    uint32_t since = first, found = 0, told = 0;
     struct beside before, b;
     memset(link, 0, count * sizeof *link);
+    memset(tell, 0, count * sizeof *tell);
     if (!may_link(e) || !count) return 0;
     before = beside_from(w, first, count, 0);
     for (; before.end < count; before = b) {
@@ -22431,11 +22547,15 @@ static uint32_t find_links(struct encoder *e, const struct window *w, uint32_t f
         for (uint32_t i = before.first; i < before.end; i++) link[i] |= counter;
         for (uint32_t i = b.first; i < b.end; i++) link[i] = counter << 8 | (uint32_t)before.groups << 16;
         found += b.end - b.first;
+        if (e->device->gate[GATE_TOLD] && before.end == before.first + 1 && b.end == b.first + 1)
+            find_told(w, first, b.first, link, tell, &told);
     }
+    if (told) settle_told(w, first, count, link, tell);
     return found;
 }
 
-static void place_link(const struct encoder *e, struct step *t, uint32_t link, VkDescriptorBufferInfo *ranges)
+static void place_link(const struct encoder *e, struct step *t, uint32_t link, const struct tell *tell,
+                       VkDescriptorBufferInfo *ranges)
 {
     const struct link_row *row = link_row(t);
     const struct buffer *late = e->stream->late;
@@ -22443,6 +22563,10 @@ static void place_link(const struct encoder *e, struct step *t, uint32_t link, V
     ranges[row->binding] = (VkDescriptorBufferInfo){ late->handle, late->offset + at, size };
     t->set_mask |= 1u << row->binding;
     memcpy(t->push + 4 * row->word, &link, 4);
+    if (!is_held(t)) return;                         /* one row has no batch, whose strides these are else */
+    if (link & TELL_HEARS_X) memcpy(t->push + 4 * PUSH_WORD(qmv_held, x_batch), &tell->x, 4);
+    if (link & TELL_TELLS_Y) memcpy(t->push + 4 * PUSH_WORD(qmv_held, y_batch), &tell->y, 4);
+    if (link & TELL_HEARS_RES) memcpy(t->push + 4 * PUSH_WORD(qmv_held, w_batch), &tell->res, 4);
 }
 
 /* Sets a step's late words' places, which are recorded instead of what they are now. */
@@ -22467,7 +22591,8 @@ static void place_late(const struct encoder *e, const struct window *w, struct k
 }
 
 /* Records a step for good, with late words and links. */
-static void record_for_good(struct encoder *e, const struct window *w, uint32_t at, uint32_t link)
+static void record_for_good(struct encoder *e, const struct window *w, uint32_t at, uint32_t link,
+                            const struct tell *tell)
 {
     struct kept_step *k = ITEM(w->steps, struct kept_step, at);
     struct step t = *ITEM(w->plan.steps, struct step, at);
@@ -22476,7 +22601,7 @@ static void record_for_good(struct encoder *e, const struct window *w, uint32_t 
     VkDescriptorBufferInfo ranges[MAX_BOUND];
     for (uint32_t i = 0; i < t.bounds; i++) ranges[b[i].slot] = place[i].range;
     if (k->moves) place_late(e, w, k, &t, ranges);
-    if (link) place_link(e, &t, link, ranges);
+    if (link) place_link(e, &t, link, tell, ranges);
     record_dispatch(e, &t, t.pipeline, ranges);
 }
 
@@ -22515,9 +22640,11 @@ static void execute_held(struct encoder *e, struct window *w, struct segment *g)
         d->vk.vkCmdUpdateBuffer(e->commands, late->handle, part + sizeof *words * from, sizeof *words * g->words,
                                 words);
     }
-    if (g->links)
-        d->vk.vkCmdFillBuffer(e->commands, late->handle, late->offset + sizeof *words * LINKS_AT,
-                              sizeof *words * LINK_COUNTERS * LINK_STEP_APART, 0);
+    if (g->links) {                                  /* but for the word that says that one gave up */
+        const size_t at = late->offset + sizeof *words * LINKS_AT;
+        d->vk.vkCmdFillBuffer(e->commands, late->handle, at, sizeof *words * LINK_COUNTERS * LINK_STEP_APART, 0);
+        d->vk.vkCmdFillBuffer(e->commands, late->handle, at + sizeof *words * TELL_FROM, sizeof *words * TELL_WORDS_TOLD, 0);
+    }
     if (g->words || g->links || e->held_behind) { barrier_between(e); e->barriers++; }
     w->late_read = e->barriers;
     if (g->links) e->links_read = e->barriers;
@@ -22555,14 +22682,15 @@ static void record_segment(struct stream *s, struct window *w, uint32_t first, u
     VkCommandBuffer open = e->commands, commands = w->segments.count < NO_NUMBER ? segment_commands(s) : NULL;
     struct segment *g = commands ? ADD(s->device, &w->segments, struct segment) : NULL;
     uint32_t words = 0, link[SEGMENT_MOST], linked;
+    struct tell tell[SEGMENT_MOST];
     if (!commands) return;
-    linked = find_links(e, w, first, count, link);
+    linked = find_links(e, w, first, count, link, tell);
     e->commands = commands;
     e->in_use = NULL;
     for (uint32_t i = first; i < first + count; i++) {
         const struct kept_step *k = ITEM(w->steps, struct kept_step, i);
-        if (i > first && k->barrier && !(link[i - first] >> 8)) barrier_between(e);
-        record_for_good(e, w, i, link[i - first]);
+        if (i > first && k->barrier && !waits_by_link(link[i - first])) barrier_between(e);
+        record_for_good(e, w, i, link[i - first], &tell[i - first]);
         if (k->moves)
             words = k->word + k->late->count - ITEM(w->steps, struct kept_step, first)->word;
     }

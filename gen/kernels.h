@@ -86,6 +86,10 @@ enum { JACOBI_EIGEN = 0, JACOBI_SINGULAR = 1 };
 /* shaders/links.glsl: words from one counter to the next: a cache line of its own, or those who wait for later ones hold up who counts */
 enum { LINK_STEP_APART = 32 };
 
+/* shaders/links.glsl: the first such word; how many there are; bits of link */
+enum { TELL_FROM = 8192, TELL_WORDS_TOLD = 262144, TELL_HEARS_X = 268435456, TELL_TELLS_Y = 536870912,
+    TELL_HEARS_RES = 1073741824 };
+
 /* shaders/matmul.glsl: a @ b; with alpha, beta and c; float32 parts, to be added up */
 enum { EPILOGUE_NONE = 0, EPILOGUE_SCALE = 1, EPILOGUE_PART = 2 };
 

@@ -3,7 +3,8 @@
 // those wrote. It needs what Vulkan does not promise, that workgroups start in the order of their dispatches: see
 // link_table in mlxvk.c. What is read behind the wait, and what others read so, is `coherent`: caches of a processor may
 // hold what an address had before.
-// link: 1 + the counter of its own in the lowest byte, 1 + the one that it waits for in the next, how many it waits for above.
+// link: 1 + the counter of its own in the lowest byte, 1 + the one that it waits for in the next, how many it waits for in 12
+// bits above, and in the last three whether x, the results, and what is added to them are told: see TELLS_Y.
 layout(std430, set = 0, binding = LINKS) coherent volatile buffer link_words { uint counted[]; };
 //! enum LINK_: words from one counter to the next: a cache line of its own, or those who wait for later ones hold up who counts
 const uint STEP_APART = 32;
@@ -24,12 +25,20 @@ const uint SPINS = 1u << 24, GAVE_UP = 255u;
 #define LINK_SCOPE gl_ScopeDevice
 #endif
 
+// What is told is written twice, to where it belongs and, with the step's tag above its 16 bits, behind the counters: who waits
+// for it reads that again until all of it has the tag. So there is no counting, no fence, and no second way to memory. `told`
+// says where, by 16 words, and the tag above that.
+//! enum TELL_: the first such word; how many there are; bits of link
+const uint FROM = 8192, WORDS_TOLD = 262144, HEARS_X = 268435456, TELLS_Y = 536870912, HEARS_RES = 1073741824;
+layout(std430, set = 0, binding = LINKS) coherent volatile buffer link_quads { uvec4 told4[]; };
+uint told_at(const uint told, const uint i) { return FROM + ((told & 0xffffu) << 4) + i; }
+
 bool is_linked() { return (link & 0xff00u) != 0u; }
 void wait_for_link(const uint thread)
 {
     if (thread == 0u) {
         uint i = 0u;
-        while (counted[((link >> 8 & 0xffu) - 1u) * STEP_APART] < link >> 16 && i < SPINS) i++;
+        while (counted[((link >> 8 & 0xffu) - 1u) * STEP_APART] < (link >> 16 & 0xfffu) && i < SPINS) i++;
         if (i == SPINS) counted[GAVE_UP * STEP_APART] = 1u;
     }
     GROUP_BARRIER();

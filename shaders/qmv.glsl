@@ -60,12 +60,26 @@ uint x_matrix, w_matrix, y_matrix;
 #endif
 const uint STEP = EPILOGUE == SWIGLU ? 2u : 1u;        // rows of this many matrices alternate
 
-uint residual(const uint set, const uint i, const uint n) { return RAW(res, r_at + i * y_row[set] + n, TY); }
+uint residual(const uint set, const uint i, const uint n)
+{
+#if defined(LINKED) && defined(HELD)
+    if ((link & HEARS_RES) != 0u) {
+        uint at = told_at(w_batch, n), spins = 0u, word;
+        do word = counted[at]; while (((word ^ w_batch) & 0xffff0000u) != 0u && ++spins < SPINS);
+        if (spins == SPINS) counted[GAVE_UP * STEP_APART] = 1u;
+        return word & 0xffffu;
+    }
+#endif
+    return RAW(res, r_at + i * y_row[set] + n, TY);
+}
 void store_added(const uint set, const uint i, const uint n, float y, const uint residual)
 {
     uint at = y_matrix * y_batch + y_at[set] + i * y_row[set] + n;
     if (EPILOGUE == ADD) y = rounded(y, TY) + number(residual, TY);
     uint raw = float_to_bits(y, TY);
+#if defined(LINKED) && defined(HELD)
+    if ((link & TELLS_Y) != 0u) counted[told_at(y_batch, n)] = raw | (y_batch & 0xffff0000u);
+#endif
 #ifdef SETS
     if (set == 1u) PUT(yb, at, TY, raw)
     else if (set == 2u) PUT(yc, at, TY, raw)

@@ -54,9 +54,40 @@ shared float plane_unit[CHUNK], plane_sum[CHUNK * SCALES], squares[gl_WorkGroupS
 // A thread's pieces of x, and of the norm's weight.
 uvec4 piece[OWN * EACH / 8u], piece_weight[NORM ? OWN * EACH / 8u : 1u];
 
+#ifdef LINKED
+// The same of x that is told, one row: until all of it is there.
+void hear_pieces(const uint l, const uint thread)
+{
+    uint spins = 0u, missing;
+    do {
+        missing = 0u;
+        [[unroll]] for (uint n = 0u; n < OWN; n++) {
+            uint t = EACH * min(l * CHUNK * PIECES + n * gl_WorkGroupSize.x + thread, BLOCKS * PIECES - 1u);
+            [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) {
+                uvec4 a = told4[told_at(x_batch, t + 8u * i) / 4u], b = told4[told_at(x_batch, t + 8u * i) / 4u + 1u];
+                uvec4 others = (a ^ x_batch) | (b ^ x_batch);
+                missing |= others.x | others.y | others.z | others.w;
+                piece[n * EACH / 8u + i] = uvec4(a.xz & 0xffffu | a.yw << 16, b.xz & 0xffffu | b.yw << 16);
+            }
+        }
+    } while ((missing & 0xffff0000u) != 0u && ++spins < SPINS);
+    if (spins == SPINS) counted[GAVE_UP * STEP_APART] = 1u;
+}
+#endif
+
 // A thread's pieces of chunk l of the row of x that begins at `at`; beyond the row its last one.
 void read_pieces(const uint at, const uint l, const uint thread)
 {
+#ifdef LINKED
+    if ((link & HEARS_X) != 0u) {
+        [[unroll]] for (uint n = 0u; n < OWN && NORM; n++) {
+            uint t = EACH * min(l * CHUNK * PIECES + n * gl_WorkGroupSize.x + thread, BLOCKS * PIECES - 1u);
+            [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) piece_weight[n * EACH / 8u + i] = weight128[(weight_at + t >> 3) + i];
+        }
+        hear_pieces(l, thread);
+        return;
+    }
+#endif
     [[unroll]] for (uint n = 0u; n < OWN; n++) {
         uint t = EACH * min(l * CHUNK * PIECES + n * gl_WorkGroupSize.x + thread, BLOCKS * PIECES - 1u);
         [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) {
