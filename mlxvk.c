@@ -22426,71 +22426,114 @@ static bool waits_by_link(uint32_t link) { return (link & (0xff00 | TELL_HEARS_X
 /* ---- told: what a linked product hands to the next one with a tag on each number, see links.glsl ---- */
 
 /* Where a step reads x and what it adds from, and where it writes, as links.glsl has it; 0: as they lie. */
-struct tell { uint32_t x, y, res; };
+struct tell { uint32_t x[3], y, res; };
+
+/* What a step says and hears: matrices whose rows it tells, one behind the other; and what it reads, each of which may
+ * be one of those. word: of the push constants, where that is said instead. */
+enum { TOLD_SETS = 3 };
+struct told_end { uint32_t slot, at, count, word; };
+struct told_ends { uint32_t outs, ins, own; struct told_end out[TOLD_SETS], in[TOLD_SETS]; };
 
 static bool is_held(const struct step *t) { return t->kernel == K_QMV_HELD || t->kernel == K_QMV_HELD_SETS; }
+static bool is_half(uint32_t dtype) { return dtype == MLXVK_BFLOAT16 || dtype == MLXVK_FLOAT16; }
 
-/* One row of half numbers, no batch: a step that can hear x, and tell its result where that is all it has. */
-static bool may_tell(const struct step *t)
+/* A product of one row of half numbers, without a batch, whose strides' words say where it tells and hears. */
+static bool held_ends(const struct step *t, struct told_ends *r)
 {
+    static const uint32_t y[2][TOLD_SETS] = { { SLOT_qmv_held_ya }, { SLOT_qmv_held_sets_ya, SLOT_qmv_held_sets_yb,
+                                                                      SLOT_qmv_held_sets_yc } };
+    bool sets = t->kernel == K_QMV_HELD_SETS;
     struct qmv_held_constants c;
     struct quant_push p;
-    if (!is_held(t)) return false;
     memcpy(&c, t->constants, sizeof c);
     memcpy(&p, t->push, sizeof p);
-    return p.m == 1 && t->groups[2] == 1 && c.tx == c.ty && (c.ty == MLXVK_BFLOAT16 || c.ty == MLXVK_FLOAT16);
+    if (p.m != 1 || t->groups[2] != 1 || c.tx != c.ty || !is_half(c.ty)) return false;
+    r->own = PUSH_WORD(qmv_held, y_batch);
+    r->in[r->ins++] = (struct told_end){ sets ? SLOT_qmv_held_sets_x : SLOT_qmv_held_x, p.x_at, p.k,
+                                         PUSH_WORD(qmv_held, x_batch) };
+    for (uint32_t i = 0; i < (sets ? 3u : 1u) && t->write_mask >> y[sets][i] & 1; i++)
+        r->out[r->outs++] = (struct told_end){ y[sets][i], p.y_at[i], p.rows[i], 0 };
+    return true;
 }
 
-/* The bytes of what lies at a slot from element `at` on; 0: nothing does. */
-static size_t told_place(const struct window *w, const struct step *t, uint32_t slot, uint32_t at, VkBuffer *buffer)
+/* A step's attention, rows of all the kernel's width: that word says where it tells. */
+static bool attention_ends(const struct step *t, struct told_ends *r)
+{
+    struct attention_rope_constants c;
+    struct attention_rope_push p;
+    memcpy(&c, t->constants, sizeof c);
+    memcpy(&p, t->push, sizeof p);
+    uint32_t width = p.value_width, heads = p.query_heads / p.group_size;
+    if (!is_half(c.dtype) || !c.full || p.q_stride != width || p.new_k_stride != width || p.new_v_stride != width)
+        return false;
+    r->own = PUSH_WORD(attention_rope, value_width);
+    r->ins = 3;
+    r->outs = 1;
+    r->out[0] = (struct told_end){ SLOT_attention_rope_o, p.o_at, p.query_heads * width, 0 };
+    r->in[0] = (struct told_end){ SLOT_attention_rope_q, p.q_at, p.query_heads * width, PUSH_WORD(attention_rope, q_at) };
+    r->in[1] = (struct told_end){ SLOT_attention_rope_new_k, p.new_k_at, heads * width,
+                                  PUSH_WORD(attention_rope, new_k_at) };
+    r->in[2] = (struct told_end){ SLOT_attention_rope_new_v, p.new_v_at, heads * width,
+                                  PUSH_WORD(attention_rope, new_v_at) };
+    return true;
+}
+
+static bool told_ends(const struct step *t, struct told_ends *r)
+{
+    *r = (struct told_ends){ 0 };
+    return is_held(t) ? held_ends(t, r) : t->kernel == K_ATTENTION_ROPE && attention_ends(t, r);
+}
+
+/* Where a step's numbers lie: 1 + the byte; 0: nowhere. */
+static size_t told_place(const struct window *w, const struct step *t, const struct told_end *end, VkBuffer *buffer)
 {
     for (uint32_t i = 0; i < t->bounds; i++) {
         const struct place *p = ITEM(w->places, struct place, t->first + i);
-        if (ITEM(w->plan.bounds, struct bound, t->first + i)->slot != slot) continue;
+        if (ITEM(w->plan.bounds, struct bound, t->first + i)->slot != end->slot) continue;
         *buffer = p->range.buffer;
-        return p->range.offset + 2 * (size_t)at + 1;
+        return p->range.offset + 2 * (size_t)end->at + 1;
     }
     return 0;
 }
 
-/* Is what step b reads at `slot`, `count` numbers from `at` on, all that step a writes? */
-static bool told_by(const struct window *w, const struct step *a, const struct step *b, uint32_t slot, uint32_t at,
-                    uint32_t count)
+/* How many numbers in front of all that step b reads there does step a tell? -1: it does not tell it, or not all. */
+static int64_t told_before(const struct window *w, const struct step *a, const struct told_ends *tells,
+                           const struct step *b, const struct told_end *in)
 {
-    bool sets = a->kernel == K_QMV_HELD_SETS;
-    uint32_t y = sets ? SLOT_qmv_held_sets_ya : SLOT_qmv_held_ya;
-    VkBuffer from = VK_NULL_HANDLE, to = VK_NULL_HANDLE;
-    struct quant_push p;
-    size_t place;
-    if (!may_tell(a) || (sets && a->write_mask >> SLOT_qmv_held_sets_yb & 1)) return false;
-    memcpy(&p, a->push, sizeof p);
-    place = told_place(w, a, y, p.y_at[0], &from);
-    return p.rows[0] == count && place && place == told_place(w, b, slot, at, &to) && from == to;
+    int64_t before = 0;
+    for (uint32_t i = 0; i < tells->outs; before += tells->out[i++].count) {
+        VkBuffer from = VK_NULL_HANDLE, to = VK_NULL_HANDLE;
+        size_t place = told_place(w, a, &tells->out[i], &from);
+        if (tells->out[i].count != in->count || !place) continue;
+        if (place == told_place(w, b, in, &to) && from == to) return before % 16 ? -1 : before;
+    }
+    return -1;
 }
 
 /* Room for the results of a step of the segment: where it says them to, with its tag. */
-static uint32_t told_room(const struct window *w, uint32_t first, uint32_t at, uint32_t *used)
+static uint32_t told_room(const struct told_ends *tells, uint32_t at, uint32_t *used)
 {
-    struct quant_push p;
-    uint32_t from = *used;
-    memcpy(&p, ITEM(w->plan.steps, struct step, first + at)->push, sizeof p);
-    if (p.rows[0] > TELL_WORDS_TOLD / 8) return 0;
-    if (from + p.rows[0] > TELL_WORDS_TOLD) from = 0;
-    *used = (uint32_t)round_up(from + p.rows[0], 16);
+    uint32_t from = *used, count = 0;
+    for (uint32_t i = 0; i < tells->outs; i++) count += tells->out[i].count;
+    if (count > TELL_WORDS_TOLD / 8) return 0;
+    if (from + count > TELL_WORDS_TOLD) from = 0;
+    *used = (uint32_t)round_up(from + count, 16);
     return from >> 4 | (at + 1) << 16;
 }
 
-/* Lets step `at`, which waits for the one in front alone, hear x from it: nobody else waits for that. */
+/* Lets step `at`, which waits for the one in front alone, hear all that it reads of it: nobody else waits for that. All
+ * that is told has to be heard, by one or the other of its workgroups: who hears of those is behind all in front. */
 static void find_told(const struct window *w, uint32_t first, uint32_t at, uint32_t *link, struct tell *tell,
                       uint32_t *used)
 {
     const struct step *a = ITEM(w->plan.steps, struct step, first + at - 1), *b = a + 1;
-    struct quant_push p;
-    if (!may_tell(b)) return;
-    memcpy(&p, b->push, sizeof p);
-    if (!told_by(w, a, b, b->kernel == K_QMV_HELD ? SLOT_qmv_held_x : SLOT_qmv_held_sets_x, p.x_at, p.k)) return;
-    if (!(tell[at - 1].y = told_room(w, first, at - 1, used))) return;
-    tell[at].x = tell[at - 1].y;
+    struct told_ends tells, hears;
+    int64_t before[TOLD_SETS];
+    if (!told_ends(a, &tells) || !told_ends(b, &hears) || tells.outs != hears.ins) return;
+    for (uint32_t i = 0; i < hears.ins; i++)
+        if ((before[i] = told_before(w, a, &tells, b, &hears.in[i])) < 0) return;
+    if (!(tell[at - 1].y = told_room(&tells, at - 1, used))) return;
+    for (uint32_t i = 0; i < hears.ins; i++) tell[at].x[i] = tell[at - 1].y + (uint32_t)(before[i] / 16);
     link[at - 1] = (link[at - 1] & ~0xffu) | TELL_TELLS_Y;
     link[at] = TELL_HEARS_X;
 }
@@ -22502,12 +22545,25 @@ static void hear_or_count(const struct window *w, uint32_t first, uint32_t j, ui
 {
     const struct step *a = ITEM(w->plan.steps, struct step, first + j), *b = ITEM(w->plan.steps, struct step, first + at);
     uint32_t res = b->kernel == K_QMV_HELD ? SLOT_qmv_held_res : SLOT_qmv_held_sets_res;
+    struct told_ends tells, hears;
     struct quant_push p;
     memcpy(&p, b->push, sizeof p);
-    if (may_tell(b) && slot == res && told_by(w, a, b, res, p.r_at, p.rows[0])) {
+    const struct told_end added = { res, p.r_at, p.rows[0], 0 };
+    if (is_held(b) && slot == res && told_ends(b, &hears) && told_ends(a, &tells) &&
+        told_before(w, a, &tells, b, &added) == 0) {
         tell[at].res = tell[j].y;
         link[at] |= TELL_HEARS_RES;
     } else link[j] |= 1 + j;
+}
+
+/* Is that slot one that the step hears? */
+static bool hears_slot(const struct step *t, uint32_t link, uint32_t slot)
+{
+    struct told_ends r;
+    bool found = false;
+    if (!(link & TELL_HEARS_X) || !told_ends(t, &r)) return false;
+    for (uint32_t i = 0; i < r.ins; i++) found = found || r.in[i].slot == slot;
+    return found;
 }
 
 /* Sees to all else that is read of what steps tell, behind the same barrier. */
@@ -22518,8 +22574,7 @@ static void settle_told(const struct window *w, uint32_t first, uint32_t count, 
         if (!waits_by_link(link[at]) && ITEM(w->steps, struct kept_step, first + at)->barrier) since = at;
         for (uint32_t i = t->first; i < t->first + t->bounds; i++) {
             const struct bound *b = ITEM(w->plan.bounds, struct bound, i);
-            bool x = is_held(t) && b->slot == (t->kernel == K_QMV_HELD ? SLOT_qmv_held_x : SLOT_qmv_held_sets_x);
-            if (b->write || (x && link[at] & TELL_HEARS_X)) continue;
+            if (b->write || hears_slot(t, link[at], b->slot)) continue;
             for (uint32_t j = at; j-- > since;)
                 if (writes_for(w, first + j, first + at, 1u << b->slot)) {
                     if (tell[j].y && !(link[j] & 0xff)) hear_or_count(w, first, j, at, b->slot, link, tell);
@@ -22563,9 +22618,10 @@ static void place_link(const struct encoder *e, struct step *t, uint32_t link, c
     ranges[row->binding] = (VkDescriptorBufferInfo){ late->handle, late->offset + at, size };
     t->set_mask |= 1u << row->binding;
     memcpy(t->push + 4 * row->word, &link, 4);
-    if (!is_held(t)) return;                         /* one row has no batch, whose strides these are else */
-    if (link & TELL_HEARS_X) memcpy(t->push + 4 * PUSH_WORD(qmv_held, x_batch), &tell->x, 4);
-    if (link & TELL_TELLS_Y) memcpy(t->push + 4 * PUSH_WORD(qmv_held, y_batch), &tell->y, 4);
+    struct told_ends r;
+    if (!(link & (TELL_HEARS_X | TELL_TELLS_Y | TELL_HEARS_RES)) || !told_ends(t, &r)) return;
+    if (link & TELL_TELLS_Y) memcpy(t->push + 4 * r.own, &tell->y, 4);
+    for (uint32_t i = 0; link & TELL_HEARS_X && i < r.ins; i++) memcpy(t->push + 4 * r.in[i].word, &tell->x[i], 4);
     if (link & TELL_HEARS_RES) memcpy(t->push + 4 * PUSH_WORD(qmv_held, w_batch), &tell->res, 4);
 }
 

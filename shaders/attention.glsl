@@ -50,12 +50,6 @@ NUMBERS_OF(PASSED, 1, q)
 NUMBERS(2, k)
 NUMBERS(3, v)
 NUMBERS(4, mask)
-void store_result(const uint i, const float x)
-{
-    if (DTYPE == F32) o32[i] = floatBitsToUint(x);
-    else o16[i] = uint16_t(float_to_bits(x, DTYPE));
-}
-
 // One row of a block that begins at `head`: where its operands are, and the keys it attends to.
 struct row_place { uint q, o, mask, head, keys; };
 #ifdef FRESH
@@ -110,4 +104,13 @@ float masked(float score, const row_place p, const uint key)
     return score < LOWEST ? LOWEST : score;              // NaN stays
 }
 #endif
+void store_result(const uint i, const float x)
+{
+    if (DTYPE == F32) { o32[i] = floatBitsToUint(x); return; }
+    uint raw = float_to_bits(x, DTYPE);
+#ifdef TOLD
+    if ((link & TELLS_Y) != 0u) counted[told_at(value_width, i - o_at)] = raw | (value_width & 0xffff0000u);
+#endif
+    o16[i] = uint16_t(raw);
+}
 #endif

@@ -403,7 +403,7 @@ void attend(const uint batch, const uint kv, const uint head, const uint first_r
     find_angles(offset + int(late.w), lane);
     if (is_linked()) wait_for_link(thread);            // the rows are not there yet
     prepare_rows(kv, head, first_row, rows, k_row + keys_counted * K_STEP, keep, lane);
-    if (newest) read_newest_v(new_v_at + kv * new_v_stride, v_row + keys_counted * V_STEP, keep, thread);
+    if (newest) read_newest_v(((link & HEARS_X) != 0u ? 0u : new_v_at) + kv * new_v_stride, v_row + keys_counted * V_STEP, keep, thread);
     barrier();
     for (uint from = 0u; apart && from < ROWS; from += gl_NumSubgroups)
         score_newest(min(from + gl_SubgroupID, ROWS - 1u), from + gl_SubgroupID < ROWS, lane);

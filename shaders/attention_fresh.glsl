@@ -28,6 +28,22 @@ bool has(const uint flag) { return (flags & flag & ~SINKS) != 0u; }
 #include "rope.glsl"
 #define LINKS 12
 #include "links.glsl"
+#ifndef CHUNKED
+#define TOLD                                            // value_width, where a row is WIDTH wide, says where to
+// Eight numbers, from a multiple of eight on, of what is told: waited for.
+uvec4 hear_eight(const uint told, const uint i)
+{
+    uint spins = 0u;
+    uvec4 a, b, others;
+    do {
+        a = told4[told_at(told, i) / 4u];
+        b = told4[told_at(told, i) / 4u + 1u];
+        others = (a ^ told) | (b ^ told);
+    } while (((others.x | others.y | others.z | others.w) & 0xffff0000u) != 0u && ++spins < SPINS);
+    if (spins == SPINS) counted[GAVE_UP * STEP_APART] = 1u;
+    return uvec4(a.xz & 0xffffu | a.yw << 16, b.xz & 0xffffu | b.yw << 16);
+}
+#endif
 uint block_heads() { return group_size; }
 float sink_of(const uint head) { return LOWEST; }
 #ifdef CHUNKED
@@ -64,9 +80,32 @@ void read_weights(const uint r, const uint lane)
         }
     }
 }
+#ifdef TOLD
+void hear_row(const uint told, const uint from, const uint lane)
+{
+    uint spins = 0u, missing;
+    do {
+        missing = 0u;
+        [[unroll]] for (uint n = 0u; n < TWOS; n++) {
+            uint i = from + two_of(n, lane);
+            uvec2 a = told2[told_at(told, i) / 2u], b = told2[told_at(told, i + v_width() / 2u) / 2u], others = (a ^ told) | (b ^ told);
+            missing |= others.x | others.y;
+            low[n] = two_numbers(a.x & 0xffffu | a.y << 16);
+            high_half[n] = two_numbers(b.x & 0xffffu | b.y << 16);
+        }
+    } while ((missing & 0xffff0000u) != 0u && ++spins < SPINS);
+    if (spins == SPINS) counted[GAVE_UP * STEP_APART] = 1u;
+}
+#endif
 void read_row(const uint kv, const uint head, const uint r, const uint lane)
 {
     const uint half_row = v_width() / 2u;
+#ifdef TOLD
+    if ((link & HEARS_X) != 0u) {
+        hear_row(r == ROWS ? new_k_at : q_at, r == ROWS ? kv * new_k_stride : head * q_stride, lane);
+        return;
+    }
+#endif
     [[unroll]] for (uint n = 0u; n < TWOS; n++) {
         uint i = two_of(n, lane) + (r == ROWS ? new_k_at + kv * new_k_stride : q_at + head * q_stride);
         if (r == ROWS) {
@@ -108,7 +147,7 @@ shared uvec4 newest_v[WIDTH * WORDS / 8u];
 void read_newest_v(const uint from, const uint to, const bool keep, const uint thread)
 {
     for (uint i = thread; i < v_width() * WORDS / 8u; i += gl_WorkGroupSize.x) {
-        newest_v[i] = new_v128[from * WORDS / 8u + i];
+        newest_v[i] = (link & HEARS_X) != 0u ? hear_eight(new_v_at, from + 8u * i) : new_v128[from * WORDS / 8u + i];
         if (keep) v128[to * WORDS / 8u + i] = newest_v[i];
     }
 }

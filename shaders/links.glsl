@@ -31,6 +31,7 @@ const uint SPINS = 1u << 24, GAVE_UP = 255u;
 //! enum TELL_: the first such word; how many there are; bits of link
 const uint FROM = 8192, WORDS_TOLD = 262144, HEARS_X = 268435456, TELLS_Y = 536870912, HEARS_RES = 1073741824;
 layout(std430, set = 0, binding = LINKS) coherent volatile buffer link_quads { uvec4 told4[]; };
+layout(std430, set = 0, binding = LINKS) coherent volatile buffer link_pairs { uvec2 told2[]; };
 uint told_at(const uint told, const uint i) { return FROM + ((told & 0xffffu) << 4) + i; }
 
 bool is_linked() { return (link & 0xff00u) != 0u; }

@@ -78,7 +78,12 @@ void store_added(const uint set, const uint i, const uint n, float y, const uint
     if (EPILOGUE == ADD) y = rounded(y, TY) + number(residual, TY);
     uint raw = float_to_bits(y, TY);
 #if defined(LINKED) && defined(HELD)
-    if ((link & TELLS_Y) != 0u) counted[told_at(y_batch, n)] = raw | (y_batch & 0xffff0000u);
+#ifdef SETS
+    uint told = n + (set > 0u ? rows[0] : 0u) + (set > 1u ? rows[1] : 0u);
+#else
+    uint told = n;
+#endif
+    if ((link & TELLS_Y) != 0u) counted[told_at(y_batch, told)] = raw | (y_batch & 0xffff0000u);
 #endif
 #ifdef SETS
     if (set == 1u) PUT(yb, at, TY, raw)
