@@ -318,15 +318,18 @@ static void test_same_round(void **state)
 /* Products of one row in a row, each of the last one's result. scan: in front of which one a running sum comes between;
  * early: which one has the last result for its scales, too, which it reads before it waits; -1: none. pairs: a second
  * product of the same row beside each but the last, all of which are added up in the end, in one kernel that the gate CHAINS makes
- * at once. linked: how many of the steps wait: the first has nothing to wait for, and what comes behind the last relies on a
+ * at once. add: each product is added to the result of so many before its own, where there is one. linked: how many of the steps wait: the first has nothing to wait for, and what comes behind the last relies on a
  * barrier in front of it. */
 #define LINK_GATES "MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_CHAINS=2"
 enum { LINK_K = 64, LINK_ROUNDS = 12, LINK_PRODUCTS = 6 };
-static const struct link_case { const char *name; int scan, early; bool pairs; uint64_t steps, linked; } link_cases[] = {
-    { "products", -1, -1, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
-    { "products and a running sum", 3, -1, false, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
-    { "a product whose scales are the last one's result", -1, 2, false, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
-    { "products side by side", -1, -1, true, 2 * LINK_PRODUCTS, 2 * LINK_PRODUCTS - 2 },
+static const struct link_case { const char *name; int scan, early, add; bool pairs; uint64_t steps, linked; } link_cases[] = {
+    { "products", -1, -1, 0, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
+    { "products and a running sum", 3, -1, 0, false, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
+    { "a product whose scales are the last one's result", -1, 2, 0, false, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
+    { "products added to what they are of", -1, -1, 1, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
+    { "products added to earlier results", -1, -1, 3, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
+    { "products added to earlier results, and a running sum", 4, -1, 2, false, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
+    { "products side by side", -1, -1, 0, true, 2 * LINK_PRODUCTS, 2 * LINK_PRODUCTS - 2 },
 };
 /* sets: products side by side are one dispatch. */
 static const struct link_kernel { const char *name, *gates; mlxvk_dtype type; bool sets; } link_kernels[] = {
@@ -338,20 +341,23 @@ static const struct link_kernel { const char *name, *gates; mlxvk_dtype type; bo
 static void link_round(const struct link_case *c, mlxvk_array x, const mlxvk_array w[4], uint16_t *values, mlxvk_stream s)
 {
     const mlxvk_optional_int none = { 0, false };
-    mlxvk_array y = mlxvk_array_new(), scales = mlxvk_array_new(), more[LINK_PRODUCTS - 1] = { { NULL } };
+    mlxvk_array y = mlxvk_array_new(), scales = mlxvk_array_new(), more[LINK_PRODUCTS - 1] = { { NULL } }, all[LINK_PRODUCTS] = { { NULL } };
     OK(mlxvk_array_set(&y, x), s);
     for (int i = 0; i < LINK_PRODUCTS; i++) {
         if (c->pairs && i + 1 < LINK_PRODUCTS)
             OK(mlxvk_quantized_matmul(&more[i], y, w[3], w[1], w[2], true, none, none, "affine", s), s);
         if (i == c->scan) OK(mlxvk_cumsum(&y, y, 1, false, true, s), s);
         if (i == c->early) OK(mlxvk_reshape(&scales, y, (int[]){ LINK_K, 1 }, 2, s), s);
+        if (c->add) OK(mlxvk_array_set(&all[i], y), s);
         OK(mlxvk_quantized_matmul(&y, y, w[0], i == c->early ? scales : w[1], w[2], true, none, none, "affine", s), s);
+        if (c->add && i + 1 > c->add) OK(mlxvk_add(&y, y, all[i + 1 - c->add], s), s);
     }
     for (int i = 0; c->pairs && i + 1 < LINK_PRODUCTS; i++) OK(mlxvk_add(&y, y, more[i], s), s);
     OK(mlxvk_array_read(y, values, mlxvk_array_nbytes(y), s), s);
     mlxvk_array_free(y);
     mlxvk_array_free(scales);
     for (int i = 0; i + 1 < LINK_PRODUCTS; i++) mlxvk_array_free(more[i]);
+    for (int i = 0; i < LINK_PRODUCTS; i++) mlxvk_array_free(all[i]);
 }
 
 static mlxvk_stats linked_rounds(const struct link_case *c, mlxvk_dtype type, const char *gates,
