@@ -336,6 +336,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "quantize: powers of two as scales rounded to nearest, as by MLX before 0.31, not up")                          \
     X(QMM_GROUP,     "MLX_VK_ENABLE_QMM_GROUPED",        1, "several quantized matmuls of one input in one dispatch")  \
     X(QMM_BESIDE,    "MLX_VK_ENABLE_QMM_BESIDE",         1, "several such side by side, each on a part of the device") \
+    X(UNPACK_AHEAD,  "MLX_VK_ENABLE_UNPACK_AHEAD",       1,                                                           \
+      "weights of the next product unpacked beside the present one, where matrices take many rows (2: anywhere)")     \
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
@@ -804,6 +806,9 @@ struct device {
     uint64_t marks, group, searches,
         polls;          /* serial numbers: command buffers; groups and searches of next_node;
                                                         searches of the cache */
+    /* the last group with a product whose weight was unpacked ahead, with such unpacking, and what that was into */
+    uint64_t group_product, group_unpacking;
+    const struct storage *unpacking;
     struct kernel_count kernel_counts[KERNEL_COUNTS];
     float factors[KERNEL_COUNT + 2];                 /* of estimates, as measured; 0: not yet; the last: of all */
     bool timestamps;                                 /* the queue has them */
@@ -2984,6 +2989,7 @@ struct encoder {
     /* the row of the table of fusions that is being applied, from 1; 0: none; nodes that it may take, as before */
     uint32_t fusion;
     const struct members *known;
+    bool in_turn;                                    /* nothing is lowered, so nothing has gone ahead */
     double slice;                                    /* microseconds from which on dispatches are cut; 0: GATE_CUT_US */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
@@ -3022,6 +3028,7 @@ struct stream {
     uint64_t late_parts;                             /* a bit for each that is taken */
     /* kept, last used first; the one that is being filled; see >>replay */
     struct window *windows, *keeping;
+    struct storage *unpacked;                        /* see hold_unpacked */
     /* of what replay recorded once, and what of that is not wanted any more */
     VkCommandPool segment_pool;
     struct list dropped_segments;
@@ -4830,6 +4837,7 @@ static const struct op_row op_table[OP_COUNT];       /* at the end of >>fusion *
 
 /* What may take more than one node at once. */
 static const struct passes {
+    uint32_t (*ahead)(struct stream *s, uint32_t count);             /* adds nodes in front of number `count` */
     bool (*replay)(struct stream *s, uint32_t count);                /* the window: encoded, or to be kept */
     bool (*fuse)(struct encoder *e, struct stream *s, struct members *all, uint32_t end);
     void (*keep_group)(struct stream *s, const struct members *all);
@@ -4838,6 +4846,32 @@ static const struct passes {
     void (*free_chains)(struct device *d);
     void (*self_test)(struct device *d);
 } passes;                                            /* at the end of >>self_test */
+
+/* Is there room for so many nodes more, a few? */
+static bool node_room(struct stream *s, uint32_t more)
+{
+    uint32_t slots = s->node_slots ? 2 * s->node_slots : 2 * LOWER_AT;
+    struct node *grown;
+    if (s->node_count + more <= s->node_slots) return true;
+    grown = host_alloc(s->device, slots * sizeof *grown);
+    if (!grown) return false;
+    if (s->nodes) memcpy(grown, s->nodes, s->node_count * sizeof *grown);
+    host_free(s->device, s->nodes);
+    s->nodes = grown;
+    s->node_slots = slots;
+    return true;
+}
+
+/* Sets a node's arrays, which it reads and writes from now on. */
+static void node_arrays(struct node *n, struct array *const *in, int inputs, struct array *const *out, int outputs)
+{
+    n->inputs = (uint8_t)inputs;
+    n->outputs = (uint8_t)outputs;
+    for (int i = 0; i < inputs; i++)
+        if ((n->in[i] = in[i]) != NULL) { in[i]->refs++; in[i]->storage->readers++; }
+    for (int i = 0; i < outputs; i++)
+        if ((n->out[i] = out[i]) != NULL) { out[i]->refs++; out[i]->storage->writers++; }
+}
 
 static void node_retire(struct node *n)
 {
@@ -4897,6 +4931,43 @@ static void enter_group(const struct node *n, uint64_t group)
     for (int i = 0; i < n->outputs; i++) if (n->out[i]) n->out[i]->storage->group_write = group;
 }
 
+/* ---- weights that are unpacked ahead, beside the product before theirs: see unpack_ahead ---- */
+
+enum { QMM_UNPACKED_IN = 4 };                        /* the operand of a product that they are */
+
+static bool is_unpacking(const struct node *n)
+{
+    return n->op == OP_DEQUANTIZE && n->out[0] && !n->out[0]->storage->owned;
+}
+
+static bool takes_unpacked(const struct node *n) { return n->op == OP_QUANTIZED_MATMUL && n->inputs > QMM_UNPACKED_IN; }
+
+/* Keeps unpacked weights until the next ones have memory, which so is not that of the product beside them. */
+static void hold_unpacked(struct stream *s, struct storage *st)
+{
+    if (s->unpacked == st) return;
+    if (st) st->refs++;
+    if (s->unpacked) storage_release(s->unpacked);
+    s->unpacked = st;
+}
+
+/* Notes what a group has to do with it. */
+static void note_unpacking(struct device *d, const struct node *n)
+{
+    if (takes_unpacked(n)) d->group_product = d->group;
+    if (!is_unpacking(n)) return;
+    d->group_unpacking = d->group;
+    d->unpacking = n->out[0]->storage;
+}
+
+/* May it be done in this group, in front of its turn? Unpacking: beside a product, and of one weight, or of those that
+ * lie behind each other. What is done too early would have nothing beside it, and take memory. */
+static bool may_go_ahead(const struct device *d, const struct node *n)
+{
+    return !is_unpacking(n) || (d->group_product == d->group &&
+                                (d->group_unpacking != d->group || d->unpacking == n->out[0]->storage));
+}
+
 /* The nodes were encoded, or failed, together. */
 static void group_done(struct stream *s, const struct members *all)
 {
@@ -4907,6 +4978,7 @@ static void group_done(struct stream *s, const struct members *all)
         struct node *n = &s->nodes[all->node[i]];
         e->code = code;
         if (code) node_failed(s, n);
+        if (is_unpacking(n)) hold_unpacked(s, n->out[0]->storage);
         node_retire(n);
     }
     if (all->count > 1) s->device->stats.fused += (uint64_t)all->count;
@@ -4951,11 +5023,12 @@ static void end_paused(struct stream *s)
 
 enum { LOOK_AHEAD = 20 };
 
+/* Unpacked weights of one storage do not overlap. */
 static bool joins_group(const struct node *n, uint64_t group)
 {
     for (int i = 0; i < n->inputs; i++)
         if (n->in[i] && n->in[i]->storage->group_write == group) return false;
-    for (int i = 0; i < n->outputs; i++)
+    for (int i = 0; i < n->outputs && !is_unpacking(n); i++)
         if (n->out[i] && (n->out[i]->storage->group_write == group || n->out[i]->storage->group_read == group))
             return false;
     return true;
@@ -4989,12 +5062,14 @@ static uint32_t next_node(struct stream *s, uint32_t first)
         search = ++d->searches;
         for (uint32_t i = first; i < last; i++) {
             if (s->nodes[i].done) continue;
-            if (joins_group(&s->nodes[i], d->group) && overtakes(&s->nodes[i], search)) { first = i; break; }
+            if (joins_group(&s->nodes[i], d->group) && may_go_ahead(d, &s->nodes[i]) &&
+                overtakes(&s->nodes[i], search)) { first = i; break; }
             pass_over(&s->nodes[i], search);
         }
         if (!joins_group(&s->nodes[first], d->group)) d->group++;
     }
     enter_group(&s->nodes[first], d->group);
+    note_unpacking(d, &s->nodes[first]);
     return first;
 }
 
@@ -5006,6 +5081,7 @@ static void close_ranks(struct stream *s, uint32_t from)
         if (!s->nodes[i].done) s->nodes[kept++] = s->nodes[i];
     s->node_count = kept;
     s->node_elements = 0;
+    hold_unpacked(s, NULL);
 }
 
 /* Turns the tape's nodes but the last `keep` into dispatches. */
@@ -5018,6 +5094,7 @@ static void stream_lower(struct stream *s, uint32_t keep)
     encoder_reset(&s->encoder);                      /* what a caller of mlxvk_stream_encoder set up and left */
     s->encoder.concurrent = false;
     drop_dead_nodes(s);
+    count = passes.ahead(s, count);
     if (!passes.replay(s, count)) {
         for (uint32_t i = 0; i < count; i++)
             while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
@@ -5645,15 +5722,7 @@ static void claim(struct call *c, struct storage *st)
 static struct node *new_node(struct call *c)
 {
     struct stream *s = c->stream;
-    if (s->node_count == s->node_slots) {
-        uint32_t slots = s->node_slots ? 2 * s->node_slots : 2 * LOWER_AT;
-        struct node *grown = host_alloc(c->device, slots * sizeof *grown);
-        if (!grown) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
-        if (s->nodes) memcpy(grown, s->nodes, s->node_count * sizeof *grown);
-        host_free(c->device, s->nodes);
-        s->nodes = grown;
-        s->node_slots = slots;
-    }
+    if (!node_room(s, 1)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     return &s->nodes[s->node_count];
 }
 
@@ -5673,13 +5742,8 @@ static void append(struct call *c, int op, union params p, struct array **in, in
     if (!n) return;
     n->op = (uint16_t)op;
     n->done = false;
-    n->inputs = (uint8_t)inputs;
-    n->outputs = (uint8_t)outputs;
     n->p = p;
-    for (int i = 0; i < inputs; i++)
-        if ((n->in[i] = in[i]) != NULL) { in[i]->refs++; in[i]->storage->readers++; }
-    for (int i = 0; i < outputs; i++)
-        if ((n->out[i] = out[i]) != NULL) { out[i]->refs++; out[i]->storage->writers++; }
+    node_arrays(n, in, inputs, out, outputs);
     c->stream->node_count++;
     c->stream->node_elements += elements;
     c->device->stats.operations++;
@@ -10321,6 +10385,7 @@ static const struct tile_row coopmat2_rows[] = {
     {  64,  64, 64, 0, 0, 128, 0.69f },
     {  32, 128, 64, 0, 0, 128, 0.59f },
     {  32,  64, 64, 0, 0, 128, 0.53f },
+    { 128, 224, 64, 0, 0, 256, 1.13f },
 };
 
 /* Bit 0: a is read along its columns, not its rows; bit 1: b is read along its columns. */
@@ -14861,8 +14926,8 @@ enum { QMV_SETS = sizeof(((struct quant_push *)0)->rows) / sizeof(uint32_t) };
 /* Matrix products with the same x (m rows of k, the last dimension dense) and one format. A set is a weight with its
  * scales and biases (NULL in modes without), each dense in its last two dimensions, and a result of m rows with stride
  * `y_row`. QMV_ADD adds `residual` (a result's shape) to the rounded product; QMV_SWIGLU stores silu(set 0) * set 1 in
- * set 0's result. */
-struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; };
+ * set 0's result. unpacked: W as the result's dtype, where that has been seen to, else NULL. */
+struct quant_set { struct array *w, *scales, *biases, *y; uint32_t rows, y_row; struct array *unpacked; };
 
 struct quant_job {
     struct quant_params format;
@@ -15620,14 +15685,14 @@ static void plan_unpacked(struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
     const struct quant_set *t = &j->set[0];
-    struct array *w = scratch(e, (size_t)j->k * t->rows, j->to);
+    struct array *w = t->unpacked ? t->unpacked : scratch(e, (size_t)j->k * t->rows, j->to);
     if (w) {
         struct product p = product_of_job(j, j->x, w);
         set_work(e, 0);                              /* it is the product's */
-        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
+        if (!t->unpacked) unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
         product_batch(e, &p);
     }
-    array_release(w);
+    if (!t->unpacked) array_release(w);
 }
 
 /* ---- gather_qmm: what meets which weight, index arrays say ---- */
@@ -15781,7 +15846,7 @@ static void set_arrays(struct quant_job *j, struct gather *g, struct array *a)
     j->s_batch = (uint32_t)a[JOB_SCALES].strides[0];
     j->y_batch = (uint32_t)y->strides[0];
     j->set[0] = (struct quant_set){ &a[JOB_W], &a[JOB_SCALES], is_affine(&j->format) ? &a[JOB_BIASES] : NULL,
-                                    &a[JOB_Y], (uint32_t)y->shape[2], (uint32_t)y->strides[1] };
+                                    &a[JOB_Y], (uint32_t)y->shape[2], (uint32_t)y->strides[1], NULL };
     j->batch = j->gather ? 1 : (uint32_t)y->shape[0];
     if (!j->gather) return;
     *g = *j->gather;
@@ -15804,7 +15869,12 @@ static void quant_cut(struct encoder *e, const struct quant_job *job, struct arr
     struct product whole;
     struct gather g;
     set_arrays(&j, &g, a);
-    if (way == CUT_NOTHING) { set_work(e, work); quant_choose(e, &j); return; }
+    if (way == CUT_NOTHING) {
+        j.set[0].unpacked = job->set[0].unpacked;
+        set_work(e, work);
+        quant_choose(e, &j);
+        return;
+    }
     whole = product_of_job(&j, NULL, NULL);
     if (way == CUT_K && !(sums = scratch(e, 2 * (size_t)j.m * j.set[0].rows, MLXVK_FLOAT32))) return;
     for (int half = 0; half < 2 && !e->code; half++) {
@@ -15851,7 +15921,7 @@ static void quant_run(struct encoder *e, const struct quant_job *job, struct arr
  * matmul_coopmat2.comp, and where silu(x) * y follows. An H100, 512 rows: 4096 and 2 x 1024 columns of K = 4096 138 us,
  * 130 one by one; 2 x 12288 with silu(x) * y 413 us, 345 one by one; 2048 and 2 x 1024 columns of K = 1024 27 us, 36
  * so; 2 x 3072 with silu(x) * y 32 us, 48 so (a prompt of Qwen3-0.6B 79,000 tokens/s before, 97,000). */
-enum { SETS_DISPATCH = 4, SETS_PERCENT = 115, SETS_SWIGLU_PERCENT = 140 };
+enum { SETS_DISPATCH = 4, SETS_PERCENT = 115, SETS_SWIGLU_PERCENT = 140, SETS_COLUMNS = 32 };
 
 static enum kernel_id sets_kernel(mlxvk_dtype to)
 {
@@ -15890,30 +15960,67 @@ static double apart_cost(const struct encoder *e, const struct quant_job *j)
     return cost;
 }
 
+/* Tiles across the columns of all matrices: each lies in one of them, the last of each begins earlier; where results are
+ * silu(x) * y, half of it in each of two. 0: one has fewer columns than a tile, or not in eights. */
+static uint32_t sets_across(const struct quant_job *j, const struct tile_row *r)
+{
+    bool swiglu = j->epilogue == QMV_SWIGLU;
+    uint32_t bn = swiglu ? r->bn / 2u : r->bn, across = 0;
+    for (int i = 0; i < (swiglu ? 1 : j->sets); i++) {
+        if (j->set[i].rows < bn || j->set[i].rows % 8 || bn % SETS_COLUMNS) return 0;
+        across += ceil_div(j->set[i].rows, bn);
+    }
+    return across;
+}
+
 /* The tiles that take least, where that is less than one product after another takes (or a gate forces them); NULL:
- * none. A tile lies in one matrix; where results are silu(x) * y, half of it in each. */
+ * none. */
 static const struct tile_row *sets_tile(const struct encoder *e, const struct quant_job *j)
 {
     const struct tile_row *best = NULL;
     double least, percent = j->epilogue == QMV_SWIGLU ? SETS_SWIGLU_PERCENT : SETS_PERCENT;
     int forced = e->device->gate[GATE_MATMUL_TILE];
-    uint32_t columns = 0;
     if (!sets_fit(e, j)) return NULL;
     least = forced > 0 ? INFINITY : apart_cost(e, j);
-    for (int i = 0; i < j->sets; i++) columns += j->set[i].rows;
     for (size_t i = 0; i < COUNT(coopmat2_rows); i++) {
         const struct tile_row *r = &coopmat2_rows[i];
-        uint32_t bn = j->epilogue == QMV_SWIGLU ? r->bn / 2u : r->bn, across = columns / r->bn, odd = j->k % r->bk;
+        uint32_t across = sets_across(j, r);
         int64_t tiles = (int64_t)ceil_div(j->m, r->bm) * across;
         double cost = rounds_cost(e, r, tiles, j->k + r->bk) * idle_share(e, tiles) * percent / 100 + SETS_DISPATCH;
         if (forced > 0 && forced <= (int)COUNT(coopmat2_rows) && (int)i != forced - 1) continue;
-        for (int k = 0; k < j->sets; k++) odd |= j->set[k].rows % bn;
-        if (odd || j->m < r->bm || !tile_fits(e, r) || cost >= least || across > e->device->caps.max_groups[0] ||
-            ceil_div(j->m, r->bm) > e->device->caps.max_groups[1]) continue;
+        if (!across || j->k % r->bk || j->m < r->bm || !tile_fits(e, r) || cost >= least ||
+            across > e->device->caps.max_groups[0] || ceil_div(j->m, r->bm) > e->device->caps.max_groups[1]) continue;
         best = r;
         least = cost;
     }
     return best;
+}
+
+/* Sets whose weights were unpacked ahead, in the order in which they lie; results are where they are. */
+static void order_sets(struct quant_job *j)
+{
+    for (int i = 0; i + 1 < j->sets; i++)
+        for (int k = i; k >= 0; k--) {
+            const struct array *a = j->set[k].unpacked, *b = j->set[k + 1].unpacked;
+            const struct quant_set set = j->set[k];
+            if (a && b && a->offset > b->offset) j->set[k] = j->set[k + 1], j->set[k + 1] = set;
+        }
+}
+
+/* The weights that were unpacked ahead, where that is all of them, one behind the other. */
+static bool unpacked_sets(const struct quant_job *j, struct array *all)
+{
+    const struct array *first = j->set[0].unpacked;
+    int64_t end = first ? first->offset : 0;
+    uint32_t rows = 0;
+    for (int i = 0; i < j->sets; i++) {
+        const struct array *w = j->set[i].unpacked;
+        if (!w || w->storage != first->storage || w->offset != end) return false;
+        end += (int64_t)(w->size * item_size(w));
+        rows += j->set[i].rows;
+    }
+    *all = stack_of(first, 1, 0, (int)rows, j->k, (int)j->k);
+    return true;
 }
 
 /* The weights are unpacked one behind the other, with nothing to wait for between them. */
@@ -15939,10 +16046,10 @@ static void plan_sets(struct encoder *e, const struct quant_job *j, const struct
 {
     static const uint32_t slot[QMV_SETS] = { SLOT_matmul_sets_d, SLOT_matmul_sets_second, SLOT_matmul_sets_third };
     bool swiglu = j->epilogue == QMV_SWIGLU;
-    struct array *w = unpack_sets(e, j);
+    struct array ahead, *own = unpacked_sets(j, &ahead) ? NULL : unpack_sets(e, j), *w = own ? own : &ahead;
     struct matmul_sets_push p = { .M = j->m, .K = j->k, .a_row = j->x_row };
     uint32_t bn = swiglu ? r->bn / 2u : r->bn;
-    if (!w) return;
+    if (e->code) return;
     p.offset_a = set_input(e, SLOT_matmul_sets_a, j->x);
     p.offset_b = set_input(e, SLOT_matmul_sets_b, w);
     for (int i = 0; i < (swiglu ? 1 : j->sets); i++) {
@@ -15953,8 +16060,8 @@ static void plan_sets(struct encoder *e, const struct quant_job *j, const struct
     set_work(e, quant_work(j));
     USE_AS(e, sets_kernel(j->to), matmul_sets_f16, &p, .threads = r->threads, .type = j->to, .bm = r->bm, .bn = bn,
            .bk = r->bk, .steps = j->k % COUNTED_K ? 0 : j->k / r->bk, .swiglu = swiglu);
-    dispatch(e, p.N / bn, ceil_div(j->m, r->bm), 1);
-    array_release(w);
+    dispatch(e, sets_across(j, r), ceil_div(j->m, r->bm), 1);
+    array_release(own);
 }
 
 /* ---- quantized_matmul: from arrays to jobs ---- */
@@ -15974,6 +16081,8 @@ static bool one_row_stride(const struct array *x, uint32_t *stride)
     return x->shape[x->ndim - 1] == 1 || x->strides[x->ndim - 1] == 1;
 }
 
+static struct array *unpacked_of(const struct node *n) { return takes_unpacked(n) ? n->in[QMM_UNPACKED_IN] : NULL; }
+
 /* The job of a quantized_matmul whose weight has no batch; its operands are held until quant_close. */
 static void quant_open(struct encoder *e, const struct node *n, struct quant_job *j)
 {
@@ -15987,7 +16096,7 @@ static void quant_open(struct encoder *e, const struct node *n, struct quant_job
     j->x_row = stride;
     j->m = (uint32_t)(y->size / rows);
     j->set[0] = (struct quant_set){ dense_of(e, n->in[1], true), dense_of(e, n->in[2], true),
-                                    dense_of(e, n->in[3], true), y, rows, rows };
+                                    dense_of(e, n->in[3], true), y, rows, rows, unpacked_of(n) };
 }
 
 static void quant_close(struct quant_job *j)
@@ -21058,7 +21167,8 @@ static bool can_join(struct stream *s, const uint32_t *members, int count, uint3
     const struct members *known = s->encoder.known;
     for (int k = 0; known && k < known->count; k++) if (known->node[k] == j) return true;
     /* the first one may have gone ahead too */
-    for (uint32_t i = members[0] - min_u32(members[0], LOOK_AHEAD); i < j; i++) {
+    uint32_t from = s->encoder.in_turn ? members[0] : members[0] - min_u32(members[0], LOOK_AHEAD);
+    for (uint32_t i = from; i < j; i++) {
         bool member = s->nodes[i].done;
         for (int k = 0; k < count; k++) member = member || members[k] == i;
         if (!member) pass_over(&s->nodes[i], search);
@@ -21475,7 +21585,7 @@ static void join_products(struct stream *s, struct quant_job *j, const uint32_t 
         const struct node *n = &s->nodes[m[i]];
         uint32_t rows = (uint32_t)dim_of(n->out[0], -1);
         for (int k = 1; k < 4; k++) if (n->in[k]) n->in[k]->refs++;
-        j->set[j->sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows };
+        j->set[j->sets++] = (struct quant_set){ n->in[1], n->in[2], n->in[3], n->out[0], rows, rows, unpacked_of(n) };
     }
 }
 
@@ -21562,38 +21672,152 @@ static bool goes_unpacked(struct encoder *e, const struct node *n)
 {
     const struct device *d = e->device;
     const int *gate = d->gate;
+    bool forced = forced_kernel(d) == QMM_UNPACKED;
     size_t rows;
     uint32_t stride;
     if (n->op != OP_QUANTIZED_MATMUL || !n->p.quant.transpose || n->in[1]->ndim != 2 || !n->in[0]->ndim ||
-        !one_row_stride(n->in[0], &stride) || !has_kernel(d, sets_kernel(n->out[0]->dtype))) return false;
+        !one_row_stride(n->in[0], &stride)) return false;
     rows = n->out[0]->size / (size_t)dim_of(n->out[0], -1);
-    if (rows <= MATRIX_MOST || rows < d->tuning->unpack || rows > INT_MAX || gate[GATE_MATMUL_KERNEL] ||
+    if (rows <= MATRIX_MOST || (rows < d->tuning->unpack && !forced) || rows > INT_MAX || gate[GATE_MATMUL_KERNEL] ||
         !specialised(d, (uint32_t)rows)) return false;
-    return !gate[GATE_QMM_KERNEL] || forced_kernel(d) == QMM_UNPACKED;
+    return !gate[GATE_QMM_KERNEL] || forced;
+}
+
+static bool goes_by_sets(struct encoder *e, const struct node *n)
+{
+    return goes_unpacked(e, n) && has_kernel(e->device, sets_kernel(n->out[0]->dtype));
+}
+
+/* The job of `count` products, with silu(y0) * y1 where that is all that follows and pays, and the tiles for it; NULL: it
+ * does not pay. count: of the nodes in m then. */
+static const struct tile_row *open_sets(struct encoder *e, struct stream *s, struct quant_job *j, uint32_t m[5], int *count,
+                                        uint32_t end)
+{
+    const struct tile_row *tile;
+    struct quant_job plain;
+    int products = *count;
+    quant_open(e, &s->nodes[m[0]], j);
+    join_products(s, j, m, products);
+    plain = *j;
+    *count = join_swiglu(s, j, m, products, end);
+    if (!(tile = sets_tile(e, j)) && j->epilogue) {
+        *j = plain;
+        *count = products;
+        tile = sets_tile(e, j);
+    }
+    if (!j->epilogue) order_sets(j);
+    return tile;
 }
 
 /* Products of one x with several weights, for many rows, where that is faster by the model of tiles: the weights are
  * unpacked side by side, then one dispatch; with silu(y0) * y1 where that is all that follows. */
 static bool fuse_unpacked(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
-    uint32_t *m = all->node;
-    const struct node *first = &s->nodes[m[0]];
     const struct tile_row *tile;
-    struct quant_job j, plain;
-    int count = products_like(e, s, m, end, goes_unpacked);
+    struct quant_job j;
+    int count = products_like(e, s, all->node, end, goes_by_sets);
     if (count < 2) return false;
-    quant_open(e, first, &j);
-    join_products(s, &j, m, count);
-    plain = j;
-    all->count = join_swiglu(s, &j, m, count, end);
-    if (!(tile = sets_tile(e, &j)) && j.epilogue) {
-        j = plain;
-        all->count = count;
-        tile = sets_tile(e, &j);
-    }
+    tile = open_sets(e, s, &j, all->node, &count, end);
     if (tile) plan_sets(e, &j, tile);
     quant_close(&j);
+    all->count = count;
     return tile != NULL;
+}
+
+/* Is the weight to be unpacked ahead? It is what it will be: nothing on the tape writes it, and all of it is whole rows
+ * that become one binding. */
+static bool goes_ahead(struct encoder *e, const struct node *n)
+{
+    const struct device *d = e->device;
+    size_t values;
+    if (n->op != OP_QUANTIZED_MATMUL || n->done || takes_unpacked(n) || is_invariant(e) ||
+        !(d->gate[GATE_UNPACK_AHEAD] > 1 ? goes_unpacked : goes_by_sets)(e, n)) return false;
+    for (int i = 1; i < 4; i++)
+        if (n->in[i] && (!n->in[i]->row || n->in[i]->storage->writers || n->in[i]->storage->failed)) return false;
+    values = (size_t)dim_of(n->out[0], -1) * (size_t)dim_of(n->in[0], -1);
+    return n->in[0]->dtype == n->out[0]->dtype && (!n->in[3] || n->in[2]->dtype == n->out[0]->dtype) &&
+           values <= UNPACK_MOST && values * item_size(n->out[0]) <= d->caps.max_range;
+}
+
+/* Room for the weights of products, one behind the other: an array for each, in the order of m; false where there is
+ * none. */
+static bool unpacked_arrays(struct stream *s, const uint32_t *m, int count, struct array **w)
+{
+    const struct node *n = &s->nodes[m[0]];
+    const int k = dim_of(n->in[0], -1);
+    size_t size = item_size(n->out[0]), bytes = 0;
+    struct storage *st;
+    for (int i = 0; i < count; i++) bytes += (size_t)dim_of(s->nodes[m[i]].out[0], -1) * (size_t)k * size;
+    if (!(st = storage_create(s->device, bytes))) return false;
+    st->refs = 1;
+    st->line = s->line;
+    bytes = 0;
+    for (int i = 0; i < count; i++) {
+        const int shape[] = { dim_of(s->nodes[m[i]].out[0], -1), k };
+        w[i] = array_create(st, n->out[0]->dtype, 2, shape, NULL, (int64_t)bytes);
+        bytes += (size_t)shape[0] * (size_t)k * size;
+    }
+    storage_release(st);
+    for (int i = 0; i < count; i++) if (!w[i]) return false;
+    return true;
+}
+
+/* Nodes in front of the product m[0] that unpack what it and others take, in the order of m; false: there are none. */
+static bool add_unpacking(struct stream *s, const uint32_t *m, int count)
+{
+    const uint32_t at = min_u32(m[0], m[count - 1]), more = (uint32_t)count;
+    struct array *w[QMV_SETS] = { NULL };
+    bool room = node_room(s, more) && unpacked_arrays(s, m, count, w);
+    if (room) {
+        memmove(&s->nodes[at + more], &s->nodes[at], (s->node_count - at) * sizeof *s->nodes);
+        s->node_count += more;
+    }
+    for (int i = 0; i < count && room; i++) {
+        struct node *n = &s->nodes[m[i] + more], *unpacking = &s->nodes[at + (uint32_t)i];
+        *unpacking = (struct node){ .op = OP_DEQUANTIZE, .p = n->p };
+        node_arrays(unpacking, ARRAYS(n->in[1], n->in[2], n->in[3], NULL), ARRAYS(w[i]));
+        n->in[QMM_UNPACKED_IN] = w[i];
+        n->inputs = QMM_UNPACKED_IN + 1;
+        w[i]->refs++;
+        w[i]->storage->readers++;
+    }
+    for (int i = 0; i < count; i++) array_release(w[i]);
+    return room;
+}
+
+/* Will products of many rows be one dispatch? Then m is put in the order in which that wants their weights. */
+static bool go_together(struct encoder *e, struct stream *s, uint32_t m[5], int products)
+{
+    const uint32_t first = m[0];
+    struct quant_job j;
+    bool together;
+    if (!goes_by_sets(e, &s->nodes[first])) return false;
+    together = open_sets(e, s, &j, m, &products, s->node_count) != NULL;
+    if (together && j.epilogue && j.set[0].w != s->nodes[first].in[1]) m[0] = m[1], m[1] = first;
+    quant_close(&j);
+    return together;
+}
+
+/* Adds nodes for the weights that products of many rows want unpacked, in front of the product, whence next_node takes
+ * them to the product before it: a product leaves processors idle, or its last workgroups do. An H200, 512 rows, in us,
+ * one after the other and so: 12288 x 4096 174 + 41, 200; 4096 x 4096 83 + 18, 83; 3072 x 1024 26 + 6.5, 26. Products
+ * that matmul_sets.comp may do together have theirs one behind the other. Returns how many nodes are to be lowered now,
+ * which were the first `count`. */
+static uint32_t unpack_ahead(struct stream *s, uint32_t count)
+{
+    struct encoder *e = &s->encoder;
+    if (!s->device->gate[GATE_UNPACK_AHEAD] || s->device->noted || e->code) return count;
+    e->in_turn = true;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t m[5] = { i };
+        int products = s->nodes[i].op == OP_QUANTIZED_MATMUL ? products_like(e, s, m, s->node_count, goes_ahead) : 0;
+        if (products > 1 && !go_together(e, s, m, products)) products = 1;
+        if (!products || !add_unpacking(s, m, products)) continue;
+        i += (uint32_t)products;
+        count += (uint32_t)products;
+    }
+    e->in_turn = false;
+    return count;
 }
 
 /* A job's x as it was before the node that makes a product's; where that has rows, so many elements apart. */
@@ -23475,7 +23699,7 @@ static void self_test(struct device *d)
     }
 }
 
-static const struct passes passes = { replay, fuse, keep_group, window_keep, free_windows, free_chains, self_test };
+static const struct passes passes = { unpack_ahead, replay, fuse, keep_group, window_keep, free_windows, free_chains, self_test };
 
 /* ==== >>public: devices =========================================================================================== */
 

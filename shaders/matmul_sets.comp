@@ -3,8 +3,8 @@
 // Products of one x with up to three matrices by cooperative matrices of a whole workgroup (VK_NV_cooperative_matrix2), sums in
 // float32: a @ [w0 w1 w2], whose parts go to results of their own; or silu(a @ w0) * (a @ w1). The matrices lie behind each other,
 // each column's K in a row. See matmul_coopmat2.comp for what decides its speed; here the host has seen to all of it: M >= BM, K
-// is whole steps, the columns of each matrix are whole tiles. So only the last rows of tiles begin earlier; what two of them
-// have in common, both compute and store alike. BF: bfloat16, else float16.
+// is whole steps, each matrix has a tile's columns at least, in eights. So only the last tiles of rows, and of each matrix's
+// columns, begin earlier; what two of them have in common, both compute and store alike. BF: bfloat16, else float16.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_NV_cooperative_matrix2 : require
@@ -60,7 +60,14 @@ float silu(const in uint row, const in uint column, const in float x)
 void main()
 {
     uvec2 at = tile();
-    uint row = min(at.x * BM, M - BM), column = at.y * BN, k = 0u, steps = STEPS != 0u ? STEPS : K / BK;
+    uint row = min(at.x * BM, M - BM), k = 0u, steps = STEPS != 0u ? STEPS : K / BK;
+    uint which = 0u, before = 0u, columns = ends[0];   // the tile's matrix, and the columns of those before it
+    while (at.y >= (columns + BN - 1u) / BN) {
+        at.y -= (columns + BN - 1u) / BN;
+        before = ends[which++];
+        columns = (which == 1u ? ends[1] : N) - before;
+    }
+    uint inside = min(at.y * BN, columns - BN), column = before + inside;
     tensorViewNV<2, false, 1, 0> swap = createTensorViewNV(2, false, 1, 0);
     tensorLayoutNV<2> layout_a = createTensorLayoutNV(2), layout_b = createTensorLayoutNV(2);
     layout_a = setTensorLayoutDimensionNV(layout_a, M, K);
@@ -81,7 +88,7 @@ void main()
     }
     coopMatPerElementNV(sum, sum, nearest);
     RESULT rounded = RESULT(sum);
-    if (column < ends[0]) STORE(d, offset_d[0], ends[0], column)
-    else if (column < ends[1]) STORE(second, offset_d[1], ends[1] - ends[0], column - ends[0])
-    else STORE(third, offset_d[2], N - ends[1], column - ends[1])
+    if (which == 0u) STORE(d, offset_d[0], columns, inside)
+    else if (which == 1u) STORE(second, offset_d[1], columns, inside)
+    else STORE(third, offset_d[2], columns, inside)
 }
