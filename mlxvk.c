@@ -15893,13 +15893,15 @@ static double apart_cost(const struct encoder *e, const struct quant_job *j)
 }
 
 /* Tiles across the columns of all matrices: each lies in one of them, the last of each begins earlier; where results
- * are silu(x) * y, half of it in each of two. 0: one has fewer columns than a tile, or not in eights. */
+ * are silu(x) * y, half of it in each of two. 0: such a part is no tile, or a matrix has fewer columns, or not in
+ * eights. */
 static uint32_t sets_across(const struct quant_job *j, const struct tile_row *r)
 {
     bool swiglu = j->epilogue == QMV_SWIGLU;
     uint32_t bn = swiglu ? r->bn / 2u : r->bn, across = 0;
+    if (bn % SETS_COLUMNS) return 0;
     for (int i = 0; i < (swiglu ? 1 : j->sets); i++) {
-        if (j->set[i].rows < bn || j->set[i].rows % 8 || bn % SETS_COLUMNS) return 0;
+        if (j->set[i].rows < bn || j->set[i].rows % 8) return 0;
         across += ceil_div(j->set[i].rows, bn);
     }
     return across;

@@ -73,6 +73,19 @@ static struct weight random_weight(int n, int k, int bits, int group)
     return q;
 }
 
+static void free_weight(const struct weight *q)
+{
+    mlxvk_array_free(q->w);
+    mlxvk_array_free(q->scales);
+    mlxvk_array_free(q->biases);
+}
+
+/* Codes, and two numbers of 16 bits a group. */
+static double weight_bytes(int n, int k, int bits, int group)
+{
+    return (double)n * k * bits / 8 + (double)n * (k / group) * 4;
+}
+
 /* One round of products over all copies, submitted at once; its seconds. */
 static double round_of(const struct weight *q, int copies, mlxvk_array x, int bits, int group, int repeat)
 {
@@ -95,7 +108,7 @@ struct result { double us, bytes; };
 static struct result measure(int m, int n, int k, int bits, int group)
 {
     static struct weight q[MAX_COPIES];
-    double bytes = (double)n * k * bits / 8 + (double)n * (k / group) * 4, best = 1e30, busy = 0, wanted = gpu ? 1e9 : 1;
+    double bytes = weight_bytes(n, k, bits, group), best = 1e30, busy = 0, wanted = gpu ? 1e9 : 1;
     int copies = (int)(wanted / bytes) + 1, repeat;
     mlxvk_array x = uniform(m, k, x_type);
     if (copies > MAX_COPIES) copies = MAX_COPIES;
@@ -107,7 +120,7 @@ static struct result measure(int m, int n, int k, int bits, int group)
         busy += t;
         if (t < best) best = t;
     }
-    for (int i = 0; i < copies; i++) { mlxvk_array_free(q[i].w); mlxvk_array_free(q[i].scales); mlxvk_array_free(q[i].biases); }
+    for (int i = 0; i < copies; i++) free_weight(&q[i]);
     mlxvk_array_free(x);
     mlxvk_device_clear_cache(device);
     return (struct result){ 1e6 * best / (copies * repeat), bytes };
@@ -176,8 +189,8 @@ static void routes(void)
 }
 
 /* What a layer of Qwen3-8B, and of Qwen3-0.6B, has. */
-enum { SHAPES = 6 };
-static const struct shape shape[SHAPES] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 },
+enum { LAYER_SHAPES = 6 };
+static const struct shape layer_shapes[LAYER_SHAPES] = { { 4096, 12288 }, { 24576, 4096 }, { 6144, 4096 }, { 4096, 4096 }, { 3072, 1024 },
                                             { 1024, 3072 } };
 
 /* A few rows: what they cost as a multiple of one row; by each kernel that might take them. */
@@ -185,7 +198,7 @@ static void few_rows(void)
 {
     static const struct { int number, first, last; } kernels[] = { { 0, 1, 64 }, { 5, 1, 8 }, { 6, 2, 64 }, { 3, 16, 64 }, { 4, 32, 64 } };
     static const int rows[] = { 1, 2, 3, 4, 8, 16, 32, 64 };
-    double one[SHAPES] = { 0 };
+    double one[LAYER_SHAPES] = { 0 };
     printf("\n| N x K, us (multiple of M = 1, as the library chooses) |");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) printf(" M = %d |", rows[i]);
     printf("\n|---|---|---|---|---|---|---|---|---|\n");
@@ -193,11 +206,11 @@ static void few_rows(void)
         char gates[64];
         snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k].number);
         open_for_rounds(gates);
-        for (size_t s = 0; s < SHAPES; s++) {
-            printf("| %d x %d, %s %d |", shape[s].n, shape[s].k, k ? "kernel" : "chosen", kernels[k].number);
+        for (size_t s = 0; s < LAYER_SHAPES; s++) {
+            printf("| %d x %d, %s %d |", layer_shapes[s].n, layer_shapes[s].k, k ? "kernel" : "chosen", kernels[k].number);
             for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
                 if (rows[i] < kernels[k].first || rows[i] > kernels[k].last) { printf(" |"); continue; }
-                struct result r = measure(rows[i], shape[s].n, shape[s].k, 4, 64);
+                struct result r = measure(rows[i], layer_shapes[s].n, layer_shapes[s].k, 4, 64);
                 if (!i && !k) one[s] = r.us;
                 printf(" %.1f (%.2f) |", r.us, r.us / one[s]);
                 fflush(stdout);
@@ -232,13 +245,13 @@ static void chain(void)
     open_device("");
     printf("\n%s, %s; %s, one row, a step of %d products\n\n| N x K | us a product | GB/s | dispatches linked |\n|---|---|---|---|\n", device_name, driver,
            mlxvk_dtype_name(x_type), CHAIN);
-    for (size_t s = 0; s < SHAPES; s++) {
-        double bytes = (double)shape[s].n * shape[s].k / 2 + (double)shape[s].n * (shape[s].k / 64) * 4, best = 1e30, busy = 0;
+    for (size_t s = 0; s < LAYER_SHAPES; s++) {
+        double bytes = weight_bytes(layer_shapes[s].n, layer_shapes[s].k, 4, 64), best = 1e30, busy = 0;
         int steps = gpu ? STEPS : 4;
         mlxvk_stats stats;
         for (int i = 0; i < CHAIN; i++) {
-            q[i] = random_weight(shape[s].n, shape[s].k, 4, 64);
-            x[i] = uniform(1, shape[s].k, x_type);
+            q[i] = random_weight(layer_shapes[s].n, layer_shapes[s].k, 4, 64);
+            x[i] = uniform(1, layer_shapes[s].k, x_type);
         }
         for (int trial = 0; trial < 3 || busy < 0.4; trial++) {     /* the first ones are recorded meanwhile */
             double start = now(), took;
@@ -251,13 +264,11 @@ static void chain(void)
         }
         check(mlxvk_get_stats(&stats, device), "get_stats");
         best *= 1e6 / (steps * CHAIN);
-        printf("| %d x %d | %.1f | %.0f | %.0f %% |\n", shape[s].n, shape[s].k, best, bytes / best * 1e-3,
+        printf("| %d x %d | %.1f | %.0f | %.0f %% |\n", layer_shapes[s].n, layer_shapes[s].k, best, bytes / best * 1e-3,
                100.0 * (double)stats.linked / (double)stats.dispatches);
         fflush(stdout);
         for (int i = 0; i < CHAIN; i++) {
-            mlxvk_array_free(q[i].w);
-            mlxvk_array_free(q[i].scales);
-            mlxvk_array_free(q[i].biases);
+            free_weight(&q[i]);
             mlxvk_array_free(x[i]);
         }
         mlxvk_device_clear_cache(device);
@@ -314,7 +325,7 @@ static void model(const char *size, int m, int bits)
         double bytes = 0, best = 1e30, busy = 0;
         int copies, count;
         mlxvk_array x = uniform(m, p->k, x_type);
-        for (int j = 0; j < p->sets; j++) bytes += (double)p->n[j] * p->k * bits / 8 + (double)p->n[j] * p->k / 16;
+        for (int j = 0; j < p->sets; j++) bytes += weight_bytes(p->n[j], p->k, bits, 64);
         copies = gpu ? (int)(COLD / bytes) + 1 : 1;
         count = gpu ? (bytes > 1e8 ? 30 : 200) : 2;
         for (int c = 0; c < copies * p->sets; c++) q[c] = random_weight(p->n[c % p->sets], p->k, bits, 64);
@@ -326,7 +337,7 @@ static void model(const char *size, int m, int bits)
         best = 1e6 * best / count;
         printf("%-8s %6.1f MB %8.2f us %6.0f GB/s\n", p->name, bytes * 1e-6, best, bytes / best * 1e-3);
         fflush(stdout);
-        for (int c = 0; c < copies * p->sets; c++) { mlxvk_array_free(q[c].w); mlxvk_array_free(q[c].scales); mlxvk_array_free(q[c].biases); }
+        for (int c = 0; c < copies * p->sets; c++) free_weight(&q[c]);
         mlxvk_array_free(x);
         mlxvk_device_clear_cache(device);
     }
