@@ -97,6 +97,7 @@ static mlxvk_device make_device() {
   setenv("MLX_VK_MX_SCALES_NEAREST", "1", 0);              // these releases of MLX round them so
 #endif
   setenv("MLX_VK_WINDOW", "128", 0);                       // a token's graph takes longer to walk than to compute
+  setenv("MLX_VK_CLEAR_KEEPS_MB", "512", 0);               // mlx_lm clears the cache behind each part of a prompt
   mlxvk_device d = mlxvk_device_new();
   own_process = getpid();
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }

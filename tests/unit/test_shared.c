@@ -502,6 +502,61 @@ static void test_own_allocator(void **state)
     own_allocator("MLX_VK_FORCE_STAGING=1");
 }
 
+/* Takes and gives back `bytes`, then clears the cache; how often memory was asked for meanwhile. */
+static int took_and_cleared(mlxvk_device d, size_t bytes)
+{
+    int before = pieces.taken;
+    size_t cached = 1;
+    mlxvk_buffer buffer = { NULL };
+    OK_DEVICE(mlxvk_buffer_new(&buffer, bytes, d), d);
+    mlxvk_buffer_free(buffer);
+    OK_DEVICE(mlxvk_device_clear_cache(d), d);
+    assert_int_equal(mlxvk_device_get_cache_memory(&cached, d), 0);
+    assert_int_equal(cached, 0);
+    return pieces.taken - before;
+}
+
+/* What clear_cache leaves for what comes next goes when it was not used three times, and where it is in the way. */
+static void test_clear_keeps(void **state)
+{
+    const size_t large = (size_t)40 << 20, larger = (size_t)50 << 20;
+    const mlxvk_device_memory memory = { take_piece, give_piece, &pieces };
+    static const char *const gates[] = { "", "MLX_VK_CLEAR_KEEPS_MB=60" };
+    (void)state;
+    for (int keeps = 0; keeps < 2; keeps++) {
+        mlxvk_adopt adopt;
+        mlxvk_device d = { NULL };
+        mlxvk_error error = { 0 };
+        own_vulkan(&adopt, true);
+        adopt.families = &(uint32_t){ 0 };
+        adopt.family_count = 1;
+        pieces = (struct pieces){ .vk = adopt.device };
+        const mlxvk_device_desc desc = { .adopt = &adopt, .gates = gates[keeps], .memory = &memory, .error = &error };
+        if (create_device(&d, &desc)) fail_msg("%s", error.text);
+        bool room = info_of("memory_size") / 64 >= larger;
+        bool kept = keeps && room;
+        assert_int_equal(took_and_cleared(d, large), 1);
+        assert_int_equal(took_and_cleared(d, large), !kept);
+        int given;
+        for (int calls = 0; calls < 2; calls++) OK_DEVICE(mlxvk_device_clear_cache(d), d);
+        assert_int_equal(took_and_cleared(d, large), !kept);   /* used after two */
+        given = pieces.given;
+        for (int calls = 1; calls <= 3; calls++) {
+            OK_DEVICE(mlxvk_device_clear_cache(d), d);
+            assert_int_equal(pieces.given - given, kept && calls == 3);
+        }
+        assert_int_equal(took_and_cleared(d, large), 1);
+        assert_int_equal(took_and_cleared(d, larger), 1);      /* of another size: 40 MiB are there, 50 more are too much */
+        for (int calls = 0; calls < 3; calls++) OK_DEVICE(mlxvk_device_clear_cache(d), d);
+        assert_int_equal(took_and_cleared(d, large), 1);
+        pieces.refused = 1;
+        assert_int_equal(took_and_cleared(d, larger), 1);      /* the 40 MiB made room */
+        mlxvk_device_free(d);
+        assert_int_equal(pieces.taken, pieces.given);
+        end_vulkan();
+    }
+}
+
 /* Whether the driver says what the process may use; a device that stands behind others. */
 static void test_neighbours(void **state)
 {
@@ -528,7 +583,8 @@ int main(void)
         cmocka_unit_test(test_refused),           cmocka_unit_test(test_wrong_descriptors),
         cmocka_unit_test(test_not_mapped),        cmocka_unit_test(test_dma_buf_renamed),
         cmocka_unit_test(test_no_dma_buf),        cmocka_unit_test(test_dma_buf),
-        cmocka_unit_test(test_own_allocator),     cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_own_allocator),     cmocka_unit_test(test_clear_keeps),
+        cmocka_unit_test(test_neighbours),
     };
     return run_group("shared", tests, set_up, tear_down);
 }
