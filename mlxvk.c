@@ -14941,7 +14941,7 @@ static const struct held_tuning {
     { false, UINT32_MAX, 1, 256, 32, 32, 1 },
 };
 enum {
-    HELD_PARTS = 1024,                               /* partial sums a workgroup keeps in shared memory */
+    HELD_PARTS = 1024, HELD_PARTS_MOST = 6144,       /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
     HELD_LONG = 64,                                /* rounds of a team from which twice as many workgroups take turns */
     HELD_ROWS = 8, HELD_ALONE = 2,                   /* rows of x for which it is chosen; beyond any other */
@@ -14951,6 +14951,13 @@ enum {
 
 /* Shared memory of that kernel, where so many lanes span K. */
 static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS + 4 * HELD_SUBGROUPS; }
+
+/* The partial sums that there is room for. */
+static uint32_t held_parts(const struct device *d, uint32_t lanes)
+{
+    uint32_t memory = held_memory(lanes), room = d->caps.shared_memory > memory ? d->caps.shared_memory - memory : 0;
+    return min_u32(HELD_PARTS + room / 4, HELD_PARTS_MOST);
+}
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
 {
@@ -15217,7 +15224,7 @@ static struct held_cut cut_held(const struct encoder *e, const struct quant_job 
     if (h.all / h.per / groups >= HELD_LONG) groups *= 2;
     h.rounds = h.per * ceil_div((uint64_t)h.all * entries, (uint64_t)h.per * groups);
     h.rounds = min_u32(h.rounds, (uint32_t)round_up(h.all, h.per));
-    while (h.rounds * h.m * h.rows * h.split > HELD_PARTS && h.rounds > h.per) h.rounds -= h.per;
+    while (h.rounds * h.m * h.rows * h.split > held_parts(d, h.split * lanes) && h.rounds > h.per) h.rounds -= h.per;
     h.parts = (uint32_t)max_size(256, h.rounds * h.m * h.rows * h.split);
     return h;
 }

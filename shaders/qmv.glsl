@@ -60,10 +60,11 @@ uint x_matrix, w_matrix, y_matrix;
 #endif
 const uint STEP = EPILOGUE == SWIGLU ? 2u : 1u;        // rows of this many matrices alternate
 
-void store(const uint set, const uint i, const uint n, float y)
+uint residual(const uint set, const uint i, const uint n) { return RAW(res, r_at + i * y_row[set] + n, TY); }
+void store_added(const uint set, const uint i, const uint n, float y, const uint residual)
 {
     uint at = y_matrix * y_batch + y_at[set] + i * y_row[set] + n;
-    if (EPILOGUE == ADD) y = rounded(y, TY) + number(RAW(res, r_at + i * y_row[set] + n, TY), TY);
+    if (EPILOGUE == ADD) y = rounded(y, TY) + number(residual, TY);
     uint raw = float_to_bits(y, TY);
 #ifdef SETS
     if (set == 1u) PUT(yb, at, TY, raw)
@@ -71,6 +72,10 @@ void store(const uint set, const uint i, const uint n, float y)
     else
 #endif
         PUT(ya, at, TY, raw)
+}
+void store(const uint set, const uint i, const uint n, const float y)
+{
+    store_added(set, i, n, y, EPILOGUE == ADD ? residual(set, i, n) : 0u);
 }
 
 float swiglu(const float g, const float u) { return g / (1.0 + exp(-g)) * u; }     // silu(g) * u, not rounded in between

@@ -149,7 +149,8 @@ void hold(const uint i, const uint at, const uint thread, const uint first)
         if (h != 0u) barrier();
         [[unroll]] for (uint n = 0u; n < OWN; n++) {
             uint t = n * gl_WorkGroupSize.x + thread;
-            prepare_piece(n, t, factor, l * CHUNK * PIECES + t < BLOCKS * PIECES);
+            if (t - gl_SubgroupInvocationID < CHUNK * PIECES)                      // else its whole subgroup has none
+                prepare_piece(n, t, factor, l * CHUNK * PIECES + t < BLOCKS * PIECES);
         }
         barrier();
         [[unroll]] for (uint p = 0u; p < 2u; p++) {
@@ -316,6 +317,16 @@ uint round_of(const uint r, const uint apart)
     return (r / apart * gl_NumWorkGroups.x + gl_WorkGroupID.x) * apart + r % apart;
 }
 
+// Result t of a workgroup: its set, its rows of x and of W, and which sum it is. False where there is none.
+bool result_of(const uint t, const uint apart, const uint count, out uvec4 at)
+{
+    uint i = t / (rounds * (R / STEP)), j = t % (rounds * (R / STEP)), round = round_of(j / (R / STEP), apart);
+    uvec2 place = place_of(min(round, count - 1u));
+    uint n = first_row(place.x, place.y) + j % (R / STEP);
+    at = uvec4(place.x, gl_WorkGroupID.y * M + i, n, j / (R / STEP) * M * R + i * R + j % (R / STEP) * STEP);
+    return i < M && round < count && at.y < m && n >= place.y;
+}
+
 void main()
 {
 #ifdef GATHER
@@ -330,10 +341,13 @@ void main()
     uint at_once = gl_NumWorkGroups.x * apart, round = round_of(r, apart), mine = rounds / apart;   // rounds of this team
     mine = round < count ? min(mine, (count - round + at_once - 1u) / at_once) : 0u;
     if (mine != 0u) load_round(round, first);
+    uvec4 result;                                      // the first one, of mostly one; found while others are waited for
+    bool has_result = result_of(thread, apart, count, result);
 #ifdef LINKED
     if (is_linked()) wait_for_link(thread);            // x is not there yet; the weights are
 #endif
     read_pieces(x_first + m0 * x_row, 0u, thread);
+    uint added = EPILOGUE == ADD && has_result ? residual(result.x, result.y, result.z) : 0u;
     [[unroll]] for (uint i = 0u; i < M; i++) {
         uint at = x_first + min(m0 + i, m - 1u) * x_row;
         if (i != 0u) read_pieces(at, 0u, thread);
@@ -351,12 +365,13 @@ void main()
     }
     barrier();
     for (uint t = thread; t < rounds * (R / STEP) * M; t += gl_WorkGroupSize.x) {
-        uint i = t / (rounds * (R / STEP)), j = t % (rounds * (R / STEP)), v = j / (R / STEP) * M * R + i * R + j % (R / STEP) * STEP;
-        uint round = round_of(j / (R / STEP), apart);
-        if (round >= count) continue;
-        uvec2 at = place_of(round);
-        uint n = first_row(at.x, at.y) + j % (R / STEP);
-        if (m0 + i < m && n >= at.y) store(at.x, m0 + i, n, STEP == 2u ? swiglu(sum_of(v), sum_of(v + 1u)) : sum_of(v));
+        if (t != thread) {
+            has_result = result_of(t, apart, count, result);
+            if (EPILOGUE == ADD && has_result) added = residual(result.x, result.y, result.z);
+        }
+        if (!has_result) continue;
+        float y = STEP == 2u ? swiglu(sum_of(result.w), sum_of(result.w + 1u)) : sum_of(result.w);
+        store_added(result.x, result.y, result.z, y, added);
     }
 #ifdef LINKED
     count_for_link(thread);
