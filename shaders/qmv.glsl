@@ -61,6 +61,12 @@ uint x_matrix, w_matrix, y_matrix;
 const uint STEP = EPILOGUE == SWIGLU ? 2u : 1u;        // rows of this many matrices alternate
 
 uint residual(const uint set, const uint i, const uint n) { return RAW(res, r_at + i * y_row[set] + n, TY); }
+// The same of 16 bits early: as the word that it lies in, for one of 16 bits would be waited for where it is asked for.
+uint residual_word(const uint set, const uint i, const uint n) { return res32[r_at + i * y_row[set] + n >> 1]; }
+uint residual_in(const uint word, const uint set, const uint i, const uint n)
+{
+    return word >> (r_at + i * y_row[set] + n & 1u) * 16u & 0xffffu;
+}
 void store_added(const uint set, const uint i, const uint n, float y, const uint residual)
 {
     uint at = y_matrix * y_batch + y_at[set] + i * y_row[set] + n;

@@ -48,6 +48,7 @@ float total[MOST];
 // x is prepared by the workgroup together, EACH elements a thread, in shared memory, as many blocks at a time as its teams have lanes.
 const uint CHUNK = SPLIT * LANES, EACH = BITS == 2u ? 16u : 8u, PIECES = 32u / EACH;
 const uint OWN = (CHUNK * PIECES + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;      // pieces of a thread
+const bool ALL_HAVE = OWN * gl_WorkGroupSize.x == CHUNK * PIECES;     // else whole subgroups have none, and do nothing for them
 shared uvec4 plane[4u * CHUNK];                        // words 0 to 3 and 4 to 7 of the high plane, then of the low one
 shared float plane_unit[CHUNK], plane_sum[CHUNK * SCALES], squares[gl_WorkGroupSize.x / LANES];
 
@@ -149,7 +150,7 @@ void hold(const uint i, const uint at, const uint thread, const uint first)
         if (h != 0u) barrier();
         [[unroll]] for (uint n = 0u; n < OWN; n++) {
             uint t = n * gl_WorkGroupSize.x + thread;
-            if (t - gl_SubgroupInvocationID < CHUNK * PIECES)                      // else its whole subgroup has none
+            if (ALL_HAVE || t - gl_SubgroupInvocationID < CHUNK * PIECES)
                 prepare_piece(n, t, factor, l * CHUNK * PIECES + t < BLOCKS * PIECES);
         }
         barrier();
@@ -327,6 +328,10 @@ bool result_of(const uint t, const uint apart, const uint count, out uvec4 at)
     return i < M && round < count && at.y < m && n >= place.y;
 }
 
+// Of one row of x, a thread's first result, of mostly one, is found while x is waited for, and what it is added to is asked for
+// with x. More rows leave no registers for that: two of them took 15 % longer.
+const bool EARLY = M == 1u;
+
 void main()
 {
 #ifdef GATHER
@@ -341,13 +346,13 @@ void main()
     uint at_once = gl_NumWorkGroups.x * apart, round = round_of(r, apart), mine = rounds / apart;   // rounds of this team
     mine = round < count ? min(mine, (count - round + at_once - 1u) / at_once) : 0u;
     if (mine != 0u) load_round(round, first);
-    uvec4 result;                                      // the first one, of mostly one; found while others are waited for
-    bool has_result = result_of(thread, apart, count, result);
+    uvec4 result;
+    bool has_result = EARLY && result_of(thread, apart, count, result);
 #ifdef LINKED
     if (is_linked()) wait_for_link(thread);            // x is not there yet; the weights are
 #endif
     read_pieces(x_first + m0 * x_row, 0u, thread);
-    uint added = EPILOGUE == ADD && has_result ? residual(result.x, result.y, result.z) : 0u;
+    uint added = has_result && EPILOGUE == ADD ? residual_word(result.x, result.y, result.z) : 0u;
     [[unroll]] for (uint i = 0u; i < M; i++) {
         uint at = x_first + min(m0 + i, m - 1u) * x_row;
         if (i != 0u) read_pieces(at, 0u, thread);
@@ -365,13 +370,13 @@ void main()
     }
     barrier();
     for (uint t = thread; t < rounds * (R / STEP) * M; t += gl_WorkGroupSize.x) {
-        if (t != thread) {
+        if (!EARLY || t != thread) {
             has_result = result_of(t, apart, count, result);
-            if (EPILOGUE == ADD && has_result) added = residual(result.x, result.y, result.z);
+            if (EPILOGUE == ADD && has_result) added = residual_word(result.x, result.y, result.z);
         }
         if (!has_result) continue;
         float y = STEP == 2u ? swiglu(sum_of(result.w), sum_of(result.w + 1u)) : sum_of(result.w);
-        store_added(result.x, result.y, result.z, y, added);
+        store_added(result.x, result.y, result.z, y, residual_in(added, result.x, result.y, result.z));
     }
 #ifdef LINKED
     count_for_link(thread);
