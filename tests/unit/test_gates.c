@@ -346,7 +346,7 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
 
 /* Gates whose effect other tests compare (fusions in test_fusion, chains in test_chains and test_folds, convolutions in test_conv, Fourier
  * transforms in test_fft, scales' rounding in test_products, random bits in test_random, capabilities in test_profiles,
- * bindings and grids in test_huge, one query in test_attention, decoding steps in test_step, threads and buffers in test_driver, shared memory in test_quantized, memory in test_memory, self-tests in test_self_test, replay in
+ * bindings and grids in test_huge, one query in test_attention, decoding steps in test_step, threads and buffers in test_driver, shared memory in test_quantized, memory in test_memory, what clearing leaves in test_shared, self-tests in test_self_test, replay in
  * test_replay, columns of scans in test_scans, what comes with a row in test_invariant), and those that change no path, of which this file tests what they print. */
 static const char *const elsewhere[] = {
     "MLX_VK_CONV_KERNEL", "MLX_VK_ENABLE_WINOGRAD", "MLX_VK_ENABLE_STORAGE8", "MLX_VK_ENABLE_STORAGE16", "MLX_VK_ENABLE_INT8", "MLX_VK_ENABLE_INT16",
@@ -355,7 +355,7 @@ static const char *const elsewhere[] = {
     "MLX_VK_ENABLE_CHAINS", "MLX_VK_ENABLE_CHAIN_REDUCE", "MLX_VK_DEBUG_CHAINS", "MLX_VK_MAX_BINDING_RANGE", "MLX_VK_MAX_GRID",
     "MLX_VK_MAX_MEMORY_MB", "MLX_VK_SELF_TEST",
     "MLX_VK_MAX_THREADS", "MLX_VK_MAX_SHARED_MEMORY", "MLX_VK_MAX_STORAGE_BUFFERS", "MLX_VK_MAX_MS_PER_BUFFER", "MLX_VK_MAX_US_PER_DISPATCH", "MLX_VK_REPLAY_SEGMENT",
-    "MLX_VK_ENABLE_REPLAY", "MLX_VK_ENABLE_LINKS", "MLX_VK_SCAN_COLUMNS", "MLX_VK_WINDOW",
+    "MLX_VK_ENABLE_REPLAY", "MLX_VK_ENABLE_LINKS", "MLX_VK_SCAN_COLUMNS", "MLX_VK_WINDOW", "MLX_VK_CLEAR_KEEPS_MB",
     "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", "MLX_VK_ENABLE_ROPE_CACHE_WRITE",
     "MLX_VK_ENABLE_REDUCE_JOIN", "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE", "MLX_VK_ENABLE_SEARCH_GROUPS", "MLX_VK_ENABLE_SUM_MULTIPLY",
     "MLX_VK_ENABLE_RMSNORM_ROPE", "MLX_VK_ENABLE_TAKE_DEQUANTIZE", "MLX_VK_ENABLE_ROPE_SDPA", "MLX_VK_ENABLE_QMM_GROUPED", "MLX_VK_ENABLE_QMM_BESIDE", "MLX_VK_ENABLE_QMM_ADD", "MLX_VK_ENABLE_RMSNORM_QMM", "MLX_VK_MX_SCALES_NEAREST", "MLX_VK_PROFILE", "MLX_VK_PROFILE_COMPILED_DETAIL", "MLX_VK_TEST_NO_BARRIERS",
