@@ -14941,7 +14941,7 @@ static const struct held_tuning {
     { false, UINT32_MAX, 1, 256, 32, 32, 1 },
 };
 enum {
-    HELD_PARTS = 1024, HELD_PARTS_MOST = 6144,       /* partial sums a workgroup keeps in shared memory */
+    HELD_PARTS = 1024, HELD_PARTS_MOST = 4096,       /* partial sums a workgroup keeps in shared memory */
     HELD_BLOCKS = 8,                                 /* blocks of x that a lane holds at most, of all rows of x */
     HELD_LONG = 64,                                /* rounds of a team from which twice as many workgroups take turns */
     HELD_ROWS = 8, HELD_ALONE = 2,                   /* rows of x for which it is chosen; beyond any other */
@@ -14952,11 +14952,13 @@ enum {
 /* Shared memory of that kernel, where so many lanes span K. */
 static uint32_t held_memory(uint32_t lanes) { return 76 * lanes + 4 * HELD_PARTS + 4 * HELD_SUBGROUPS; }
 
-/* The partial sums that there is room for. */
+/* The partial sums that there is room for: a power of two, as plan_held rounds them. */
 static uint32_t held_parts(const struct device *d, uint32_t lanes)
 {
-    uint32_t memory = held_memory(lanes), room = d->caps.shared_memory > memory ? d->caps.shared_memory - memory : 0;
-    return min_u32(HELD_PARTS + room / 4, HELD_PARTS_MOST);
+    uint32_t parts = HELD_PARTS;
+    while (parts < HELD_PARTS_MOST &&
+           held_memory(lanes) + 4 * (2 * parts - HELD_PARTS) <= d->caps.shared_memory) parts *= 2;
+    return parts;
 }
 
 static const char *job_text(const struct quant_job *j, char text[NOTE_TEXT])
