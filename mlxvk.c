@@ -2185,11 +2185,11 @@ static int block_in_budget(struct device *d, size_t size, struct block **out)
     return block_create(d, size, out);
 }
 
-/* A block that stayed, of that size, or a new one. */
+/* A block that stayed, of that size, or a new one. One whose list has lost bytes (see block_give) does not serve. */
 static int block_own(struct device *d, size_t size, struct block **out)
 {
     for (struct block *b = d->blocks; b; b = b->next)
-        if (b->empty && b->size == size) { *out = b; return 0; }
+        if (b->empty && b->size == size && b->free && b->free->size == size) { *out = b; return 0; }
     return block_in_budget(d, size, out);
 }
 
@@ -15201,7 +15201,7 @@ static struct held_cut cut_held(const struct encoder *e, const struct quant_job 
     const int *gate = d->gate;
     struct held_cut h = { .m = j->m > 2 ? 4 : j->m };
     uint32_t lanes = d->caps.subgroup, blocks = j->k / QUANT_BLOCK, entries = j->gather ? j->batch : 1;
-    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, threads, groups;
+    uint32_t step = j->epilogue == QMV_SWIGLU ? 2 : 1, fewest = UINT32_MAX, threads, groups, most;
     while (t->max_m < h.m || (t->linked && !links_wanted(d))) t++;
     h.rows = gate[GATE_QMV_ROWS] > 0 ? min_u32((uint32_t)gate[GATE_QMV_ROWS], 8) : t->rows;
     if (j->format.bits == 8 && gate[GATE_QMV_ROWS] <= 0) h.rows = min_u32(h.rows, 2);    /* as many bytes */
@@ -15226,7 +15226,8 @@ static struct held_cut cut_held(const struct encoder *e, const struct quant_job 
     if (h.all / h.per / groups >= HELD_LONG) groups *= 2;
     h.rounds = h.per * ceil_div((uint64_t)h.all * entries, (uint64_t)h.per * groups);
     h.rounds = min_u32(h.rounds, (uint32_t)round_up(h.all, h.per));
-    while (h.rounds * h.m * h.rows * h.split > held_parts(d, h.split * lanes) && h.rounds > h.per) h.rounds -= h.per;
+    most = held_parts(d, h.split * lanes);
+    while (h.rounds * h.m * h.rows * h.split > most && h.rounds > h.per) h.rounds -= h.per;
     h.parts = (uint32_t)max_size(256, h.rounds * h.m * h.rows * h.split);
     return h;
 }
