@@ -384,8 +384,16 @@ void meet(const uint row, const uint first, const uint next, const uint next_fir
     else coopMatStore(y, part, at, SIZE, gl_CooperativeMatrixLayoutColumnMajor);
 }
 
+// What a thread's first result is added to is asked for with x, as the word it lies in; most threads have no other.
+uint added_first(const uint rounds, const uint each, const uint m0, const uint thread)
+{
+    uint e = thread % each;
+    if (EPILOGUE != ADD || thread >= rounds * each) return 0u;
+    return residual_word(0u, m0 + e / SIZE, place_of(thread / each).y + e % SIZE);
+}
+
 // Adds up the parts `from` of `count` rounds from round n on. A thread has the same elements in all goes.
-void finish(const uint n, const uint count, const uint from, const bool started, const bool last, const uint m0, const uint thread)
+void finish(const uint n, const uint count, const uint from, const bool started, const bool last, const uint m0, const uint thread, const uint first)
 {
     const uint each = min(m - m0, SIZE) * SIZE;
     for (uint t = thread; t < count * each; t += gl_WorkGroupSize.x) {
@@ -395,7 +403,10 @@ void finish(const uint n, const uint count, const uint from, const bool started,
         [[unroll]] for (uint i = 0u; i < WARPS; i++) y += part[(from * WARPS + i) * AREA + t];
         uint row = at.y + e % SIZE;
         if (!last) kept[round * AREA + e] = y;
-        else if (row >= at.x) store(0u, m0 + e / SIZE, row, y);                 // those before are another round's
+        else if (row >= at.x) {                                                // those before are another round's
+            uint i = m0 + e / SIZE, added = n == 0u && t == thread || EPILOGUE != ADD ? first : residual_word(0u, i, row);
+            store_added(0u, i, row, y, residual_in(added, 0u, i, row));
+        }
     }
 }
 
@@ -414,6 +425,7 @@ void main()
     if (KNOWN)
         [[unroll]] for (uint g = 0u; g < CHUNK; g++) load_codes(at.y, first, g, lane);
     if (is_linked()) wait_for_link(thread);            // x is not there yet, nor what it is multiplied by; the weights are
+    uint added = added_first(min(slots, mine), min(m - m0, SIZE) * SIZE, m0, thread);
     if (PREPARE == NORMED) factor = norm_factor(row_squares(x128[(x_first >> 3) + own_eight(first, lane)], thread), k, eps);
     for (uint c = 0u; c < goes; c++) {
         if (PREPARE != AS_IS) prepare_eight(first, x_first, factor, to, lane);
@@ -425,7 +437,7 @@ void main()
             meet(at.y, first, next.y, next_first, to, slot, lane);
             if (++slot == slots || last) {
                 barrier();
-                finish(n + 1u - slot, slot, to, c != 0u, c + 1u == goes, m0, thread);
+                finish(n + 1u - slot, slot, to, c != 0u, c + 1u == goes, m0, thread, added);
                 slot = 0u;
                 to ^= 1u;
             }
