@@ -9178,16 +9178,21 @@ done:
 enum { SCAN_ONCE = 1 << 7, SCAN_LOOKS = 4096, SCAN_LOOKS_FEW = 32, SCAN_TILES_FEW = 256, SCAN_ONCE_LEAST = SCAN_LONG,
        SCAN_ONCE_FORCED = 1 << 10 };
 
-static const struct once_row { uint32_t below, threads, hold, fan; } once_rows[] = {
-    { 1 << 14, 128, 1, 4 },
-    { 1 << 22, 512, 8, 32 },
-    { UINT32_MAX, 512, 16, 32 },
+/* far: of the fours that a thread holds those, at most, that lie in shared memory, as many as there is room for: the larger
+ * a tile, the fewer wait for others' (2^28 float32 on an H200: 677 us with 16 in registers, 629 with 5 more). */
+static const struct once_row { uint32_t below, threads, hold, far, fan; } once_rows[] = {
+    { 1 << 14, 64, 2, 1, 4 },
+    { 1 << 22, 512, 8, 0, 32 },
+    { UINT32_MAX, 512, 21, 5, 32 },
 };
 
-static const struct once_row *once_row(size_t n)
+static struct once_row once_row(const struct device *d, size_t n)
 {
-    const struct once_row *r = once_rows;
-    while (n >= r->below) r++;
+    enum { OWN_MEMORY = 4096 };                      /* bytes that scan_once.comp has of it beside that, at most */
+    const struct once_row *in = once_rows;
+    while (n >= in->below) in++;
+    struct once_row r = *in;
+    for (; r.far && 16 * r.threads * r.far + OWN_MEMORY > d->caps.shared_memory; r.hold--) r.far--;
     return r;
 }
 
@@ -9196,22 +9201,23 @@ static uint32_t once_tiles(const struct once_row *r, size_t n) { return ceil_div
 static bool takes_once(const struct device *d, enum reduction op, const struct array *x, int axis)
 {
     size_t n = (size_t)x->shape[axis];
+    const struct once_row r = once_row(d, n);
     bool forced = d->gate[GATE_LINKS] > 1;
     if (axis != x->ndim - 1) return false;
     if (n < (forced ? SCAN_ONCE_FORCED : SCAN_ONCE_LEAST) || in_pairs(op, x->dtype)) return false;
-    if (d->caps.quirks & QUIRK_SHORT_LOOPS && once_tiles(once_row(n), n) > SCAN_TILES_FEW) return false;
-    return links_wanted(d) && has_kernel(d, K_SCAN_ONCE) && once_row(n)->threads <= d->caps.max_threads;
+    if (d->caps.quirks & QUIRK_SHORT_LOOPS && once_tiles(&r, n) > SCAN_TILES_FEW) return false;
+    return links_wanted(d) && has_kernel(d, K_SCAN_ONCE) && r.threads <= d->caps.max_threads;
 }
 
 /* Where a value belongs in what a row is scanned to, by the scan itself; number: what is added to that place, or,
  * `less`, subtracted from it; NULL: nothing. */
 struct scan_search { struct array *value, *place, *number; bool right, less; };
 
-static uint32_t once_parts(uint32_t outer, size_t n)
+static uint32_t once_parts(const struct device *d, uint32_t outer, size_t n)
 {
-    const struct once_row *r = once_row(n);
-    uint32_t tiles = once_tiles(r, n), groups = ceil_div(tiles, r->fan);
-    return outer * (tiles + groups + ceil_div(groups, r->fan));
+    const struct once_row r = once_row(d, n);
+    uint32_t tiles = once_tiles(&r, n), groups = ceil_div(tiles, r.fan);
+    return outer * (tiles + groups + ceil_div(groups, r.fan));
 }
 
 /* Are so many parts kept where there are zeros before and behind? */
@@ -9234,29 +9240,29 @@ static uint32_t set_search(struct encoder *e, struct scan_once_push *p, const st
 static void scan_once(struct encoder *e, enum reduction op, struct array *from, struct array *out,
                       const struct scan_push *s, const struct scan_search *search)
 {
-    const struct once_row *r = once_row(s->n);
+    const struct once_row r = once_row(e->device, s->n);
     const bool silent = e->device->gate[GATE_LINKS] > 2, few = e->device->caps.quirks & QUIRK_SHORT_LOOPS;
-    struct scan_once_push p = { .n = s->n, .outer = s->outer, .tiles = once_tiles(r, s->n),
+    struct scan_once_push p = { .n = s->n, .outer = s->outer, .tiles = once_tiles(&r, s->n),
                                 .apart = s->ndim ? s->in_stride[0] : s->n,
                                 .looks = silent ? 0 : few ? SCAN_LOOKS_FEW : SCAN_LOOKS };
-    p.groups = ceil_div(p.tiles, r->fan);
-    p.blocks = ceil_div(p.groups, r->fan);
-    uint32_t count = once_parts(p.outer, p.n), flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE);
+    p.groups = ceil_div(p.tiles, r.fan);
+    p.blocks = ceil_div(p.groups, r.fan);
+    uint32_t count = once_parts(e->device, p.outer, p.n), flags = s->flags & (SCAN_REVERSE | SCAN_EXCLUSIVE);
     bool joined = once_joined(e->device, count);
     struct array *parts = joined ? NULL : scratch(e, count, MLXVK_UINT64);
     if (e->code) return;
     if (parts) {
         p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
-        USE(e, scan_once, &p, .threads = r->threads, .hold = 1, .fan = 1, .flags = SCAN_ONCE_CLEAR);
-        dispatch_groups(e, ceil_div(count, r->threads));
+        USE(e, scan_once, &p, .threads = r.threads, .hold = 1, .fan = 1, .flags = SCAN_ONCE_CLEAR);
+        dispatch_groups(e, ceil_div(count, r.threads));
         p.parts_at = set_output(e, SLOT_scan_once_parts, parts);
     } else set_joined(e, SLOT_scan_once_parts);
     p.from = set_input(e, SLOT_scan_once_src, from);
     p.to = set_output(e, SLOT_scan_once_dst, out);
     if (joined) flags |= SCAN_ONCE_JOINED;
     if (search) flags |= set_search(e, &p, search);
-    USE(e, scan_once, &p, .threads = r->threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r->hold,
-        .fan = r->fan, .flags = flags);
+    USE(e, scan_once, &p, .threads = r.threads, .op = op, .from = from->dtype, .to = out->dtype, .hold = r.hold,
+        .fan = r.fan, .flags = flags, .far = r.far);
     dispatch_groups(e, (uint64_t)p.outer * p.tiles);
     array_release(parts);
 }
@@ -9427,7 +9433,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
     bool eights = n % 8 == 0, besides = true, serial = e->device->tuning->serial, loose;
     uint32_t whole = 0;                              /* 2: results are whole eights, whatever x is */
-    p.flags = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
+    uint32_t kind = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0);
     if (g.ndim > NORM_DIMS) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
         return;
@@ -9464,7 +9470,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     held = eights || loose ? ceil_div(ceil_div(n, 8), lanes) : 0;
     held = (uint32_t)round_up(held, serial || loose ? 1 : places / lanes);
     USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
-           .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = p.flags & (NORM_MEAN | NORM_ADD),
+           .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = kind,
            .slots = places / lanes, .loose = !loose || held > NORM_HELD ? 0 : p.x_step == 1 ? 1 : 2,
            .besides = loose ? whole | besides : 0);
     dispatch_groups(e, ceil_div(p.rows, threads / lanes));
@@ -21897,7 +21903,7 @@ static bool scan_can_search(const struct encoder *e, const struct node *n, struc
     int axis = n->p.scan.axis;
     if (x->dtype != MLXVK_FLOAT32 || !only_between(sums) || !sums->row || (size_t)x->shape[axis] != x->size ||
         !takes_once(e->device, (enum reduction)n->p.scan.op, x, axis) ||
-        !once_joined(e->device, once_parts(1, x->size)) || !scan_dims(x, axis, p)) return false;
+        !once_joined(e->device, once_parts(e->device, 1, x->size)) || !scan_dims(x, axis, p)) return false;
     p->flags = n->p.scan.flags;
     return p->ndim <= 1 && fits_binding(e->device, x) && fits_binding(e->device, sums);
 }

@@ -345,9 +345,9 @@ struct norm_push {
     uint32_t rows, n, ndim;
     float eps;
     uint32_t weight_at, bias_at, weight_step, bias_step, shape[3], offset[4], stride[4][3], x_step;
-    uint32_t residual_step, flags;
+    uint32_t residual_step;
 };
-static_assert(sizeof(struct norm_push) == 120, "norm_push");
+static_assert(sizeof(struct norm_push) == 116, "norm_push");
 
 struct norm_vjp_push {
     uint32_t rows, n, each;
@@ -939,7 +939,7 @@ struct scan_constants { uint32_t threads, op, from, to, columns, width, hold, le
 typedef struct scan_constants scan_constants; typedef struct scan_push scan_push;
 enum { SLOT_scan_dst = 0, SLOT_scan_src = 1, SLOT_scan_carry = 2 };
 
-struct scan_once_constants { uint32_t threads, op, from, to, hold, fan, flags; };
+struct scan_once_constants { uint32_t threads, op, from, to, hold, fan, flags, far; };
 typedef struct scan_once_constants scan_once_constants; typedef struct scan_once_push scan_once_push;
 enum { SLOT_scan_once_dst = 0, SLOT_scan_once_src = 1, SLOT_scan_once_parts = 2, SLOT_scan_once_value = 3,
     SLOT_scan_once_place = 4, SLOT_scan_once_number = 5 };
@@ -1091,8 +1091,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
-    X(norm, NORM, 6, 0x9, 120, 8, CAP_SMALL) \
-    X(norm_eights, NORM_EIGHTS, 6, 0x9, 120, 8, CAP_SMALL) \
+    X(norm, NORM, 6, 0x9, 116, 8, CAP_SMALL) \
+    X(norm_eights, NORM_EIGHTS, 6, 0x9, 116, 8, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 128, 11, CAP_SMALL) \
@@ -1121,7 +1121,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 12, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 9, CAP_SMALL) \
-    X(scan_once, SCAN_ONCE, 6, 0x15, 52, 7, CAP_SUBGROUP | CAP_SMALL) \
+    X(scan_once, SCAN_ONCE, 6, 0x15, 52, 8, CAP_SUBGROUP | CAP_SMALL) \
     X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 9, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 7, CAP_SMALL) \

@@ -13,7 +13,7 @@
 layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HELD = 1;           // eights that a thread holds; places of which it has none add 0
 layout(constant_id = 3) const uint DTYPE = 10;
-layout(constant_id = 4) const uint KIND = 0;           // MEAN and ADD of the flags
+layout(constant_id = 4) const uint KIND = 0;           // flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
 layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: bits: weights and biases begin at multiples of PER_WORD; rows of y do, and n is whole eights
@@ -47,9 +47,8 @@ layout(push_constant) uniform norm_push {
     uint offset[4];                                     // of y, x, residual, h
     uint stride[4][3];                                  // [operand][dimension of the rows]
     uint x_step, residual_step;                         // along a row; 1 for y and h
-    uint flags;
 };
-bool has(const uint flag) { return ((flag & (MEAN | ADD)) != 0u ? KIND & flag : flags & flag) != 0u; }
+bool has(const uint flag) { return (KIND & flag) != 0u; }
 
 uvec4 locate(uint row)
 {

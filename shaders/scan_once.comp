@@ -16,6 +16,7 @@ layout(constant_id = 3) const uint TO = 10;
 layout(constant_id = 4) const uint HOLD = 8;           // fours a thread has
 layout(constant_id = 5) const uint FAN = 32;           // tiles of a group, groups of a block
 layout(constant_id = 6) const uint FLAGS = 0;
+layout(constant_id = 7) const uint FAR = 0;            // of its fours that a thread keeps in shared memory, the first
 //! enum SCAN_ONCE_: flags; CLEAR: zeros for `parts`, no more; JOINED: they are zeros before and behind; SEARCH: with that, see below
 const uint REVERSE = 1, EXCLUSIVE = 2, CLEAR = 4, JOINED = 8, SEARCH = 16, RIGHT = 32, LESS = 64, MORE = 128;
 //! enum SCAN_JOINED_: parts that there are at most where they are zeros before and behind
@@ -159,36 +160,46 @@ void look_back(const uint row_at, const uint tile, const uint most)
 // ---- a tile ----
 
 const uint TILE = gl_WorkGroupSize.x * HOLD;           // in fours
-uint x[4u * HOLD], ahead[HOLD];                        // scanned within fours; what is before each of these in the subgroup
+uvec4 near[HOLD - FAR];                                // scanned within fours
+shared uvec4 far[FAR > 0u ? FAR * gl_WorkGroupSize.x : 1u];
+uint ahead[HOLD];                                      // what is before each four in the subgroup
 shared uint tops[gl_WorkGroupSize.x / 4u];             // of subgroups
 
 uint four_of(const uint tile) { return tile * TILE + gl_SubgroupID * gl_SubgroupSize * HOLD + lane(); }
 uint place_of(const uint i, const uint fours) { return BACKWARDS ? fours - 1u - i : i; }
+
+void keep(const uint v, const uvec4 f)
+{
+    uint sum = NOTHING;
+    uvec4 x;
+    [[unroll]] for (uint k = 0u; k < 4u; k++) {
+        uint a = combine(sum, value(f[BACKWARDS ? 3u - k : k]));
+        x[k] = WITHOUT ? sum : a;
+        sum = a;
+    }
+    ahead[v] = sum;
+    if (v < FAR) far[v * gl_WorkGroupSize.x + gl_LocalInvocationID.x] = x;
+    else near[v - FAR] = x;
+}
 
 // Scanned within fours, in the order of the scan; beyond the row is nothing. Fours count from where the row begins, so that its
 // bits do not depend on where that is.
 void load_tile(const uint tile, const uint base, const uint fours)
 {
     uint first = four_of(tile);
-    uvec4 f[HOLD];
-    if (((base | n) & 3u) == 0u && (tile + 1u) * TILE <= fours)
-        [[unroll]] for (uint v = 0u; v < HOLD; v++)
-            f[v] = load4_src(base / 4u + place_of(first + v * gl_SubgroupSize, fours), FROM);
-    else
-        [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-            uint i = first + v * gl_SubgroupSize, j = 4u * place_of(i, fours);
-            f[v] = uvec4(finish(NOTHING));
-            [[unroll]] for (uint k = 0u; k < 4u; k++)
-                if (i < fours && j + k < n) f[v][k] = load_src(base + j + k, FROM);
-        }
+    bool whole = ((base | n) & 3u) == 0u && (tile + 1u) * TILE <= fours;
+    if (whole) {
+        uvec4 f[HOLD];
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) f[v] = load4_src(base / 4u + place_of(first + v * gl_SubgroupSize, fours), FROM);
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) keep(v, f[v]);
+        return;
+    }
     [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-        uint sum = NOTHING;
-        [[unroll]] for (uint k = 0u; k < 4u; k++) {
-            uint a = combine(sum, value(f[v][BACKWARDS ? 3u - k : k]));
-            x[4u * v + k] = WITHOUT ? sum : a;
-            sum = a;
-        }
-        ahead[v] = sum;
+        uint i = first + v * gl_SubgroupSize, j = 4u * place_of(i, fours);
+        uvec4 f = uvec4(finish(NOTHING));
+        [[unroll]] for (uint k = 0u; k < 4u; k++)
+            if (i < fours && j + k < n) f[k] = load_src(base + j + k, FROM);
+        keep(v, f);
     }
 }
 
@@ -222,8 +233,10 @@ void write_tile(const uint tile, const uint at, const uint fours, const uint bef
     uint first = four_of(tile);
     [[unroll]] for (uint v = 0u; v < HOLD; v++) {
         uint i = first + v * gl_SubgroupSize, skip = 4u * place_of(i, fours), a = combine(before, ahead[v]);
-        uvec4 y;
-        [[unroll]] for (uint k = 0u; k < 4u; k++) y[k] = finish(combine(a, x[4u * v + k]));
+        uvec4 y, x;
+        if (v < FAR) x = far[v * gl_WorkGroupSize.x + gl_LocalInvocationID.x];
+        else x = near[v - FAR];
+        [[unroll]] for (uint k = 0u; k < 4u; k++) y[k] = finish(combine(a, x[k]));
         if (BACKWARDS) y = y.wzyx;
         if (i < fours) {                               // these are elements skip .. skip + 3 of a row
             if ((at + skip) % 4u == 0u && n - skip >= 4u) store4_dst((at + skip) / 4u, TO, y);

@@ -9,7 +9,6 @@
 
 enum { TILE = 512, GROUP = 4 * TILE, BLOCK = 4 * GROUP, LONG = 1 << 14 };              /* of rows below LONG */
 enum { LONG_TILE = 1 << 14, LONG_GROUP = 32 * LONG_TILE, LONGEST = 1 << 22 };           /* of rows below LONGEST */
-enum { LONGEST_TILE = 1 << 15, LONGEST_GROUP = 32 * LONGEST_TILE, LONGEST_BLOCK = 32 * LONGEST_GROUP };
 enum { ONCE, SILENT, JOINED, WAYS };
 static const char *const gates[WAYS] = { "MLX_VK_ENABLE_LINKS=2 MLX_VK_ENABLE_REDUCE_JOIN=0 MLX_VK_POISON=1",
                                          "MLX_VK_ENABLE_LINKS=3 MLX_VK_ENABLE_REDUCE_JOIN=0 MLX_VK_POISON=1",
@@ -153,6 +152,14 @@ static void test_sizes(void **state)
         compare(&(struct scan_case){ MLXVK_FLOAT32, 0, k % 3 + 1, 2 * TILE + 4 * k + k % 4, .inclusive = true });
 }
 
+/* Elements of a tile of rows from LONGEST on: what a device has of shared memory says so. */
+static int longest_tile(void)
+{
+    size_t shared = 0;
+    OK_DEVICE(mlxvk_device_info_get_size(&shared, device, "shared_memory_size"), device);
+    return 2048 * (shared >= 4096 + 5 * 8192 ? 21 : 16 + (int)(shared - 4096) / 8192);
+}
+
 /* Where there are tiles enough for a group of a long row, or a block: the last where a loop may be as long. */
 static void test_long(void **state)
 {
@@ -164,8 +171,9 @@ static void test_long(void **state)
     compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONGEST + 7, .inclusive = true });
     OK_DEVICE(mlxvk_device_info_get_string(&type, device, "type"), device);
     if (!strcmp(type, "cpu")) return;
-    compare(&(struct scan_case){ MLXVK_FLOAT32, 0, 1, LONGEST_BLOCK + LONGEST_GROUP + LONGEST_TILE + 1, .inclusive = true, .normal = true });
-    compare(&(struct scan_case){ MLXVK_INT32, 0, 1, LONGEST_BLOCK + 5, .reverse = true });
+    const int tile = longest_tile(), group = 32 * tile, block = 32 * group;
+    compare(&(struct scan_case){ MLXVK_FLOAT32, 0, 1, block + group + tile + 1, .inclusive = true, .normal = true });
+    compare(&(struct scan_case){ MLXVK_INT32, 0, 1, block + 5, .reverse = true });
 }
 
 /* Several rows, rows that begin anywhere, and elements that are not side by side. */
