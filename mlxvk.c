@@ -9178,8 +9178,8 @@ done:
 enum { SCAN_ONCE = 1 << 7, SCAN_LOOKS = 4096, SCAN_LOOKS_FEW = 32, SCAN_TILES_FEW = 256, SCAN_ONCE_LEAST = SCAN_LONG,
        SCAN_ONCE_FORCED = 1 << 10 };
 
-/* far: of the fours that a thread holds those, at most, that lie in shared memory, as many as there is room for: the larger
- * a tile, the fewer wait for others' (2^28 float32 on an H200: 677 us with 16 in registers, 629 with 5 more). */
+/* far: of the fours that a thread holds those, at most, that lie in shared memory, as many as there is room for: the
+ * larger a tile, the fewer wait for others' (2^28 float32 on an H200: 677 us with 16 in registers, 629 with 5 more). */
 static const struct once_row { uint32_t below, threads, hold, far, fan; } once_rows[] = {
     { 1 << 14, 64, 2, 1, 4 },
     { 1 << 22, 512, 8, 0, 32 },

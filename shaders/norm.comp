@@ -67,9 +67,15 @@ float sum_of(const eight v)
     precise float a = (v.a.x + v.a.y) + (v.a.z + v.a.w), b = (v.b.x + v.b.y) + (v.b.z + v.b.w), sum = a + b;
     return sum;
 }
-float squares_of(const eight v)
+float squares_of(const eight v)                         // RMS's by steps, as normed.glsl's have them
 {
     precise vec4 a = v.a * v.a, b = v.b * v.b;
+    if (has(MEAN)) {
+        a.xy = fma(v.a.zw, v.a.zw, a.xy);
+        a.zw = fma(v.b.zw, v.b.zw, b.xy);
+        precise float sum = (a.x + a.y) + (a.z + a.w);
+        return sum;
+    }
     return sum_of(eight(a, b));
 }
 eight minus(const eight v, const float mean) { return eight(v.a - mean, v.b - mean); }
@@ -102,11 +108,15 @@ float row_total()
 }
 void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.0; }
 
-vec4 scaled(const vec4 v, const float factor, const vec4 w, const vec4 b)
+// (x - mean) * factor * w + b. Of halves x * factor - mean * factor: as many of their bits as mean is large are gone already.
+vec4 scaled(const vec4 x, const float mean, const float factor, const vec4 w, const vec4 b)
 {
-    precise vec4 r = v * factor;
-    if (has(WEIGHT)) r = r * w;
-    if (has(BIAS)) r = r + b;
+    precise float shift = -mean * factor;
+    precise vec4 apart = x - mean, r = apart * factor;
+    if (has(MEAN) && DTYPE != F32) r = fma(x, vec4(factor), vec4(shift));
+    if (has(WEIGHT) && has(BIAS)) r = fma(r, w, b);
+    else if (has(WEIGHT)) r = r * w;
+    else if (has(BIAS)) r = r + b;
     return r;
 }
 
@@ -119,7 +129,7 @@ void finish(const uvec4 at, const uint first, const float mean, const float fact
     for (uint i = first; i < min(first + 8u, n); i++) {
         float w = has(WEIGHT) ? loadf_weight(weight_at + i * weight_step, DTYPE) : 1.0;
         float b = has(BIAS) ? loadf_bias(bias_at + i * bias_step, DTYPE) : 0.0;
-        storef_y(at.x + i, DTYPE, scaled(vec4(value(at, i) - mean), factor, vec4(w), vec4(b)).x);
+        storef_y(at.x + i, DTYPE, scaled(vec4(value(at, i)), mean, factor, vec4(w), vec4(b)).x);
     }
 }
 
@@ -224,7 +234,8 @@ void store_loose(const uvec4 at, const uint lane, const uint groups)
 void by_eights(const uvec4 at, const uint lane, const bool inside)
 {
     uint all = LOOSE != 0u ? (n + 7u) / 8u : n / 8u, groups = inside ? all : 0u;
-    float mean = 0.0, check = 0.0;
+    float mean = 0.0;
+    vec4 check = vec4(0.0);                            // NaN where a result is, or two are too large to be multiplied
     uint last = all - 1u;                              // beyond a row its end is read again, so that no load waits for a branch
     if (LOOSE != 0u) load_loose(at, lane);
     else [[unroll]] for (uint i = 0u; i < HELD; i++)
@@ -247,15 +258,15 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
     float factor = norm_factor(row_total(), n, eps);
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
         uint g = min(lane + i * LANES, last);
-        eight v = minus(held(i), mean), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
+        eight v = held(i), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
         ask(g);
         if (has(WEIGHT)) w = eight_of(WEIGHT, weight_at, 8u * g);
         if (has(BIAS)) b = eight_of(BIAS, bias_at, 8u * g);
-        v = eight(scaled(v.a, factor, w.a, b.a), scaled(v.b, factor, w.b, b.b));
-        check += sum_of(v);
+        v = eight(scaled(v.a, mean, factor, w.a, b.a), scaled(v.b, mean, factor, w.b, b.b));
+        check = fma(v.a, v.b, check);
         hold(i, v, TESTED);
     }
-    bool numbers = !TESTED || !is_nan(check);          // nothing is stored yet, so that what is not can be made again
+    bool numbers = !TESTED || !is_nan(added(check));   // nothing is stored yet, so that what is not can be made again
     if (LOOSE != 0u && (BESIDES & 2u) == 0u) store_loose(at, lane, numbers ? groups : 0u);
     else [[unroll]] for (uint i = 0u; i < HELD; i++)
         if (numbers && lane + i * LANES < groups)

@@ -19,7 +19,7 @@ float row_sum(const float v)
     uint thread = gl_LocalInvocationID.x, first = thread & ~(LANES - 1u), lane = thread - first;
     vec4 sum = vec4(0.0);
     if (LANES == 1u) return v;
-    barrier();
+    if (LANES <= 32u) barrier();                       // of more all have read the parts where they read the sums
     row_parts[thread / 4u][thread % 4u] = v;
     barrier();
     if (LANES <= 32u) {

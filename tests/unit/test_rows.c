@@ -543,12 +543,44 @@ static void not_only_numbers(void **state)
     }
 }
 
+/* layer_norm of elements that lie close together, far from 0: the mean is what most of their bits are. */
+static void far_from_zero(void **state)
+{
+    static const struct { mlxvk_dtype dtype; float centre; double within; } kinds[] = {
+        { MLXVK_BFLOAT16, 192, 0x1p-7 }, { MLXVK_FLOAT16, 1536, 0x1p-9 }, { MLXVK_FLOAT32, 10000, 2e-3 } };
+    static const int sizes[] = { 512, 2048, ODD_MOST };
+    static float x[ODD_ROWS * ODD_MOST], got[ODD_ROWS * ODD_MOST], weight[ODD_MOST], bias[ODD_MOST];
+    static double want[ODD_MOST];
+    struct rng random = { 35 };
+    (void)state;
+    for (int i = 0; i < ODD_MOST; i++) weight[i] = 1 + (float)(i % 5) / 4, bias[i] = (float)(i % 3) / 2;
+    for (int k = 0; k < (int)COUNT(kinds) * (int)COUNT(sizes); k++) {
+        const int n = sizes[k % 3], type = k / 3;
+        for (int i = 0; i < ODD_ROWS * n; i++) x[i] = kinds[type].centre + (float)random_int(&random, -3, 3);
+        mlxvk_array y = { NULL }, a = array_of(device, MLXVK_FLOAT32, x, (int[]){ ODD_ROWS, n }, 2);
+        mlxvk_array w = array_of(device, MLXVK_FLOAT32, weight, &n, 1), b = array_of(device, MLXVK_FLOAT32, bias, &n, 1);
+        for (mlxvk_array **p = (mlxvk_array *[]){ &a, &w, &b, NULL }; *p; p++)
+            OK(mlxvk_astype(*p, **p, kinds[type].dtype, stream), stream);
+        OK(mlxvk_fast_layer_norm(&y, a, w, b, 1e-5f, stream), stream);
+        OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, stream), stream);
+        OK(mlxvk_array_read(y, got, sizeof *got * (size_t)(ODD_ROWS * n), stream), stream);
+        for (int i = 0; i < ODD_ROWS * n; i++) {
+            if (i % n == 0) norm_of(x + i, weight, bias, n, true, want);
+            double v = want[i % n];
+            if (!(fabs(v - (double)got[i]) <= kinds[type].within * (fabs(v) + 0.5)))
+                fail_msg("rows of %d in %s: element %d is %g, not %g", n, mlxvk_dtype_name(kinds[type].dtype), i, (double)got[i], v);
+        }
+        for (mlxvk_array **p = (mlxvk_array *[]){ &a, &w, &b, &y, NULL }; *p; p++) mlxvk_array_free(**p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows), cmocka_unit_test(many_long_rows),
                                         cmocka_unit_test(several_axes),
                                         cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments),
                                         cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding),
-                                        cmocka_unit_test(complex_products), cmocka_unit_test(not_only_numbers) };
+                                        cmocka_unit_test(complex_products), cmocka_unit_test(not_only_numbers),
+                                        cmocka_unit_test(far_from_zero) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
