@@ -189,7 +189,7 @@ void store_loose(const uint at, const uint me, const vec4 x[HOLD], const float s
 
 // Of halves the words themselves: what is beyond the row is filled in by twos, and 16384 rows of 8192 take an H200 139 us, not 140.
 const bool WORDS = STEP == 8u && T != F32 && LOOSE == 0u;
-uvec4 words[HOLD / 2u];
+uvec4 words[HOLD < 2u ? 1u : HOLD / 2u];
 vec4 quad_of(const uint k) { uvec4 w = words[k / 2u]; return four_halves(k % 2u == 0u ? w.xy : w.zw, T); }
 void load_words(const uint base, const uint me)
 {
