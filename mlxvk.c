@@ -9171,10 +9171,10 @@ done:
 }
 
 /* Long rows in one pass over the operand, by workgroups that wait for what those before them come to: see
- * shaders/scan_once.comp. The row's length alone chooses, so that its bits do not depend on what comes with it.
- * SCAN_LOOKS: before a workgroup scans itself what is missing, milliseconds on a GPU. Where all loops of an invocation
- * together may not be long (a CPU driver, by force), it must not miss many, nor look long. By force (GATE_LINKS is 3:
- * no tile tells what it comes to) short rows are cut into small tiles, too: a test's. */
+ * shaders/scan_once.comp. On a device the row's length alone chooses, so that its bits do not depend on what comes
+ * with it. SCAN_LOOKS: before a workgroup scans itself what is missing, milliseconds on a GPU. Where all loops of an
+ * invocation together may not be long (a CPU driver, by force), it must not miss many, nor look long. By force
+ * (GATE_LINKS is 3: no tile tells what it comes to) short rows are cut into small tiles, too: a test's. */
 enum { SCAN_ONCE = 1 << 7, SCAN_LOOKS = 4096, SCAN_LOOKS_FEW = 32, SCAN_TILES_FEW = 256, SCAN_ONCE_LEAST = SCAN_LONG,
        SCAN_ONCE_FORCED = 1 << 10 };
 

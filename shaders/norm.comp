@@ -32,8 +32,6 @@ ACCESS(weight)
 ACCESS(bias)
 #ifdef BY_EIGHTS
 EIGHTS(residual)
-EIGHTS(weight)
-EIGHTS(bias)
 #include "loose.glsl"
 LOOSE_STORE(y)
 uvec4 loose_quad(const uint which, const uint i) { return which == 0u ? x128[i] : which == WEIGHT ? weight128[i] : bias128[i]; }

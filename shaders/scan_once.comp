@@ -168,6 +168,7 @@ shared uint tops[gl_WorkGroupSize.x / 4u];             // of subgroups
 uint four_of(const uint tile) { return tile * TILE + gl_SubgroupID * gl_SubgroupSize * HOLD + lane(); }
 uint place_of(const uint i, const uint fours) { return BACKWARDS ? fours - 1u - i : i; }
 
+// Four v of this thread as it is scanned within itself, where that belongs, and what all of it comes to.
 void keep(const uint v, const uvec4 f)
 {
     uint sum = NOTHING;

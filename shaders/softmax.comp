@@ -27,8 +27,6 @@ BUFFER(2, largest)
 BUFFER(3, total)
 ACCESS(dst)
 ACCESS(src)
-EIGHTS(dst)
-EIGHTS(src)
 #include "loose.glsl"
 LOOSE_STORE(dst)
 uvec4 loose_quad(const uint which, const uint i) { return src128[i]; }
