@@ -316,41 +316,53 @@ static void test_same_round(void **state)
 /* ---- links: recorded products that wait for those in front of them, see links.glsl ---- */
 
 /* Products of one row in a row, each of the last one's result. scan: in front of which one a running sum comes between;
- * early: which one has the last result for its scales, too, which it reads before it waits; -1: none. pairs: a second
- * product of the same row beside each but the last, all of which are added up in the end, in one kernel that the gate CHAINS makes
- * at once. linked: how many of the steps wait: the first has nothing to wait for, and what comes behind the last relies on a
+ * early: which one has the last result for its scales, too, which it reads before it waits; -1: none. norm: in front of
+ * product `early` the row is RMS-normalised, NORM_ITSELF with itself for the norm's weight, which is read before the wait
+ * instead of scales. pairs: a second product of the same row beside each but the last, all of which are added up in the
+ * end, in one kernel that the gate CHAINS makes at once. linked: how many of the steps wait: the first has nothing to wait for, and what comes behind the last relies on a
  * barrier in front of it. */
 #define LINK_GATES "MLX_VK_REPLAY_SEGMENT=2 MLX_VK_ENABLE_CHAINS=2"
 enum { LINK_K = 64, LINK_ROUNDS = 12, LINK_PRODUCTS = 6 };
-static const struct link_case { const char *name; int scan, early; bool pairs; uint64_t steps, linked; } link_cases[] = {
-    { "products", -1, -1, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
-    { "products and a running sum", 3, -1, false, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
-    { "a product whose scales are the last one's result", -1, 2, false, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
-    { "products side by side", -1, -1, true, 2 * LINK_PRODUCTS, 2 * LINK_PRODUCTS - 2 },
+enum link_norm { NORM_NONE, NORM_SCALES, NORM_ITSELF };
+static const struct link_case { const char *name; int scan, early; enum link_norm norm; bool pairs; uint64_t steps, linked; }
+link_cases[] = {
+    { "products", -1, -1, NORM_NONE, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
+    { "products and a running sum", 3, -1, NORM_NONE, false, LINK_PRODUCTS + 1, LINK_PRODUCTS - 3 },
+    { "a product whose scales are the last one's result", -1, 2, NORM_NONE, false, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
+    { "a product behind a norm", -1, 2, NORM_SCALES, false, LINK_PRODUCTS, LINK_PRODUCTS - 2 },
+    { "a norm whose weight is the last result", -1, 2, NORM_ITSELF, false, LINK_PRODUCTS, LINK_PRODUCTS - 3 },
+    { "products side by side", -1, -1, NORM_NONE, true, 2 * LINK_PRODUCTS, 2 * LINK_PRODUCTS - 2 },
 };
-/* sets: products side by side are one dispatch. */
-static const struct link_kernel { const char *name, *gates; mlxvk_dtype type; bool sets; } link_kernels[] = {
-    { "qmv_held", "MLX_VK_QMM_KERNEL=5", MLXVK_BFLOAT16, true },
-    { "qmv_matrix_bf16", "MLX_VK_QMM_KERNEL=6", MLXVK_BFLOAT16, false },
-    { "qmv_matrix_f16", "MLX_VK_QMM_KERNEL=6", MLXVK_FLOAT16, false },
+/* sets: products side by side are one dispatch; apart: a norm is a step of its own. */
+static const struct link_kernel { const char *name, *gates; mlxvk_dtype type; bool sets, apart; } link_kernels[] = {
+    { "qmv_held", "MLX_VK_QMM_KERNEL=5", MLXVK_BFLOAT16, true, false },
+    { "qmv_matrix_bf16", "MLX_VK_QMM_KERNEL=6", MLXVK_BFLOAT16, false, false },
+    { "qmv_matrix_f16", "MLX_VK_QMM_KERNEL=6", MLXVK_FLOAT16, false, true },
 };
 
 static void link_round(const struct link_case *c, mlxvk_array x, const mlxvk_array w[4], uint16_t *values, mlxvk_stream s)
 {
     const mlxvk_optional_int none = { 0, false };
-    mlxvk_array y = mlxvk_array_new(), scales = mlxvk_array_new(), more[LINK_PRODUCTS - 1] = { { NULL } };
+    mlxvk_array y = mlxvk_array_new(), scales = mlxvk_array_new(), weight = mlxvk_array_new();
+    mlxvk_array more[LINK_PRODUCTS - 1] = { { NULL } };
     OK(mlxvk_array_set(&y, x), s);
     for (int i = 0; i < LINK_PRODUCTS; i++) {
         if (c->pairs && i + 1 < LINK_PRODUCTS)
             OK(mlxvk_quantized_matmul(&more[i], y, w[3], w[1], w[2], true, none, none, "affine", s), s);
         if (i == c->scan) OK(mlxvk_cumsum(&y, y, 1, false, true, s), s);
-        if (i == c->early) OK(mlxvk_reshape(&scales, y, (int[]){ LINK_K, 1 }, 2, s), s);
-        OK(mlxvk_quantized_matmul(&y, y, w[0], i == c->early ? scales : w[1], w[2], true, none, none, "affine", s), s);
+        const bool early = i == c->early;
+        if (early && !c->norm) OK(mlxvk_reshape(&scales, y, (int[]){ LINK_K, 1 }, 2, s), s);
+        if (early && c->norm) {
+            OK(mlxvk_reshape(&weight, c->norm == NORM_ITSELF ? y : w[1], (int[]){ LINK_K }, 1, s), s);
+            OK(mlxvk_fast_rms_norm(&y, y, weight, 1e-6f, s), s);
+        }
+        OK(mlxvk_quantized_matmul(&y, y, w[0], early && !c->norm ? scales : w[1], w[2], true, none, none, "affine", s), s);
     }
     for (int i = 0; c->pairs && i + 1 < LINK_PRODUCTS; i++) OK(mlxvk_add(&y, y, more[i], s), s);
     OK(mlxvk_array_read(y, values, mlxvk_array_nbytes(y), s), s);
     mlxvk_array_free(y);
     mlxvk_array_free(scales);
+    mlxvk_array_free(weight);
     for (int i = 0; i + 1 < LINK_PRODUCTS; i++) mlxvk_array_free(more[i]);
 }
 
@@ -401,7 +413,7 @@ static void compare_links(const struct link_case *c, const struct link_kernel *k
         assert_memory_equal(on[i], off[0], sizeof on[i]);
     }
     /* Nothing is recorded where descriptors are not pushed; other kernels, without what these need, are not linked. */
-    if (!stats.recorded || !dispatches_of(with, k->name) || (c->pairs && k->sets)) return;
+    if (!stats.recorded || !dispatches_of(with, k->name) || (c->pairs && k->sets) || (c->norm && k->apart)) return;
     if (stats.linked * c->steps != stats.recorded * c->linked)
         fail_msg("%s, %s: %llu of %llu recorded steps are linked, not %llu of %llu", c->name, k->name,
                  (unsigned long long)stats.linked, (unsigned long long)stats.recorded, (unsigned long long)c->linked,
