@@ -22335,29 +22335,26 @@ static void record_kept(struct encoder *e, const struct window *w, uint32_t at)
 /* ---- links: steps of a segment that wait for those in front of them without a barrier ---- */
 
 /* Of both types: the modules are of one source. */
-#define MATRIX_PASSED (1 << SLOT_qmv_matrix_bf16_x | 1 << SLOT_qmv_matrix_bf16_ya | 1 << SLOT_qmv_matrix_bf16_res)
-#define MATRIX_PREPARE (offsetof(struct qmv_matrix_constants, prepare) / sizeof(uint32_t))
-/* Kernels that can: shaders/links.glsl. What they read or write at `passed` they do behind the wait, as what gates x at
- * `gating`, where a norm's weight may be instead; all else is read in front of it, and must not have been written since
- * the last barrier. A waiting workgroup keeps its place, so those that it waits for must have started: only where a
- * driver has been seen to start them in order (QUIRK_IN_ORDER). */
-static const struct link_row { uint32_t kernel, binding, word, passed, gating; } link_table[] = {
+#define MATRIX_PASSED (1 << SLOT_qmv_matrix_bf16_x | 1 << SLOT_qmv_matrix_bf16_ya | 1 << SLOT_qmv_matrix_bf16_res | \
+                       1 << SLOT_qmv_matrix_bf16_weight)
+/* Kernels that can: shaders/links.glsl. What they read or write at `passed` they do behind the wait; all else is read
+ * in front of it, and must not have been written since the last barrier. A waiting workgroup keeps its place, so those
+ * that it waits for must have started: only where a driver has been seen to start them in order (QUIRK_IN_ORDER). */
+static const struct link_row { uint32_t kernel, binding, word, passed; } link_table[] = {
     { K_QMV_HELD, SLOT_qmv_held_link, PUSH_WORD(qmv_held, link),
-      1 << SLOT_qmv_held_x | 1 << SLOT_qmv_held_ya | 1 << SLOT_qmv_held_res, 0 },
+      1 << SLOT_qmv_held_x | 1 << SLOT_qmv_held_ya | 1 << SLOT_qmv_held_res },
     { K_QMV_HELD_SETS, SLOT_qmv_held_sets_link, PUSH_WORD(qmv_held_sets, link),
       1 << SLOT_qmv_held_sets_x | 1 << SLOT_qmv_held_sets_ya | 1 << SLOT_qmv_held_sets_yb |
-      1 << SLOT_qmv_held_sets_yc | 1 << SLOT_qmv_held_sets_res, 0 },
+      1 << SLOT_qmv_held_sets_yc | 1 << SLOT_qmv_held_sets_res },
     { K_ATTENTION_ROPE, SLOT_attention_rope_link, PUSH_WORD(attention_rope, link),
       1 << SLOT_attention_rope_o | 1 << SLOT_attention_rope_q | 1 << SLOT_attention_rope_new_k |
-      1 << SLOT_attention_rope_new_v | 1 << SLOT_attention_rope_part | 1 << SLOT_attention_rope_finished, 0 },
-    { K_QMV_MATRIX_BF16, SLOT_qmv_matrix_bf16_link, PUSH_WORD(qmv_matrix_bf16, link), MATRIX_PASSED,
-      1 << SLOT_qmv_matrix_bf16_weight },
-    { K_QMV_MATRIX_F16, SLOT_qmv_matrix_f16_link, PUSH_WORD(qmv_matrix_f16, link), MATRIX_PASSED,
-      1 << SLOT_qmv_matrix_f16_weight },
+      1 << SLOT_attention_rope_new_v | 1 << SLOT_attention_rope_part | 1 << SLOT_attention_rope_finished },
+    { K_QMV_MATRIX_BF16, SLOT_qmv_matrix_bf16_link, PUSH_WORD(qmv_matrix_bf16, link), MATRIX_PASSED },
+    { K_QMV_MATRIX_F16, SLOT_qmv_matrix_f16_link, PUSH_WORD(qmv_matrix_f16, link), MATRIX_PASSED },
     { K_ATTENTION_CHUNKS_ROPE, SLOT_attention_chunks_rope_link, PUSH_WORD(attention_chunks_rope, link),
       1 << SLOT_attention_chunks_rope_o | 1 << SLOT_attention_chunks_rope_q | 1 << SLOT_attention_chunks_rope_new_k |
       1 << SLOT_attention_chunks_rope_new_v | 1 << SLOT_attention_chunks_rope_part |
-      1 << SLOT_attention_chunks_rope_finished, 0 },
+      1 << SLOT_attention_chunks_rope_finished },
 };
 enum { LINK_GROUPS = 0xffff };                       /* as a link counts them */
 
@@ -22365,14 +22362,6 @@ static const struct link_row *link_row(const struct step *t)
 {
     for (size_t i = 0; i < COUNT(link_table); i++) if (link_table[i].kernel == t->kernel) return &link_table[i];
     return NULL;
-}
-
-/* The bindings that it reads or writes behind the wait. */
-static uint32_t passed_by(const struct step *t)
-{
-    const struct link_row *row = link_row(t);
-    bool gated = row->gating && t->constants[MATRIX_PREPARE] == PREPARE_GATED;
-    return row->passed | (gated ? row->gating : 0);
 }
 
 /* Where a step's range may lie: a late one's anywhere in its buffer. */
@@ -22383,10 +22372,9 @@ static VkDescriptorBufferInfo reach_of(const struct kept_step *k, const struct b
 }
 
 /* Does a step of [since, at) write what step `at` reads early? */
-static bool early_written(const struct window *w, uint32_t since, uint32_t at)
+static bool early_written(const struct window *w, uint32_t since, uint32_t at, uint32_t passed)
 {
     const struct step *t = ITEM(w->plan.steps, struct step, at);
-    const uint32_t passed = passed_by(t);
     for (uint32_t i = 0; i < t->bounds; i++) {
         const struct bound *b = ITEM(w->plan.bounds, struct bound, t->first + i);
         VkDescriptorBufferInfo r = reach_of(ITEM(w->steps, struct kept_step, at), b,
@@ -22432,7 +22420,7 @@ static bool links(const struct window *w, uint32_t first, uint32_t count, const 
     if (b->first > LINK_COUNTERS || b->end >= count || !b->groups) return false;
     if (!before->groups || before->groups > LINK_GROUPS) return false;
     for (uint32_t i = first + b->first; i < first + b->end; i++)
-        if (early_written(w, since, i)) return false;
+        if (early_written(w, since, i, link_row(ITEM(w->plan.steps, struct step, i))->passed)) return false;
     return true;
 }
 

@@ -33,15 +33,30 @@ uvec4 eight_rounded(const vec4 a, const vec4 b, const uint t)
     uvec4 p = four_bits(a, t), q = four_bits(b, t);
     return uvec4(p.x | p.y << 16, p.z | p.w << 16, q.x | q.y << 16, q.z | q.w << 16);
 }
-// Numbers, and no NaN, which bfloat16's test for costs as much as its rounding.
-uvec4 eight_numbers(const vec4 a, const vec4 b, const uint t)
+// Numbers, and no NaN, which bfloat16's test for costs as much as its rounding: words whose upper halves are the nearest bfloat16.
+uvec4 nearest_uppers(const vec4 x) { uvec4 u = floatBitsToUint(x); return u + 0x7fffu + ((u >> 16) & 1u); }
+uvec4 join_uppers(const uvec4 u, const uvec4 v)
 {
-    if (t != BF16) return eight_rounded(a, b, t);
-    uvec4 u = floatBitsToUint(a), v = floatBitsToUint(b);
-    u += 0x7fffu + ((u >> 16) & 1u);
-    v += 0x7fffu + ((v >> 16) & 1u);
     return uvec4((u.x >> 16) | (u.y & 0xffff0000u), (u.z >> 16) | (u.w & 0xffff0000u),
                  (v.x >> 16) | (v.y & 0xffff0000u), (v.z >> 16) | (v.w & 0xffff0000u));
+}
+// The same by floats, which GPUs have more units for: 65536 x - 65535 x, whose second product has the bits of x that bfloat16
+// has not as its own last ones, and is rounded to nearest even, as products are on all devices seen. From 2^112 on there is
+// an infinity or NaN instead; what is below 2^-126 is cut, not rounded. nought: 0, which the compiler must not know to be
+// it: a product of -0 becomes 0 so, and the result -0.
+vec4 nearest_floats(const vec4 x, const float nought)
+{
+    precise vec4 p = fma(x, vec4(65535.0), vec4(nought)), nearest = fma(x, vec4(65536.0), -p);
+    return nearest;
+}
+uvec4 eight_numbers(const vec4 a, const vec4 b, const uint t)
+{
+    return t == BF16 ? join_uppers(nearest_uppers(a), nearest_uppers(b)) : eight_rounded(a, b, t);
+}
+uvec4 eight_shares(const vec4 a, const vec4 b, const uint t)                             // from 0 to 1
+{
+    if (t != BF16) return eight_rounded(a, b, t);
+    return join_uppers(floatBitsToUint(nearest_floats(a, 0.0)), floatBitsToUint(nearest_floats(b, 0.0)));
 }
 uvec4 eight_halves(const vec4 a, const vec4 b, const uint t)                             // with one test for NaN
 {

@@ -52,27 +52,21 @@ const bool ALL_HAVE = OWN * gl_WorkGroupSize.x == CHUNK * PIECES;     // else wh
 shared uvec4 plane[4u * CHUNK];                        // words 0 to 3 and 4 to 7 of the high plane, then of the low one
 shared float plane_unit[CHUNK], plane_sum[CHUNK * SCALES], squares[gl_WorkGroupSize.x / LANES];
 
-// A thread's pieces of a chunk of x, and of the norm's weight.
+// A thread's pieces of x, and of the norm's weight.
 uvec4 piece[OWN * EACH / 8u], piece_weight[NORM ? OWN * EACH / 8u : 1u];
 
-// Where in a row a thread's piece n of chunk l begins; beyond the row its last one.
-uint piece_at(const uint l, const uint n, const uint thread)
-{
-    return EACH * min(l * CHUNK * PIECES + n * gl_WorkGroupSize.x + thread, BLOCKS * PIECES - 1u);
-}
-// A thread's pieces of chunk l of the row of x that begins at `at`.
+// A thread's pieces of chunk l of the row of x that begins at `at`; beyond the row its last one.
 void read_pieces(const uint at, const uint l, const uint thread)
 {
-    [[unroll]] for (uint n = 0u; n < OWN; n++)
-        [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) piece[n * EACH / 8u + i] = x128[(at + piece_at(l, n, thread) >> 3) + i];
-}
-void read_weights(const uint l, const uint thread)
-{
+    [[unroll]] for (uint n = 0u; n < OWN; n++) {
+        uint t = EACH * min(l * CHUNK * PIECES + n * gl_WorkGroupSize.x + thread, BLOCKS * PIECES - 1u);
+        [[unroll]] for (uint i = 0u; i < EACH / 8u; i++) {
+            piece[n * EACH / 8u + i] = x128[(at + t >> 3) + i];
 #ifndef GATHER
-    [[unroll]] for (uint n = 0u; n < OWN && NORM; n++)
-        [[unroll]] for (uint i = 0u; i < EACH / 8u; i++)
-            piece_weight[n * EACH / 8u + i] = weight128[(weight_at + piece_at(l, n, thread) >> 3) + i];
+            if (NORM) piece_weight[n * EACH / 8u + i] = weight128[(weight_at + t >> 3) + i];
 #endif
+        }
+    }
 }
 
 // Byte b of plane word p belongs to this code of the block: the same class of each byte of a word of codes.
@@ -143,8 +137,7 @@ float norm_factor(const uint at, const uint thread)
 }
 #endif
 
-// Holds the row of x that begins at element `at`, whose first chunk has been read, as row i. Of the norm's weight the first
-// chunk has been read for row 0; it stays where it is the only one.
+// Holds the row of x that begins at element `at`, whose first chunk has been read, as row i.
 void hold(const uint i, const uint at, const uint thread, const uint first)
 {
     float factor = 1.0;
@@ -154,7 +147,6 @@ void hold(const uint i, const uint at, const uint thread, const uint first)
     [[unroll]] for (uint l = 0u; l < BL; l++) {
         uint h = i * BL + l;
         if (l != 0u) read_pieces(at, l, thread);
-        if (h != 0u && BL > 1u) read_weights(l, thread);
         if (h != 0u) barrier();
         [[unroll]] for (uint n = 0u; n < OWN; n++) {
             uint t = n * gl_WorkGroupSize.x + thread;
@@ -356,9 +348,8 @@ void main()
     if (mine != 0u) load_round(round, first);
     uvec4 result;
     bool has_result = EARLY && result_of(thread, apart, count, result);
-    read_weights(0u, thread);
 #ifdef LINKED
-    if (is_linked()) wait_for_link(thread);            // x is not there yet; the weights are, the norm's as well
+    if (is_linked()) wait_for_link(thread);            // x is not there yet; the weights are
 #endif
     read_pieces(x_first + m0 * x_row, 0u, thread);
     uint added = has_result && EPILOGUE == ADD ? residual_word(result.x, result.y, result.z) : 0u;

@@ -145,20 +145,12 @@ float row_squares(const uvec4 x, const uint thread)
 // The eight of the row that is a lane's of the chunk from group `first` on.
 uint own_eight(const uint first, const uint lane) { return min(first * GROUP + 8u * lane, GROUPS * GROUP - 8u) / 8u; }
 
-// That eight of x, and of what it is multiplied by: a norm's weight is there before x is.
-uvec4 own_x, own_weight;
-void read_own_weight(const uint first, const uint lane) { own_weight = weight128[(weight_at >> 3) + own_eight(first, lane)]; }
-void read_own(const uint first, const uint x_first, const uint lane)
-{
-    own_x = x128[(x_first >> 3) + own_eight(first, lane)];
-    if (PREPARE == GATED) read_own_weight(first, lane);
-}
-
-// The eight as it meets W, for all lanes of the subgroup, which find it where its part `to` will be.
+// That eight as it meets W, for all lanes of the subgroup, which find it where its part `to` will be.
 uint prepared_at;
-void prepare_eight(const float factor, const uint to, const uint lane)
+void prepare_eight(const uint first, const uint x_first, const float factor, const uint to, const uint lane)
 {
-    uvec4 x = own_x, w = own_weight;
+    uint at = own_eight(first, lane);
+    uvec4 x = x128[(x_first >> 3) + at], w = weight128[(weight_at >> 3) + at];
     [[unroll]] for (uint c = 0u; c < 4u; c++) {
         vec2 a = two_numbers(x[c]), b = two_numbers(w[c]);
         precise vec2 r;
@@ -432,14 +424,11 @@ void main()
     load_factors(at.y, first, lane);
     if (KNOWN)
         [[unroll]] for (uint g = 0u; g < CHUNK; g++) load_codes(at.y, first, g, lane);
-    if (PREPARE == NORMED) read_own_weight(first, lane);
-    if (is_linked()) wait_for_link(thread);            // x is not there yet, nor what gates it; the weights are, the norm's as well
-    if (PREPARE != AS_IS) read_own(first, x_first, lane);
+    if (is_linked()) wait_for_link(thread);            // x is not there yet, nor what it is multiplied by; the weights are
     uint added = added_first(min(slots, mine), min(m - m0, SIZE) * SIZE, m0, thread);
-    if (PREPARE == NORMED) factor = norm_factor(row_squares(own_x, thread), k, eps);
+    if (PREPARE == NORMED) factor = norm_factor(row_squares(x128[(x_first >> 3) + own_eight(first, lane)], thread), k, eps);
     for (uint c = 0u; c < goes; c++) {
-        if (PREPARE != AS_IS && c != 0u) read_own(first, x_first, lane);
-        if (PREPARE != AS_IS) prepare_eight(factor, to, lane);
+        if (PREPARE != AS_IS) prepare_eight(first, x_first, factor, to, lane);
         hold(first, x_first, min(m - m0, SIZE), lane);
         for (uint n = 0u; n < mine; n++) {
             bool last = n + 1u == mine;

@@ -175,7 +175,7 @@ void store_loose(const uint at, const uint me, const vec4 x[HOLD], const float s
         uint i = spot_of(k, me);
         vec4 a = x[k] * s, b = x[k + 1u] * s;
         Loose w = Loose(floatBitsToUint(a), floatBitsToUint(b));
-        if (T != F32) w.a = nowhere ? eight_numbers(a, b, T) : uvec4(0x7fff7fffu);
+        if (T != F32) w.a = nowhere ? eight_shares(a, b, T) : uvec4(0x7fff7fffu);
         if (i < first) loose_dst(at + i, T, w);
         if (i == first) {
             rest = w;
@@ -225,7 +225,7 @@ void held(const uint row, const uint me, const uint slot)
     else if (STEP == 8u && T != F32)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
             uint i = spot_of(k, me);
-            uvec4 y = nowhere ? eight_numbers(x[k] * s, x[k + 1u] * s, T) : uvec4(0x7fff7fffu);
+            uvec4 y = nowhere ? eight_shares(x[k] * s, x[k + 1u] * s, T) : uvec4(0x7fff7fffu);
             if (i < n) dst128[(at + i) / 8u] = y;
         }
     else

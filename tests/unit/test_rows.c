@@ -574,6 +574,87 @@ static void far_from_zero(void **state)
     }
 }
 
+static uint16_t bfloat_of(float x)                      /* to nearest even; no NaN */
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* Reads `count` elements of y in `dtype` into `values` and frees y. */
+static void read_as(mlxvk_array y, mlxvk_dtype dtype, void *values, size_t size)
+{
+    OK(mlxvk_astype(&y, y, dtype, stream), stream);
+    OK(mlxvk_array_read(y, values, size, stream), stream);
+    mlxvk_array_free(y);
+}
+
+/* Norms' results in bfloat16 are those in float32, rounded once: zeros of both signs, what is too large for being rounded by
+ * floats, infinities. Rows of pairs that add up to 0, so that layer_norm has no mean to take away. */
+static void rounded_once(void **state)
+{
+    static const float special[] = { 0, -0.0f, 0x1p120f, -0x1p113f, 0x1p-100f, INFINITY };
+    static const int sizes[] = { 512, 2048, 8192 };
+    static float x[ODD_ROWS * 8192], weight[8192], bias[8192], exact[ODD_ROWS * 8192];
+    static uint16_t got[ODD_ROWS * 8192];
+    struct rng random = { 37 };
+    (void)state;
+    for (int k = 0; k < 2 * 2 * (int)COUNT(sizes); k++) {
+        const int n = sizes[k / 4];
+        const bool layer = k & 1, odd = k & 2;          /* odd: with numbers that are not rounded as others are */
+        mlxvk_array exact_y = { NULL }, y = { NULL }, a, w, b;
+        for (int i = 0; i < ODD_ROWS * n; i += 2) x[i] = (float)random_int(&random, 1, 255) / 64, x[i + 1] = -x[i];
+        for (int i = 0; i < n; i++) {
+            weight[i] = (float)random_int(&random, -255, 255) / 128;
+            bias[i] = i % 3 ? (float)random_int(&random, -255, 255) / 128 : 0;
+            if (odd && random_int(&random, 0, n / 4) == 0) weight[i] = special[random_int(&random, 0, (int)COUNT(special) - 1)];
+            else if (random_int(&random, 0, 9) == 0) weight[i] = special[i % 2];
+        }
+        a = array_of(device, MLXVK_FLOAT32, x, (int[]){ ODD_ROWS, n }, 2);
+        w = array_of(device, MLXVK_FLOAT32, weight, &n, 1), b = array_of(device, MLXVK_FLOAT32, bias, &n, 1);
+        for (int half = 0; half < 2; half++) {
+            mlxvk_array *res = half ? &y : &exact_y;
+            for (mlxvk_array **p = (mlxvk_array *[]){ &a, &w, &b, NULL }; *p && half; p++)
+                OK(mlxvk_astype(*p, **p, MLXVK_BFLOAT16, stream), stream);
+            if (layer) OK(mlxvk_fast_layer_norm(res, a, w, b, 1e-5f, stream), stream);
+            else OK(mlxvk_fast_rms_norm(res, a, w, 1e-5f, stream), stream);
+        }
+        read_as(exact_y, MLXVK_FLOAT32, exact, sizeof *exact * (size_t)(ODD_ROWS * n));
+        read_as(y, MLXVK_BFLOAT16, got, sizeof *got * (size_t)(ODD_ROWS * n));
+        for (int i = 0; i < ODD_ROWS * n; i++)
+            if (got[i] != bfloat_of(exact[i]))
+                fail_msg("%s of %d: element %d, %.9g, is 0x%04x", layer ? "layer_norm" : "rms_norm", n, i, (double)exact[i], got[i]);
+        for (mlxvk_array **p = (mlxvk_array *[]){ &a, &w, &b, NULL }; *p; p++) mlxvk_array_free(**p);
+    }
+}
+
+/* Softmax's results in bfloat16 are the nearest ones. */
+static void nearest_shares(void **state)
+{
+    static const int sizes[] = { 512, 2048, ODD_MOST };
+    static float x[ODD_ROWS * ODD_MOST], got[ODD_ROWS * ODD_MOST];
+    static double want[ODD_MOST];
+    struct rng random = { 38 };
+    (void)state;
+    for (int k = 0; k < (int)COUNT(sizes); k++) {
+        const int n = sizes[k];
+        mlxvk_array y = { NULL }, a;
+        for (int i = 0; i < ODD_ROWS * n; i++) x[i] = (float)random_int(&random, -128, 128) / 32;
+        a = array_of(device, MLXVK_FLOAT32, x, (int[]){ ODD_ROWS, n }, 2);
+        OK(mlxvk_astype(&a, a, MLXVK_BFLOAT16, stream), stream);
+        OK(mlxvk_softmax_axis(&y, a, 1, true, stream), stream);
+        read_as(y, MLXVK_FLOAT32, got, sizeof *got * (size_t)(ODD_ROWS * n));
+        for (int i = 0; i < ODD_ROWS * n; i++) {
+            int exponent;
+            if (i % n == 0) softmax_of(x + i, n, want);
+            frexp(want[i % n], &exponent);
+            if (!(fabs(want[i % n] - (double)got[i]) <= ldexp(0.51, exponent - 8)))      /* of a unit of the last place */
+                fail_msg("rows of %d: element %d is %.9g, not %.9g", n, i, (double)got[i], want[i % n]);
+        }
+        mlxvk_array_free(a);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows), cmocka_unit_test(many_long_rows),
@@ -581,6 +662,7 @@ int main(void)
                                         cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments),
                                         cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding),
                                         cmocka_unit_test(complex_products), cmocka_unit_test(not_only_numbers),
-                                        cmocka_unit_test(far_from_zero) };
+                                        cmocka_unit_test(far_from_zero), cmocka_unit_test(rounded_once),
+                                        cmocka_unit_test(nearest_shares) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
