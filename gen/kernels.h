@@ -92,6 +92,9 @@ enum { EPILOGUE_NONE = 0, EPILOGUE_SCALE = 1, EPILOGUE_PART = 2 };
 /* shaders/merge.comp: results of a thread */
 enum { MERGE_EACH = 8 };
 
+/* shaders/normed.glsl: elements; of longer rows in bfloat16 norm.comp rounds some results by floats (eights.glsl): of an eight the */
+enum { NORM_ROW_SHORT = 1024u };
+
 /* shaders/positions.comp: flags; the two lowest bits count the index arrays */
 enum { POSITIONS_COUNT = 3, POSITIONS_STRICT = 4, POSITIONS_ADD = 8, POSITIONS_TABLE = 16 };
 
@@ -120,7 +123,7 @@ enum { JOINED_MOST_ROWS = 128, JOINED_MOST_PIECES = 1024 };
 enum { ROPE_TRADITIONAL = 1u, ROPE_FREQS = 2u, ROPE_OFFSETS = 4u, ROPE_LATE = 8u };
 
 /* shaders/rows.glsl: flags of the kernels of norms */
-enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u };
+enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u, NORM_FLOATS = 16u };
 
 /* shaders/scan.comp: flags */
 enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4 };

@@ -42,8 +42,8 @@ uvec4 join_uppers(const uvec4 u, const uvec4 v)
 }
 // The same by floats, which GPUs have more units for: 65536 x - 65535 x, whose second product has the bits of x that bfloat16
 // has not as its own last ones, and is rounded to nearest even, as products are on all devices seen. From 2^112 on there is
-// an infinity or NaN instead; what is below 2^-126 is cut, not rounded. nought: 0, which the compiler must not know to be
-// it: a product of -0 becomes 0 so, and the result -0.
+// an infinity or NaN instead. What is below 2^-126 keeps bits that bfloat16 has not there, and is cut by who takes the upper
+// half alone. nought: 0, which the compiler must not know to be it: a product of -0 becomes 0 so, and the result -0.
 vec4 nearest_floats(const vec4 x, const float nought)
 {
     precise vec4 p = fma(x, vec4(65535.0), vec4(nought)), nearest = fma(x, vec4(65536.0), -p);
@@ -52,11 +52,6 @@ vec4 nearest_floats(const vec4 x, const float nought)
 uvec4 eight_numbers(const vec4 a, const vec4 b, const uint t)
 {
     return t == BF16 ? join_uppers(nearest_uppers(a), nearest_uppers(b)) : eight_rounded(a, b, t);
-}
-uvec4 eight_shares(const vec4 a, const vec4 b, const uint t)                             // from 0 to 1
-{
-    if (t != BF16) return eight_rounded(a, b, t);
-    return join_uppers(floatBitsToUint(nearest_floats(a, 0.0)), floatBitsToUint(nearest_floats(b, 0.0)));
 }
 uvec4 eight_halves(const vec4 a, const vec4 b, const uint t)                             // with one test for NaN
 {

@@ -118,6 +118,8 @@ vec4 scaled(const vec4 x, const float mean, const float factor, const vec4 w, co
     return r;
 }
 
+bool by_floats(const uint i) { return has(FLOATS) && (has(MEAN) || (i & 4u) != 0u); }     // element i's result
+
 // What is normalised, from h once it is stored there.
 float value(const uvec4 at, const uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
 
@@ -127,7 +129,8 @@ void finish(const uvec4 at, const uint first, const float mean, const float fact
     for (uint i = first; i < min(first + 8u, n); i++) {
         float w = has(WEIGHT) ? loadf_weight(weight_at + i * weight_step, DTYPE) : 1.0;
         float b = has(BIAS) ? loadf_bias(bias_at + i * bias_step, DTYPE) : 0.0;
-        storef_y(at.x + i, DTYPE, scaled(vec4(value(at, i)), mean, factor, vec4(w), vec4(b)).x);
+        float y = scaled(vec4(value(at, i)), mean, factor, vec4(w), vec4(b)).x;
+        storef_y(at.x + i, DTYPE, by_floats(i) ? cut(y) : y);
     }
 }
 
@@ -146,17 +149,22 @@ void hold(const uint i, const eight v)
     else words[i] = eight_rounded(v.a, v.b, DTYPE);
 }
 
-// Is there one test of all results of a thread? Of few, each has its own for NaN, which is less code. Of bfloat16's many, half
-// are rounded by floats, of layer_norm's, whose sums take more integers' time, all (an H200, bfloat16 16384 x 8192: rms_norm 140.5
-// us by integers alone, 138.9 by half, 140.5 by floats alone; layer_norm 144.4, 144.7, 143.4).
+// Is there one test of all results of a thread? Of few, each has its own for NaN, which is less code. FLOATS: half of these are
+// rounded by floats, of layer_norm all (an H200, bfloat16 16384 x 8192: rms_norm 140.5 us
+// by integers alone, 138.9 by half, 140.5 by floats alone; layer_norm 144.4, 144.7, 142.1).
 const bool TESTED = DTYPE == BF16 && HELD > 2u;
 float nought;
-vec4 check = vec4(0.0);                                // no number, once a result is none, or too large for that
-void hold_tested(const uint i, const eight v)
+vec4 check = vec4(0.0);                                // no number, once a result is none, or too large for floats
+void hold_result(const uint i, const eight v)
 {
-    vec4 a = has(MEAN) ? nearest_floats(v.a, nought) : v.a, b = nearest_floats(v.b, nought);
+    if (!TESTED) {
+        hold(i, eight(by_floats(0u) ? cut(v.a) : v.a, by_floats(4u) ? cut(v.b) : v.b));
+        return;
+    }
+    vec4 a = by_floats(0u) ? nearest_floats(v.a, nought) : v.a, b = by_floats(4u) ? nearest_floats(v.b, nought) : v.b;
     check = fma(a, b, check);
-    words[i] = join_uppers(has(MEAN) ? floatBitsToUint(a) : nearest_uppers(a), floatBitsToUint(b));
+    words[i] = join_uppers(by_floats(0u) ? floatBitsToUint(a) : nearest_uppers(a),
+                           by_floats(4u) ? floatBitsToUint(b) : nearest_uppers(b));
 }
 bool all_numbers() { float sum = added(check); return !is_nan(sum) && !is_inf(sum); }
 
@@ -272,8 +280,7 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
         if (has(WEIGHT)) w = eight_of(WEIGHT, weight_at, 8u * g);
         if (has(BIAS)) b = eight_of(BIAS, bias_at, 8u * g);
         v = eight(scaled(v.a, mean, factor, w.a, b.a), scaled(v.b, mean, factor, w.b, b.b));
-        if (TESTED) hold_tested(i, v);
-        else hold(i, v);
+        hold_result(i, v);
     }
     bool numbers = !TESTED || all_numbers();           // nothing is stored yet, so that what is not can be made again
     if (LOOSE != 0u && (BESIDES & 2u) == 0u) store_loose(at, lane, numbers ? groups : 0u);

@@ -157,6 +157,7 @@ void prepare_eight(const uint first, const uint x_first, const float factor, con
         if (PREPARE == NORMED) {
             r = a * factor;
             r = r * b;
+            if (TX == BF16 && GROUPS * GROUP > SHORT && c >= 2u) r = vec2(cut(r.x), cut(r.y));
         } else r = vec2(gated(a.x, b.x), gated(a.y, b.y));
         x[c] = float_to_bits(r.x, TX) | float_to_bits(r.y, TX) << 16;
     }

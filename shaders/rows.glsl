@@ -5,7 +5,7 @@
 #include "eights.glsl"
 #include "normed.glsl"
 //! enum NORM_: flags of the kernels of norms
-const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u;
+const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u, FLOATS = 16u;
 
 shared vec4 row_parts[256], row_sums[gl_WorkGroupSize.x / 16u + 1u];
 

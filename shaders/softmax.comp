@@ -44,6 +44,18 @@ shared vec4 tops[THREADS * EACH / 64u];                // what sixteen on the bo
 
 uint padded(const uint i) { return i + i / 16u; }
 
+// Results, from 0 to 1. Of bfloat16 the nearest one, and below 2^-126 what that has of them: all ways give the same bits.
+vec4 share_floats(const vec4 x) { return T == BF16 ? nearest_floats(x, 0.0) : x; }
+vec4 share_numbers(const vec4 x)
+{
+    return T == BF16 ? uintBitsToFloat(floatBitsToUint(share_floats(x)) & 0xffff0000u) : x;
+}
+uvec4 eight_shares(const vec4 a, const vec4 b)
+{
+    if (T != BF16) return eight_rounded(a, b, T);
+    return join_uppers(floatBitsToUint(share_floats(a)), floatBitsToUint(share_floats(b)));
+}
+
 float most(const vec4 x) { return max(max(x.x, x.y), max(x.z, x.w)); }
 float quad(const vec4 x) { return (x.x + x.y) + (x.z + x.w); }
 
@@ -131,8 +143,9 @@ vec4 load(const uint base, const uint at)
     [[unroll]] for (uint k = 0u; k < 4u; k++) r[k] = at + k < n ? loadf_src(base + at + k, T) : -INFINITY;
     return r;
 }
-void store(const uint base, const uint at, const vec4 x)
+void store(const uint base, const uint at, const vec4 results)
 {
+    vec4 x = share_numbers(results);
     if (STEP >= 4u) {
         if (at < n) storef4_dst((base + at) / 4u, T, x);
         return;
@@ -175,7 +188,7 @@ void store_loose(const uint at, const uint me, const vec4 x[HOLD], const float s
         uint i = spot_of(k, me);
         vec4 a = x[k] * s, b = x[k + 1u] * s;
         Loose w = Loose(floatBitsToUint(a), floatBitsToUint(b));
-        if (T != F32) w.a = nowhere ? eight_shares(a, b, T) : uvec4(0x7fff7fffu);
+        if (T != F32) w.a = nowhere ? eight_shares(a, b) : uvec4(0x7fff7fffu);
         if (i < first) loose_dst(at + i, T, w);
         if (i == first) {
             rest = w;
@@ -225,7 +238,7 @@ void held(const uint row, const uint me, const uint slot)
     else if (STEP == 8u && T != F32)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
             uint i = spot_of(k, me);
-            uvec4 y = nowhere ? eight_shares(x[k] * s, x[k + 1u] * s, T) : uvec4(0x7fff7fffu);
+            uvec4 y = nowhere ? eight_shares(x[k] * s, x[k + 1u] * s) : uvec4(0x7fff7fffu);
             if (i < n) dst128[(at + i) / 8u] = y;
         }
     else
@@ -297,8 +310,8 @@ void apply()                                           // n: of the whole row, i
             m = mix(vec4(one.x), vec4(two.x), next);
             s = mix(vec4(one.y), vec4(two.y), next);
         }
-        if (STEP == 1u) storef_dst(to + i, T, exp(loadf_src(from + i, T) - m.x) * s.x);
-        else storef4_dst((to + i) / 4u, T, exp(loadf4_src((from + i) / 4u, T) - m) * s);
+        if (STEP == 1u) storef_dst(to + i, T, share_numbers(vec4(exp(loadf_src(from + i, T) - m.x) * s.x)).x);
+        else storef4_dst((to + i) / 4u, T, share_numbers(exp(loadf4_src((from + i) / 4u, T) - m) * s));
         i += STEP;
         in_row += STEP;
         column += STEP;
@@ -310,7 +323,7 @@ void apply()                                           // n: of the whole row, i
     }
     for (; STEP == 4u && i >= whole && i < end; i++, in_row++) {                // fewer than four, of the last row; once, where dst is src
         vec2 a = given(outer - 1u);
-        storef_dst(to + i, T, exp(loadf_src(from + i, T) - a.x) * a.y);
+        storef_dst(to + i, T, share_numbers(vec4(exp(loadf_src(from + i, T) - a.x) * a.y)).x);
     }
 }
 
