@@ -398,6 +398,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort (2: even where merges are faster; 0: nowhere)")  \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
       "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                  \
+    X(PRUNING, "MLX_VK_ENABLE_PRUNING", 1, "pipelines' modules less what constants rule out, on CPUs (2: everywhere)") \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report") \
     X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")          \
     X(SDPA_STATS,    "MLX_VK_SDPA_STATS",                0, "the same for attention")                                  \
@@ -2572,13 +2573,14 @@ enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 1
                 SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22,
                 SPIRV_TYPE_RUNTIME_ARRAY = 29, SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39,
                 SPIRV_CONSTANT_TRUE = 41, SPIRV_CONSTANT = 43, SPIRV_COMPOSITE = 44, SPIRV_SPEC_TRUE = 48,
-                SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51, SPIRV_FUNCTION = 54, SPIRV_PARAMETER = 55,
-                SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61, SPIRV_STORE = 62,
-                SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71, SPIRV_COPY_OBJECT = 83,
-                SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114, SPIRV_EQUAL = 170, SPIRV_SHIFT_RIGHT = 194,
-                SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
-                SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_LABEL = 248,
-                SPIRV_BRANCH = 249, SPIRV_BRANCH_IF = 250, SPIRV_RETURN = 253, SPIRV_EXECUTION_MODE_ID = 331 };
+                SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51, SPIRV_SPEC_OP = 52, SPIRV_FUNCTION = 54,
+                SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61,
+                SPIRV_STORE = 62, SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71,
+                SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114, SPIRV_EQUAL = 170,
+                SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201,
+                SPIRV_EXTRACT = 203, SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246,
+                SPIRV_SELECTION_MERGE = 247, SPIRV_LABEL = 248, SPIRV_BRANCH = 249, SPIRV_BRANCH_IF = 250,
+                SPIRV_SWITCH = 251, SPIRV_RETURN = 253, SPIRV_UNREACHABLE = 255, SPIRV_EXECUTION_MODE_ID = 331 };
 
 /* Instructions, one after the other: op, its n operands, and in w the first of these before zeros. */
 struct spirv_instruction {
@@ -2930,6 +2932,286 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
     return r;
 }
 
+/* ---- pruning: what a pipeline's constants leave of a module ---- */
+
+/* A kernel's module has code for every dtype and layout, and its constants say which of that a pipeline runs. Drivers
+ * find that out themselves, after they have put every function in the place of its calls: lavapipe took 132 ms for a
+ * pipeline of reduce.comp, and takes 33 for what is left of it here. Left out are blocks that no branch leads to once
+ * conditions made of constants are known, and functions that none of the other blocks call. What is not understood stays
+ * as it is; constants keep their instructions, and the driver is told their values as ever. */
+
+enum { PRUNE_SCALAR = 1, PRUNE_TYPE = 2, PRUNE_KNOWN = 4, PRUNE_LIVE = 8, PRUNE_WANTED = 16, PRUNE_DEAD = 32,
+       PRUNE_SPEC = 64 };
+
+/* An id. A type: SCALAR is bool or of 32 bits. A constant: its value, once it is known; SPEC: that of this number. A
+ * label: where its block begins, and what its last instruction leads to, if that is one label; WANTED: by a merge, so
+ * that the block stays a block; header: of the loop that continues there. A function: where it begins. DEAD: the code
+ * that defines it goes. */
+struct prune_id { uint32_t flags, value, at, only, header; };
+
+struct prune {
+    struct device *device;
+    struct rewrite out;                              /* for emit() */
+    const uint32_t *spirv, *spec;
+    size_t words;
+    uint32_t bound, spec_count;
+    struct prune_id *ids;
+    struct list pending;                             /* labels and functions to be looked through */
+    bool failed;
+};
+
+static struct prune_id *prune_id(struct prune *p, uint32_t id) { return p->ids + (id < p->bound ? id : 0); }
+
+/* The value of an operation with constants; false: it is not one of these. */
+static bool prune_value(uint32_t op, uint32_t a, uint32_t b, uint32_t *value)
+{
+    int32_t i = (int32_t)a, j = (int32_t)b;
+    switch (op) {
+    case 128: *value = a + b; return true;           /* OpIAdd, OpISub, OpIMul, OpUDiv, OpUMod */
+    case 130: *value = a - b; return true;
+    case 132: *value = a * b; return true;
+    case 134: *value = b ? a / b : 0; return b != 0;
+    case 137: *value = b ? a % b : 0; return b != 0;
+    case 164: case 170: *value = a == b; return true;                  /* OpLogicalEqual, OpIEqual */
+    case 165: case 171: *value = a != b; return true;                  /* and those that are not */
+    case 166: *value = a | b; return true;           /* OpLogicalOr, OpLogicalAnd, OpLogicalNot */
+    case 167: *value = a & b; return true;
+    case 168: *value = !a; return true;
+    case 172: *value = a > b; return true;           /* OpUGreaterThan to OpSLessThanEqual, unsigned and signed */
+    case 173: *value = i > j; return true;
+    case 174: *value = a >= b; return true;
+    case 175: *value = i >= j; return true;
+    case 176: *value = a < b; return true;
+    case 177: *value = i < j; return true;
+    case 178: *value = a <= b; return true;
+    case 179: *value = i <= j; return true;
+    case 194: *value = b < 32 ? a >> b : 0; return b < 32;             /* OpShiftRightLogical, OpShiftLeftLogical */
+    case 196: *value = b < 32 ? a << b : 0; return b < 32;
+    case 197: *value = a | b; return true;           /* OpBitwiseOr, Xor, And, OpNot */
+    case 198: *value = a ^ b; return true;
+    case 199: *value = a & b; return true;
+    case 200: *value = ~a; return true;
+    }
+    return false;
+}
+
+/* `op` with these operands, of which some may be known, as id's value. */
+static void prune_evaluate(struct prune *p, uint32_t type, uint32_t id, uint32_t op, const uint32_t *operands,
+                           uint32_t n)
+{
+    struct prune_id *res = prune_id(p, id), none = { 0 };
+    const struct prune_id *a = n > 0 ? prune_id(p, operands[0]) : &none, *b = n > 1 ? prune_id(p, operands[1]) : &none;
+    bool first = a->flags & PRUNE_KNOWN, second = b->flags & PRUNE_KNOWN;
+    enum { OR = 166, AND = 167, NOT = 168, SELECT = 169, COMPLEMENT = 200 };
+    if (!(prune_id(p, type)->flags & PRUNE_SCALAR)) return;
+    if (op == SELECT && n == 3 && first) {
+        const struct prune_id *taken = a->value ? b : prune_id(p, operands[2]);
+        if (taken->flags & PRUNE_KNOWN) { res->value = taken->value; res->flags |= PRUNE_KNOWN; }
+    } else if ((op == OR || op == AND) && n == 2 &&
+               ((first && !a->value == (op == AND)) || (second && !b->value == (op == AND)))) {
+        res->value = op == OR;
+        res->flags |= PRUNE_KNOWN;
+    } else if (op != SELECT && first && ((n == 2 && second) || (n == 1 && (op == NOT || op == COMPLEMENT))))
+        if (prune_value(op, a->value, b->value, &res->value)) res->flags |= PRUNE_KNOWN;
+}
+
+static void prune_constant(struct prune *p, const struct spirv_instruction *i)
+{
+    struct prune_id *id = prune_id(p, i->w[1]);
+    bool spec = i->op == SPIRV_SPEC_TRUE || i->op == SPIRV_SPEC_TRUE + 1 || i->op == SPIRV_SPEC_CONSTANT;
+    if (!(prune_id(p, i->w[0])->flags & PRUNE_SCALAR)) return;
+    id->flags |= PRUNE_KNOWN;
+    if (spec && id->flags & PRUNE_SPEC && id->value < p->spec_count) {
+        id->value = p->spec[id->value];
+        if (i->op != SPIRV_SPEC_CONSTANT) id->value = id->value != 0;
+    } else if (i->op == SPIRV_CONSTANT || i->op == SPIRV_SPEC_CONSTANT) id->value = i->w[2];
+    else id->value = i->op == SPIRV_CONSTANT_TRUE || i->op == SPIRV_SPEC_TRUE;
+}
+
+/* The one label that an instruction leads to, as far as is known; 0: it may be several. */
+static uint32_t prune_target(struct prune *p, const struct spirv_instruction *i)
+{
+    const struct prune_id *by = prune_id(p, i->w[0]);
+    if (i->op == SPIRV_BRANCH) return i->w[0];
+    if (!(by->flags & PRUNE_KNOWN)) return 0;
+    if (i->op == SPIRV_BRANCH_IF) return by->value ? i->w[1] : i->w[2];
+    for (uint32_t k = 2; k + 1 < i->n; k += 2) if (i->operands[k] == by->value) return i->operands[k + 1];
+    return i->w[1];
+}
+
+/* Constants, types, labels, functions, and what each block leads to. */
+static void prune_read(struct prune *p)
+{
+    struct spirv_instruction i = spirv_open(p->spirv, p->words);
+    uint32_t label = 0;
+    while (spirv_next(&i)) {
+        const uint32_t *w = i.w, at = (uint32_t)(i.operands - 1 - p->spirv);
+        bool constant = i.op >= SPIRV_CONSTANT_TRUE && i.op <= SPIRV_SPEC_OP;
+        if (i.op == SPIRV_DECORATE && w[1] == SPIRV_SPEC_ID) {
+            prune_id(p, w[0])->flags |= PRUNE_SPEC;
+            prune_id(p, w[0])->value = w[2];
+        }
+        if (i.op >= SPIRV_TYPE_VOID && i.op <= SPIRV_TYPE_LAST) prune_id(p, w[0])->flags |= PRUNE_TYPE;
+        if (i.op == SPIRV_TYPE_BOOL || (i.op == SPIRV_TYPE_INT && w[1] == 32)) prune_id(p, w[0])->flags |= PRUNE_SCALAR;
+        if (i.op == SPIRV_SPEC_OP && i.n > 3) prune_evaluate(p, w[0], w[1], w[2], i.operands + 3, i.n - 3);
+        else if (constant && i.op != SPIRV_COMPOSITE && i.op != SPIRV_SPEC_COMPOSITE) prune_constant(p, &i);
+        else if (label && i.n > 2) prune_evaluate(p, w[0], w[1], i.op, i.operands + 2, i.n - 2);
+        if (i.op == SPIRV_FUNCTION) prune_id(p, w[1])->at = at;
+        if (i.op == SPIRV_LABEL) prune_id(p, label = w[0])->at = at;
+        if (i.op == SPIRV_BRANCH || i.op == SPIRV_BRANCH_IF || i.op == SPIRV_SWITCH)
+            prune_id(p, label)->only = prune_target(p, &i);
+        if (i.op == SPIRV_FUNCTION_END) label = 0;
+    }
+    p->failed = p->failed || i.cut;
+}
+
+static void prune_reach(struct prune *p, uint32_t id)
+{
+    struct prune_id *x = prune_id(p, id);
+    uint32_t *pending;
+    if (x->flags & PRUNE_LIVE) return;
+    x->flags |= PRUNE_LIVE;
+    pending = list_add(p->device, &p->pending, sizeof *pending, 1);
+    if (pending) *pending = id;
+    else p->failed = p->out.no_memory = true;
+}
+
+/* Is it a selection whose condition is known? Then it merges nothing. A switch stays one: blocks inside leave it. */
+static bool prune_selects(struct prune *p, const struct spirv_instruction *merge)
+{
+    struct spirv_instruction next = *merge;
+    return merge->op == SPIRV_SELECTION_MERGE && spirv_next(&next) && next.op == SPIRV_BRANCH_IF &&
+           prune_target(p, &next);
+}
+
+/* Looks through a block, or a function up to the end of its first one. */
+static void prune_follow(struct prune *p, uint32_t id)
+{
+    struct spirv_instruction i = spirv_between(p->spirv + prune_id(p, id)->at, p->spirv + p->words);
+    uint32_t label = 0, only;
+    while (spirv_next(&i)) {
+        const uint32_t *w = i.w;
+        if (i.op == SPIRV_LABEL) {
+            label = w[0];
+            if (label != id) { prune_reach(p, label); return; }
+        }
+        if (i.op == SPIRV_CALL) prune_reach(p, w[2]);
+        if (i.op == SPIRV_LOOP_MERGE) prune_id(p, w[1])->header = label;
+        if (i.op == SPIRV_LOOP_MERGE) prune_id(p, w[1])->flags |= PRUNE_WANTED;
+        if ((i.op == SPIRV_LOOP_MERGE || i.op == SPIRV_SELECTION_MERGE) && !prune_selects(p, &i))
+            prune_id(p, w[0])->flags |= PRUNE_WANTED;
+        if (i.op < SPIRV_BRANCH || i.op > SPIRV_UNREACHABLE) continue;
+        only = i.op <= SPIRV_SWITCH ? prune_target(p, &i) : 0;
+        if (only) prune_reach(p, only);
+        else if (i.op == SPIRV_BRANCH_IF) { prune_reach(p, w[1]); prune_reach(p, w[2]); }
+        else if (i.op == SPIRV_SWITCH) for (uint32_t k = 1; k < i.n; k += 2) prune_reach(p, i.operands[k]);
+        return;
+    }
+}
+
+/* Marks what is defined in code that goes, so that its decorations go, too. */
+static void prune_mark_dead(struct prune *p)
+{
+    struct spirv_instruction i = spirv_open(p->spirv, p->words);
+    bool live = true;
+    while (spirv_next(&i)) {
+        if (i.op == SPIRV_FUNCTION) live = prune_id(p, i.w[1])->flags & PRUNE_LIVE;
+        if (i.op == SPIRV_LABEL) live = prune_id(p, i.w[0])->flags & PRUNE_LIVE;
+        if (!live && i.n > 1 && prune_id(p, i.w[0])->flags & PRUNE_TYPE) prune_id(p, i.w[1])->flags |= PRUNE_DEAD;
+    }
+}
+
+/* Does the block `from`, which stays, still lead to this one? */
+static bool prune_leads(struct prune *p, uint32_t from, uint32_t to)
+{
+    const struct prune_id *block = prune_id(p, from);
+    return block->flags & PRUNE_LIVE && (!block->only || block->only == to);
+}
+
+static void prune_phi(struct prune *p, const struct spirv_instruction *i, uint32_t label)
+{
+    uint32_t operands[64], n = 2;
+    if (i->n > COUNT(operands)) { p->failed = true; return; }
+    memcpy(operands, i->operands, 2 * sizeof *operands);
+    for (uint32_t k = 2; k + 1 < i->n; k += 2)
+        if (prune_leads(p, i->operands[k + 1], label)) {
+            operands[n++] = i->operands[k];
+            operands[n++] = i->operands[k + 1];
+        }
+    p->failed = p->failed || n == 2;
+    emit(&p->out, i->op, operands, n);
+}
+
+/* One instruction of a block that stays. */
+static void prune_one(struct prune *p, const struct spirv_instruction *i, uint32_t label)
+{
+    uint32_t only = i->op >= SPIRV_BRANCH && i->op <= SPIRV_SWITCH ? prune_target(p, i) : 0;
+    if (i->op == SPIRV_PHI) prune_phi(p, i, label);
+    else if (prune_selects(p, i)) return;
+    else if (i->op == SPIRV_BRANCH_IF && only) EMIT(&p->out, SPIRV_BRANCH, only);
+    else if (i->op == SPIRV_SWITCH && only) EMIT(&p->out, i->op, i->w[0], only);
+    else emit(&p->out, i->op, i->operands, i->n);
+}
+
+/* A block of which only the label is wanted, as what a loop or a selection names. */
+static void prune_stub(struct prune *p, uint32_t label)
+{
+    uint32_t header = prune_id(p, label)->header;
+    const struct spirv_instruction none = { 0 };
+    struct spirv_instruction i = header ? spirv_between(p->spirv + prune_id(p, header)->at, p->spirv + p->words) : none;
+    while (header && spirv_next(&i) && i.op != SPIRV_LOOP_MERGE) p->failed = p->failed || i.op == SPIRV_PHI;
+    EMIT(&p->out, SPIRV_LABEL, label);
+    if (header) EMIT(&p->out, SPIRV_BRANCH, header);
+    else emit(&p->out, SPIRV_UNREACHABLE, NULL, 0);
+}
+
+static void prune_write(struct prune *p)
+{
+    struct spirv_instruction i = spirv_open(p->spirv, p->words);
+    bool function = true, block = true;
+    uint32_t label = 0;
+    while (spirv_next(&i) && !p->failed) {
+        if (i.op == SPIRV_FUNCTION) function = prune_id(p, i.w[1])->flags & PRUNE_LIVE, block = function;
+        if (i.op == SPIRV_LABEL) {
+            const uint32_t flags = prune_id(p, label = i.w[0])->flags;
+            block = function && flags & PRUNE_LIVE;
+            if (function && !block && flags & PRUNE_WANTED) prune_stub(p, label);
+        }
+        if (i.op == SPIRV_FUNCTION_END) block = function;
+        if (i.op == SPIRV_DECORATE && prune_id(p, i.w[0])->flags & PRUNE_DEAD) continue;
+        if (block) prune_one(p, &i, label);
+        if (i.op == SPIRV_FUNCTION_END) function = block = true;
+    }
+}
+
+/* The module with these constants' values in mind, which the caller frees; NULL: it stays whole. */
+static uint32_t *prune_module(struct device *d, const uint32_t *spirv, size_t size, const uint32_t *spec, uint32_t n,
+                              size_t *pruned)
+{
+    struct prune p = { .device = d, .spirv = spirv, .words = size / 4, .spec = spec, .spec_count = n,
+                       .bound = spirv[SPIRV_BOUND] };
+    struct spirv_instruction i = spirv_open(spirv, p.words);
+    uint32_t *head = list_add(d, &p.out.out, sizeof *head, SPIRV_HEADER), entry = 0;
+    p.out.device = d;
+    p.ids = host_zalloc(d, (p.bound + 1) * sizeof *p.ids);
+    p.failed = !p.ids || !head;
+    if (head) memcpy(head, spirv, SPIRV_HEADER * sizeof *spirv);
+    while (spirv_next(&i) && !entry) if (i.op == SPIRV_ENTRY_POINT) entry = i.w[1];
+    if (!p.failed) {
+        prune_read(&p);
+        prune_reach(&p, entry);
+        while (p.pending.count && !p.failed) prune_follow(&p, *ITEM(p.pending, uint32_t, --p.pending.count));
+        prune_mark_dead(&p);
+        prune_write(&p);
+    }
+    host_free(d, p.ids);
+    host_free(d, p.pending.items);
+    *pruned = 4 * p.out.out.count;
+    if (!p.failed && !p.out.failed) return p.out.out.items;
+    host_free(d, p.out.out.items);
+    return NULL;
+}
+
 /* ==== >>pipelines: and what streams and encoders are ============================================================== */
 
 enum { SEEN_WINDOWS = 256, MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128,
@@ -3133,6 +3415,24 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
 }
 
+/* Pipelines of a kernel share its module, or each has what its constants leave of it: where compilers run on few slow
+ * threads. (What a GPU's compiler makes of it has not been timed.) */
+static VkResult build_kernel(struct device *d, enum kernel_id k, const uint32_t *spec, uint32_t n, VkPipeline *out)
+{
+    const struct kernel_row *row = &kernel_table[k];
+    int gate = d->gate[GATE_PRUNING];
+    size_t size = row->size;
+    bool wanted = gate > 1 || (gate == 1 && d->tuning->serial);
+    uint32_t *pruned = wanted ? prune_module(d, row->spirv, row->size, spec, n, &size) : NULL;
+    VkShaderModule own = VK_NULL_HANDLE, *module = pruned ? &own : &d->modules[k];
+    VkResult r = VK_SUCCESS;
+    if (!*module) r = build_module(d, pruned ? pruned : row->spirv, pruned ? size : row->size, module);
+    if (r >= 0) r = build_pipeline(d, *module, row->bindings, spec, n, robustness_of(d, k), out);
+    if (own) d->vk.vkDestroyShaderModule(d->handle, own, NULL);
+    host_free(d, pruned);
+    return r;
+}
+
 static void name_missing(uint32_t bits, char *text, size_t size)
 {
     size_t n = 0;
@@ -3181,8 +3481,7 @@ static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const 
     }
     *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
     memcpy(p->spec, spec, n * sizeof *spec);
-    if (!d->modules[k]) r = build_module(d, row->spirv, row->size, &d->modules[k]);
-    if (r >= 0) r = build_pipeline(d, d->modules[k], row->bindings, spec, n, robustness_of(d, k), &p->handle);
+    r = build_kernel(d, k, spec, n, &p->handle);
     if (r < 0) {
         host_free(d, p);
         encoder_fail(e, vk_code(d, r), r, __LINE__, row->name, "the pipeline could not be made (VkResult %d)", r);

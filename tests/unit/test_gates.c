@@ -342,6 +342,8 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
     { true, "MLX_VK_SDPA_MAX_K_LEN_DECODE=60 MLX_VK_FORCE_STAGING=1 MLX_VK_ENABLE_PUSH_DESCRIPTORS=0 MLX_VK_ENABLE_SUBGROUP=0 "
       "MLX_VK_ENABLE_COOPERATIVE_MATRIX=0 MLX_VK_ENABLE_INTEGER_DOT=0 MLX_VK_ENABLE_INT64=0 MLX_VK_ENABLE_UNCHECKED=0 MLX_VK_MATMUL_TILE=1",
       { "decode over 20 keys", "decode over 100 keys", "decode over 300 keys" } },
+    { true, "MLX_VK_ENABLE_PRUNING=0", { NULL } },
+    { true, "MLX_VK_ENABLE_PRUNING=2", { NULL } },
 };
 
 /* Gates whose effect other tests compare (fusions in test_fusion, chains in test_chains and test_folds, convolutions in test_conv, Fourier
