@@ -316,7 +316,7 @@ static void compare(const struct operation *o, const char *gates, const struct o
 static const struct group { bool all; const char *gates, *changes[12]; } groups[] = {
     { true, "MLX_VK_ENABLE_RMSNORM_NATIVE=0 MLX_VK_ENABLE_ROPE_NATIVE=0 MLX_VK_ENABLE_QMM_NATIVE=0 MLX_VK_ENABLE_SDPA_NATIVE=0 "
       "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM=0 MLX_VK_ENABLE_ADD_BF16=0 MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4=0 "
-      "MLX_VK_ENABLE_GATHER_ROWS_WORDS=0 MLX_VK_ENABLE_DONATION=0 MLX_VK_ENABLE_RADIX_SORT=2",
+      "MLX_VK_ENABLE_GATHER_ROWS_WORDS=0 MLX_VK_ENABLE_DONATION=0 MLX_VK_ENABLE_RADIX_SORT=2 MLX_VK_ENABLE_PRUNING=0",
       { "rms_norm", "rope", "rope with offsets", "product of 1 row", "product of 40 rows", "decode over 300 keys", "prefill", "argmax", "add",
         "add a number", "dequantize", "gather" } },
     { false, "MLX_VK_ENABLE_MUL_BF16=0 MLX_VK_ENABLE_BITWISE_SHIFT_U32=0 MLX_VK_ENABLE_ROPE_HS_TRANSPOSED=0 MLX_VK_ENABLE_QMM_NATIVE_M1=0 "
@@ -337,13 +337,11 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
       "MLX_VK_SDPA_SPLITK_MIN_K_LEN_DECODE=30 MLX_VK_SDPA_SPLITK_MIN_K_LEN_PREFILL=1000 MLX_VK_SDPA_DECODE_ROWS=4 MLX_VK_QMM_KERNEL=4",
       { "decode over 50 keys", "decode over 100 keys", "decode over 300 keys" } },
     { true, "MLX_VK_SDPA_MAX_K_LEN=60 MLX_VK_SDPA_SPLITK_MAX_PARTS=2 MLX_VK_MAX_OPS_PER_BUFFER=1 MLX_VK_MAX_MB_PER_BUFFER=1 "
-      "MLX_VK_MAX_INFLIGHT_SEQUENCES=1 MLX_VK_QMM_KERNEL=1 MLX_VK_QMV_ROWS=2 MLX_VK_QMV_SPLIT=2 MLX_VK_QMV_THREADS=64 MLX_VK_POISON=1 MLX_VK_ENABLE_RADIX_SORT=0",
+      "MLX_VK_MAX_INFLIGHT_SEQUENCES=1 MLX_VK_QMM_KERNEL=1 MLX_VK_QMV_ROWS=2 MLX_VK_QMV_SPLIT=2 MLX_VK_QMV_THREADS=64 MLX_VK_POISON=1 MLX_VK_ENABLE_RADIX_SORT=0 MLX_VK_ENABLE_PRUNING=2",
       { "decode over 100 keys", "decode over 300 keys", "prefill" } },
     { true, "MLX_VK_SDPA_MAX_K_LEN_DECODE=60 MLX_VK_FORCE_STAGING=1 MLX_VK_ENABLE_PUSH_DESCRIPTORS=0 MLX_VK_ENABLE_SUBGROUP=0 "
       "MLX_VK_ENABLE_COOPERATIVE_MATRIX=0 MLX_VK_ENABLE_INTEGER_DOT=0 MLX_VK_ENABLE_INT64=0 MLX_VK_ENABLE_UNCHECKED=0 MLX_VK_MATMUL_TILE=1",
       { "decode over 20 keys", "decode over 100 keys", "decode over 300 keys" } },
-    { true, "MLX_VK_ENABLE_PRUNING=0", { NULL } },
-    { true, "MLX_VK_ENABLE_PRUNING=2", { NULL } },
 };
 
 /* Gates whose effect other tests compare (fusions in test_fusion, chains in test_chains and test_folds, convolutions in test_conv, Fourier
