@@ -2576,11 +2576,17 @@ enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 1
                 SPIRV_SPEC_CONSTANT = 50, SPIRV_SPEC_COMPOSITE = 51, SPIRV_SPEC_OP = 52, SPIRV_FUNCTION = 54,
                 SPIRV_PARAMETER = 55, SPIRV_FUNCTION_END = 56, SPIRV_CALL = 57, SPIRV_VARIABLE = 59, SPIRV_LOAD = 61,
                 SPIRV_STORE = 62, SPIRV_ACCESS_CHAIN = 65, SPIRV_IN_BOUNDS_CHAIN = 66, SPIRV_DECORATE = 71,
-                SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114, SPIRV_EQUAL = 170,
-                SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_AND = 199, SPIRV_INSERT = 201,
-                SPIRV_EXTRACT = 203, SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246,
-                SPIRV_SELECTION_MERGE = 247, SPIRV_LABEL = 248, SPIRV_BRANCH = 249, SPIRV_BRANCH_IF = 250,
-                SPIRV_SWITCH = 251, SPIRV_RETURN = 253, SPIRV_UNREACHABLE = 255, SPIRV_EXECUTION_MODE_ID = 331 };
+                SPIRV_COPY_OBJECT = 83, SPIRV_U_CONVERT = 113, SPIRV_S_CONVERT = 114, SPIRV_ADD = 128,
+                SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134, SPIRV_U_MOD = 137,
+                SPIRV_LOGICAL_EQUAL = 164, SPIRV_LOGICAL_NOT_EQUAL = 165, SPIRV_LOGICAL_OR = 166,
+                SPIRV_LOGICAL_AND = 167, SPIRV_LOGICAL_NOT = 168, SPIRV_SELECT = 169, SPIRV_EQUAL = 170,
+                SPIRV_NOT_EQUAL = 171, SPIRV_U_GREATER = 172, SPIRV_S_GREATER = 173, SPIRV_U_GREATER_EQUAL = 174,
+                SPIRV_S_GREATER_EQUAL = 175, SPIRV_U_LESS = 176, SPIRV_S_LESS = 177, SPIRV_U_LESS_EQUAL = 178,
+                SPIRV_S_LESS_EQUAL = 179, SPIRV_SHIFT_RIGHT = 194, SPIRV_SHIFT_LEFT = 196, SPIRV_OR = 197,
+                SPIRV_XOR = 198, SPIRV_AND = 199, SPIRV_NOT = 200, SPIRV_INSERT = 201, SPIRV_EXTRACT = 203,
+                SPIRV_COMPARE_EXCHANGE = 230, SPIRV_PHI = 245, SPIRV_LOOP_MERGE = 246, SPIRV_MERGE = 247,
+                SPIRV_LABEL = 248, SPIRV_BRANCH = 249, SPIRV_BRANCH_IF = 250, SPIRV_SWITCH = 251, SPIRV_RETURN = 253,
+                SPIRV_UNREACHABLE = 255, SPIRV_EXECUTION_MODE_ID = 331 };
 
 /* Instructions, one after the other: op, its n operands, and in w the first of these before zeros. */
 struct spirv_instruction {
@@ -2937,8 +2943,8 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
 /* A kernel's module has code for every dtype and layout, and its constants say which of that a pipeline runs. Drivers
  * find that out themselves, after they have put every function in the place of its calls: lavapipe took 132 ms for a
  * pipeline of reduce.comp, and takes 33 for what is left of it here. Left out are blocks that no branch leads to once
- * conditions made of constants are known, and functions that none of the other blocks call. What is not understood stays
- * as it is; constants keep their instructions, and the driver is told their values as ever. */
+ * conditions made of constants are known, and functions that none of the other blocks call. What is not understood
+ * stays as it is; constants keep their instructions, and the driver is told their values as ever. */
 
 enum { PRUNE_SCALAR = 1, PRUNE_TYPE = 2, PRUNE_KNOWN = 4, PRUNE_LIVE = 8, PRUNE_WANTED = 16, PRUNE_DEAD = 32,
        PRUNE_SPEC = 64 };
@@ -2950,47 +2956,45 @@ enum { PRUNE_SCALAR = 1, PRUNE_TYPE = 2, PRUNE_KNOWN = 4, PRUNE_LIVE = 8, PRUNE_
 struct prune_id { uint32_t flags, value, at, only, header; };
 
 struct prune {
-    struct device *device;
-    struct rewrite out;                              /* for emit() */
+    struct rewrite out;                              /* of which emit() knows: the device, what is written, failure */
     const uint32_t *spirv, *spec;
     size_t words;
-    uint32_t bound, spec_count;
+    uint32_t spec_count;
     struct prune_id *ids;
     struct list pending;                             /* labels and functions to be looked through */
-    bool failed;
 };
 
-static struct prune_id *prune_id(struct prune *p, uint32_t id) { return p->ids + (id < p->bound ? id : 0); }
+static struct prune_id *prune_id(struct prune *p, uint32_t id) { return p->ids + (id < p->out.bound ? id : 0); }
 
 /* The value of an operation with constants; false: it is not one of these. */
 static bool prune_value(uint32_t op, uint32_t a, uint32_t b, uint32_t *value)
 {
     int32_t i = (int32_t)a, j = (int32_t)b;
     switch (op) {
-    case 128: *value = a + b; return true;           /* OpIAdd, OpISub, OpIMul, OpUDiv, OpUMod */
-    case 130: *value = a - b; return true;
-    case 132: *value = a * b; return true;
-    case 134: *value = b ? a / b : 0; return b != 0;
-    case 137: *value = b ? a % b : 0; return b != 0;
-    case 164: case 170: *value = a == b; return true;                  /* OpLogicalEqual, OpIEqual */
-    case 165: case 171: *value = a != b; return true;                  /* and those that are not */
-    case 166: *value = a | b; return true;           /* OpLogicalOr, OpLogicalAnd, OpLogicalNot */
-    case 167: *value = a & b; return true;
-    case 168: *value = !a; return true;
-    case 172: *value = a > b; return true;           /* OpUGreaterThan to OpSLessThanEqual, unsigned and signed */
-    case 173: *value = i > j; return true;
-    case 174: *value = a >= b; return true;
-    case 175: *value = i >= j; return true;
-    case 176: *value = a < b; return true;
-    case 177: *value = i < j; return true;
-    case 178: *value = a <= b; return true;
-    case 179: *value = i <= j; return true;
-    case 194: *value = b < 32 ? a >> b : 0; return b < 32;             /* OpShiftRightLogical, OpShiftLeftLogical */
-    case 196: *value = b < 32 ? a << b : 0; return b < 32;
-    case 197: *value = a | b; return true;           /* OpBitwiseOr, Xor, And, OpNot */
-    case 198: *value = a ^ b; return true;
-    case 199: *value = a & b; return true;
-    case 200: *value = ~a; return true;
+    case SPIRV_ADD: *value = a + b; return true;
+    case SPIRV_SUBTRACT: *value = a - b; return true;
+    case SPIRV_MULTIPLY: *value = a * b; return true;
+    case SPIRV_U_DIVIDE: *value = b ? a / b : 0; return b != 0;
+    case SPIRV_U_MOD: *value = b ? a % b : 0; return b != 0;
+    case SPIRV_LOGICAL_EQUAL: case SPIRV_EQUAL: *value = a == b; return true;
+    case SPIRV_LOGICAL_NOT_EQUAL: case SPIRV_NOT_EQUAL: *value = a != b; return true;
+    case SPIRV_LOGICAL_OR: *value = a | b; return true;
+    case SPIRV_LOGICAL_AND: *value = a & b; return true;
+    case SPIRV_LOGICAL_NOT: *value = !a; return true;
+    case SPIRV_U_GREATER: *value = a > b; return true;
+    case SPIRV_S_GREATER: *value = i > j; return true;
+    case SPIRV_U_GREATER_EQUAL: *value = a >= b; return true;
+    case SPIRV_S_GREATER_EQUAL: *value = i >= j; return true;
+    case SPIRV_U_LESS: *value = a < b; return true;
+    case SPIRV_S_LESS: *value = i < j; return true;
+    case SPIRV_U_LESS_EQUAL: *value = a <= b; return true;
+    case SPIRV_S_LESS_EQUAL: *value = i <= j; return true;
+    case SPIRV_SHIFT_RIGHT: *value = b < 32 ? a >> b : 0; return b < 32;
+    case SPIRV_SHIFT_LEFT: *value = b < 32 ? a << b : 0; return b < 32;
+    case SPIRV_OR: *value = a | b; return true;
+    case SPIRV_XOR: *value = a ^ b; return true;
+    case SPIRV_AND: *value = a & b; return true;
+    case SPIRV_NOT: *value = ~a; return true;
     }
     return false;
 }
@@ -3001,18 +3005,21 @@ static void prune_evaluate(struct prune *p, uint32_t type, uint32_t id, uint32_t
 {
     struct prune_id *res = prune_id(p, id), none = { 0 };
     const struct prune_id *a = n > 0 ? prune_id(p, operands[0]) : &none, *b = n > 1 ? prune_id(p, operands[1]) : &none;
-    bool first = a->flags & PRUNE_KNOWN, second = b->flags & PRUNE_KNOWN;
-    enum { OR = 166, AND = 167, NOT = 168, SELECT = 169, COMPLEMENT = 200 };
+    bool first = a->flags & PRUNE_KNOWN, second = b->flags & PRUNE_KNOWN, known, or = op == SPIRV_LOGICAL_OR;
+    uint32_t value = or;                             /* that decides alone */
     if (!(prune_id(p, type)->flags & PRUNE_SCALAR)) return;
-    if (op == SELECT && n == 3 && first) {
-        const struct prune_id *taken = a->value ? b : prune_id(p, operands[2]);
-        if (taken->flags & PRUNE_KNOWN) { res->value = taken->value; res->flags |= PRUNE_KNOWN; }
-    } else if ((op == OR || op == AND) && n == 2 &&
-               ((first && !a->value == (op == AND)) || (second && !b->value == (op == AND)))) {
-        res->value = op == OR;
-        res->flags |= PRUNE_KNOWN;
-    } else if (op != SELECT && first && ((n == 2 && second) || (n == 1 && (op == NOT || op == COMPLEMENT))))
-        if (prune_value(op, a->value, b->value, &res->value)) res->flags |= PRUNE_KNOWN;
+    if (op == SPIRV_SELECT) {
+        const struct prune_id *taken = a->value || n < 3 ? b : prune_id(p, operands[2]);
+        known = first && taken->flags & PRUNE_KNOWN;
+        value = taken->value;
+    } else if ((or || op == SPIRV_LOGICAL_AND) && ((first && a->value == value) || (second && b->value == value)))
+        known = true;
+    else
+        known = first && (n == 2 ? second : n == 1 && (op == SPIRV_LOGICAL_NOT || op == SPIRV_NOT)) &&
+                prune_value(op, a->value, b->value, &value);
+    if (!known) return;
+    res->value = value;
+    res->flags |= PRUNE_KNOWN;
 }
 
 static void prune_constant(struct prune *p, const struct spirv_instruction *i)
@@ -3062,7 +3069,7 @@ static void prune_read(struct prune *p)
             prune_id(p, label)->only = prune_target(p, &i);
         if (i.op == SPIRV_FUNCTION_END) label = 0;
     }
-    p->failed = p->failed || i.cut;
+    p->out.failed = p->out.failed || i.cut;
 }
 
 static void prune_reach(struct prune *p, uint32_t id)
@@ -3071,17 +3078,17 @@ static void prune_reach(struct prune *p, uint32_t id)
     uint32_t *pending;
     if (x->flags & PRUNE_LIVE) return;
     x->flags |= PRUNE_LIVE;
-    pending = list_add(p->device, &p->pending, sizeof *pending, 1);
+    pending = list_add(p->out.device, &p->pending, sizeof *pending, 1);
     if (pending) *pending = id;
-    else p->failed = p->out.no_memory = true;
+    else p->out.failed = true;
 }
 
 /* Is it a selection whose condition is known? Then it merges nothing. A switch stays one: blocks inside leave it. */
-static bool prune_selects(struct prune *p, const struct spirv_instruction *merge)
+static bool prune_selects(struct prune *p, const struct spirv_instruction *merge, uint32_t label)
 {
     struct spirv_instruction next = *merge;
-    return merge->op == SPIRV_SELECTION_MERGE && spirv_next(&next) && next.op == SPIRV_BRANCH_IF &&
-           prune_target(p, &next);
+    return merge->op == SPIRV_MERGE && prune_id(p, label)->only && spirv_next(&next) &&
+           next.op == SPIRV_BRANCH_IF;
 }
 
 /* Looks through a block, or a function up to the end of its first one. */
@@ -3091,17 +3098,20 @@ static void prune_follow(struct prune *p, uint32_t id)
     uint32_t label = 0, only;
     while (spirv_next(&i)) {
         const uint32_t *w = i.w;
+        bool loop = i.op == SPIRV_LOOP_MERGE;
         if (i.op == SPIRV_LABEL) {
             label = w[0];
             if (label != id) { prune_reach(p, label); return; }
         }
         if (i.op == SPIRV_CALL) prune_reach(p, w[2]);
-        if (i.op == SPIRV_LOOP_MERGE) prune_id(p, w[1])->header = label;
-        if (i.op == SPIRV_LOOP_MERGE) prune_id(p, w[1])->flags |= PRUNE_WANTED;
-        if ((i.op == SPIRV_LOOP_MERGE || i.op == SPIRV_SELECTION_MERGE) && !prune_selects(p, &i))
+        if (loop) {
+            prune_id(p, w[1])->header = label;
+            prune_id(p, w[1])->flags |= PRUNE_WANTED;
+        }
+        if (loop || (i.op == SPIRV_MERGE && !prune_selects(p, &i, label)))
             prune_id(p, w[0])->flags |= PRUNE_WANTED;
         if (i.op < SPIRV_BRANCH || i.op > SPIRV_UNREACHABLE) continue;
-        only = i.op <= SPIRV_SWITCH ? prune_target(p, &i) : 0;
+        only = prune_id(p, label)->only;
         if (only) prune_reach(p, only);
         else if (i.op == SPIRV_BRANCH_IF) { prune_reach(p, w[1]); prune_reach(p, w[2]); }
         else if (i.op == SPIRV_SWITCH) for (uint32_t k = 1; k < i.n; k += 2) prune_reach(p, i.operands[k]);
@@ -3131,23 +3141,23 @@ static bool prune_leads(struct prune *p, uint32_t from, uint32_t to)
 static void prune_phi(struct prune *p, const struct spirv_instruction *i, uint32_t label)
 {
     uint32_t operands[64], n = 2;
-    if (i->n > COUNT(operands)) { p->failed = true; return; }
+    if (i->n > COUNT(operands)) { p->out.failed = true; return; }
     memcpy(operands, i->operands, 2 * sizeof *operands);
     for (uint32_t k = 2; k + 1 < i->n; k += 2)
         if (prune_leads(p, i->operands[k + 1], label)) {
             operands[n++] = i->operands[k];
             operands[n++] = i->operands[k + 1];
         }
-    p->failed = p->failed || n == 2;
+    p->out.failed = p->out.failed || n == 2;
     emit(&p->out, i->op, operands, n);
 }
 
 /* One instruction of a block that stays. */
 static void prune_one(struct prune *p, const struct spirv_instruction *i, uint32_t label)
 {
-    uint32_t only = i->op >= SPIRV_BRANCH && i->op <= SPIRV_SWITCH ? prune_target(p, i) : 0;
+    uint32_t only = prune_id(p, label)->only;
     if (i->op == SPIRV_PHI) prune_phi(p, i, label);
-    else if (prune_selects(p, i)) return;
+    else if (prune_selects(p, i, label)) return;
     else if (i->op == SPIRV_BRANCH_IF && only) EMIT(&p->out, SPIRV_BRANCH, only);
     else if (i->op == SPIRV_SWITCH && only) EMIT(&p->out, i->op, i->w[0], only);
     else emit(&p->out, i->op, i->operands, i->n);
@@ -3157,12 +3167,15 @@ static void prune_one(struct prune *p, const struct spirv_instruction *i, uint32
 static void prune_stub(struct prune *p, uint32_t label)
 {
     uint32_t header = prune_id(p, label)->header;
-    const struct spirv_instruction none = { 0 };
-    struct spirv_instruction i = header ? spirv_between(p->spirv + prune_id(p, header)->at, p->spirv + p->words) : none;
-    while (header && spirv_next(&i) && i.op != SPIRV_LOOP_MERGE) p->failed = p->failed || i.op == SPIRV_PHI;
+    struct spirv_instruction i = spirv_between(p->spirv + prune_id(p, header)->at, p->spirv + p->words);
     EMIT(&p->out, SPIRV_LABEL, label);
-    if (header) EMIT(&p->out, SPIRV_BRANCH, header);
-    else emit(&p->out, SPIRV_UNREACHABLE, NULL, 0);
+    if (!header) {
+        emit(&p->out, SPIRV_UNREACHABLE, NULL, 0);
+        return;
+    }
+    EMIT(&p->out, SPIRV_BRANCH, header);
+    while (spirv_next(&i) && i.op != SPIRV_LOOP_MERGE)          /* which would have a value from here */
+        p->out.failed = p->out.failed || i.op == SPIRV_PHI;
 }
 
 static void prune_write(struct prune *p)
@@ -3170,7 +3183,7 @@ static void prune_write(struct prune *p)
     struct spirv_instruction i = spirv_open(p->spirv, p->words);
     bool function = true, block = true;
     uint32_t label = 0;
-    while (spirv_next(&i) && !p->failed) {
+    while (spirv_next(&i) && !p->out.failed) {
         if (i.op == SPIRV_FUNCTION) function = prune_id(p, i.w[1])->flags & PRUNE_LIVE, block = function;
         if (i.op == SPIRV_LABEL) {
             const uint32_t flags = prune_id(p, label = i.w[0])->flags;
@@ -3184,32 +3197,33 @@ static void prune_write(struct prune *p)
     }
 }
 
-/* The module with these constants' values in mind, which the caller frees; NULL: it stays whole. */
-static uint32_t *prune_module(struct device *d, const uint32_t *spirv, size_t size, const uint32_t *spec, uint32_t n,
-                              size_t *pruned)
+/* The module with these constants' values in mind, which the caller frees, and its bytes; NULL: it stays whole. */
+static uint32_t *prune_module(struct device *d, const uint32_t *spirv, size_t *size, const uint32_t *spec, uint32_t n)
 {
-    struct prune p = { .device = d, .spirv = spirv, .words = size / 4, .spec = spec, .spec_count = n,
-                       .bound = spirv[SPIRV_BOUND] };
+    struct prune p = { .out = { .device = d, .bound = spirv[SPIRV_BOUND] }, .spirv = spirv, .words = *size / 4,
+                       .spec = spec, .spec_count = n };
     struct spirv_instruction i = spirv_open(spirv, p.words);
     uint32_t *head = list_add(d, &p.out.out, sizeof *head, SPIRV_HEADER), entry = 0;
-    p.out.device = d;
-    p.ids = host_zalloc(d, (p.bound + 1) * sizeof *p.ids);
-    p.failed = !p.ids || !head;
-    if (head) memcpy(head, spirv, SPIRV_HEADER * sizeof *spirv);
+    p.ids = host_zalloc(d, (p.out.bound + 1) * sizeof *p.ids);
+    p.out.failed = !p.ids || !head;
     while (spirv_next(&i) && !entry) if (i.op == SPIRV_ENTRY_POINT) entry = i.w[1];
-    if (!p.failed) {
+    if (!p.out.failed) {
+        memcpy(head, spirv, SPIRV_HEADER * sizeof *spirv);
         prune_read(&p);
         prune_reach(&p, entry);
-        while (p.pending.count && !p.failed) prune_follow(&p, *ITEM(p.pending, uint32_t, --p.pending.count));
+        while (p.pending.count && !p.out.failed)
+            prune_follow(&p, *ITEM(p.pending, uint32_t, --p.pending.count));
         prune_mark_dead(&p);
         prune_write(&p);
     }
     host_free(d, p.ids);
     host_free(d, p.pending.items);
-    *pruned = 4 * p.out.out.count;
-    if (!p.failed && !p.out.failed) return p.out.out.items;
-    host_free(d, p.out.out.items);
-    return NULL;
+    if (p.out.failed) {
+        host_free(d, p.out.out.items);
+        return NULL;
+    }
+    *size = 4 * p.out.out.count;
+    return p.out.out.items;
 }
 
 /* ==== >>pipelines: and what streams and encoders are ============================================================== */
@@ -3423,10 +3437,10 @@ static VkResult build_kernel(struct device *d, enum kernel_id k, const uint32_t 
     int gate = d->gate[GATE_PRUNING];
     size_t size = row->size;
     bool wanted = gate > 1 || (gate == 1 && d->tuning->serial);
-    uint32_t *pruned = wanted ? prune_module(d, row->spirv, row->size, spec, n, &size) : NULL;
+    uint32_t *pruned = wanted ? prune_module(d, row->spirv, &size, spec, n) : NULL;
     VkShaderModule own = VK_NULL_HANDLE, *module = pruned ? &own : &d->modules[k];
     VkResult r = VK_SUCCESS;
-    if (!*module) r = build_module(d, pruned ? pruned : row->spirv, pruned ? size : row->size, module);
+    if (!*module) r = build_module(d, pruned ? pruned : row->spirv, size, module);
     if (r >= 0) r = build_pipeline(d, *module, row->bindings, spec, n, robustness_of(d, k), out);
     if (own) d->vk.vkDestroyShaderModule(d->handle, own, NULL);
     host_free(d, pruned);
@@ -20671,10 +20685,7 @@ static uint32_t chain_key(const struct chain *c, bool walks, uint32_t *key)
 
 enum { SPIRV_NAME_FIRST = 3, SPIRV_NAME_LAST = 8, SPIRV_TYPE_VECTOR = 23,
        SPIRV_TYPE_ARRAY = 28, SPIRV_TYPE_STRUCT = 30, SPIRV_MEMBER_DECORATE = 72, SPIRV_COMPOSITE_CONSTRUCT = 80,
-       SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ADD = 128, SPIRV_SUBTRACT = 130, SPIRV_MULTIPLY = 132, SPIRV_U_DIVIDE = 134,
-           SPIRV_SELECT = 169,
-       SPIRV_U_LESS = 176, SPIRV_XOR = 198, SPIRV_ATOMIC_EXCHANGE = 229, SPIRV_ATOMIC_ADD = 234, SPIRV_MERGE = 247,
-       SPIRV_RETURN_VALUE = 254, SPIRV_LAST_BRANCH = 255 };
+       SPIRV_COMPOSITE_EXTRACT = 81, SPIRV_ATOMIC_EXCHANGE = 229, SPIRV_ATOMIC_ADD = 234, SPIRV_RETURN_VALUE = 254 };
 /* Decorations; storage classes; a scope */
 enum { SPIRV_BLOCK = 2, SPIRV_ALIASED = 20, SPIRV_OFFSET = 35, SPIRV_INPUT = 1, SPIRV_PUSH_CONSTANT = 9,
        SPIRV_SCOPE_DEVICE = 1 };
@@ -21127,7 +21138,7 @@ static void put_main(struct writer *m, const struct chain *c)
 
 static bool has_result(const struct spirv_instruction *i)
 {
-    return i->n > 1 && i->op != SPIRV_STORE && !(i->op >= SPIRV_LOOP_MERGE && i->op <= SPIRV_LAST_BRANCH);
+    return i->n > 1 && i->op != SPIRV_STORE && !(i->op >= SPIRV_LOOP_MERGE && i->op <= SPIRV_UNREACHABLE);
 }
 
 /* Finds the sections of the module of chain.comp, and its functions by the order of main's calls. */

@@ -893,8 +893,8 @@ MLXVK_API int mlxvk_argmax(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk
 MLXVK_API int mlxvk_argmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s);
 MLXVK_API int mlxvk_argmin(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s);
 MLXVK_API int mlxvk_argmin_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s);
-/* precise: half types are computed in float32 (mlxvk always does). Integers give float32. What is below 2^-126 in bfloat16
- * is cut, not rounded. */
+/* precise: half types are computed in float32 (mlxvk always does). Integers give float32. What is below 2^-126 in
+ * bfloat16 is cut, not rounded. */
 MLXVK_API int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s);
 MLXVK_API int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s);
 MLXVK_API int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise,
@@ -1083,8 +1083,8 @@ MLXVK_API int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream
 
 /* ==== >>fast ====================================================================================================== */
 
-/* x * rsqrt(mean(x^2) + eps) over the last axis, rounded to x's dtype, times weight ({ NULL }: none). In bfloat16, of rows
- * of more than 1024 elements, some results below 2^-126 are cut, not rounded. */
+/* x * rsqrt(mean(x^2) + eps) over the last axis, rounded to x's dtype, times weight ({ NULL }: none). In bfloat16, of
+ * rows of more than 1024 elements, some results below 2^-126 are cut, not rounded. */
 MLXVK_API int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s);
 MLXVK_API int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps,
                                     mlxvk_stream s);
