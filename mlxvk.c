@@ -2943,11 +2943,11 @@ static VkResult build_module(struct device *d, const uint32_t *spirv, size_t siz
 /* A kernel's module has code for every dtype and layout, and its constants say which of that a pipeline runs. Drivers
  * find that out themselves, after they have put every function in the place of its calls: lavapipe took 132 ms for a
  * pipeline of reduce.comp, and takes 33 for what is left of it here. Left out are blocks that no branch leads to once
- * conditions made of constants are known, and functions that none of the other blocks call. What is not understood
+ * conditions made of constants are known, and functions that none of the other blocks name. What is not understood
  * stays as it is; constants keep their instructions, and the driver is told their values as ever. */
 
 enum { PRUNE_SCALAR = 1, PRUNE_TYPE = 2, PRUNE_KNOWN = 4, PRUNE_LIVE = 8, PRUNE_WANTED = 16, PRUNE_DEAD = 32,
-       PRUNE_SPEC = 64 };
+       PRUNE_SPEC = 64, PRUNE_FUNCTION = 128 };
 
 /* An id. A type: SCALAR is bool or of 32 bits. A constant: its value, once it is known; SPEC: that of this number. A
  * label: where its block begins, and what its last instruction leads to, if that is one label; WANTED: by a merge, so
@@ -3063,7 +3063,10 @@ static void prune_read(struct prune *p)
         if (i.op == SPIRV_SPEC_OP && i.n > 3) prune_evaluate(p, w[0], w[1], w[2], i.operands + 3, i.n - 3);
         else if (constant && i.op != SPIRV_COMPOSITE && i.op != SPIRV_SPEC_COMPOSITE) prune_constant(p, &i);
         else if (label && i.n > 2) prune_evaluate(p, w[0], w[1], i.op, i.operands + 2, i.n - 2);
-        if (i.op == SPIRV_FUNCTION) prune_id(p, w[1])->at = at;
+        if (i.op == SPIRV_FUNCTION) {
+            prune_id(p, w[1])->at = at;
+            prune_id(p, w[1])->flags |= PRUNE_FUNCTION;
+        }
         if (i.op == SPIRV_LABEL) prune_id(p, label = w[0])->at = at;
         if (i.op == SPIRV_BRANCH || i.op == SPIRV_BRANCH_IF || i.op == SPIRV_SWITCH)
             prune_id(p, label)->only = prune_target(p, &i);
@@ -3103,7 +3106,8 @@ static void prune_follow(struct prune *p, uint32_t id)
             label = w[0];
             if (label != id) { prune_reach(p, label); return; }
         }
-        if (i.op == SPIRV_CALL) prune_reach(p, w[2]);
+        for (uint32_t k = 0; k < i.n; k++)               /* calls, and functions that matrices are given */
+            if (prune_id(p, i.operands[k])->flags & PRUNE_FUNCTION) prune_reach(p, i.operands[k]);
         if (loop) {
             prune_id(p, w[1])->header = label;
             prune_id(p, w[1])->flags |= PRUNE_WANTED;
@@ -9747,7 +9751,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     bool eights = n % 8 == 0, besides = true, serial = e->device->tuning->serial, loose;
     uint32_t whole = 0;                              /* 2: results are whole eights, whatever x is */
     uint32_t kind = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0) |
-                    (a[0]->dtype == MLXVK_BFLOAT16 && n > NORM_ROW_SHORT && !(j->flags & NORM_MEAN) ? NORM_FLOATS : 0);
+                    (a[0]->dtype == MLXVK_BFLOAT16 && n > NORM_ROW_SHORT ? NORM_FLOATS : 0);
     if (g.ndim > NORM_DIMS) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
         return;

@@ -1084,7 +1084,7 @@ MLXVK_API int mlxvk_fft_rfftfreq(mlxvk_array *res, int n, double d, mlxvk_stream
 /* ==== >>fast ====================================================================================================== */
 
 /* x * rsqrt(mean(x^2) + eps) over the last axis, rounded to x's dtype, times weight ({ NULL }: none). In bfloat16, of
- * rows of more than 1024 elements, some results below 2^-126 are cut, not rounded. */
+ * rows of more than 1024 elements, some results below 2^-126 are cut, not rounded; layer_norm's all. */
 MLXVK_API int mlxvk_fast_rms_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, float eps, mlxvk_stream s);
 MLXVK_API int mlxvk_fast_layer_norm(mlxvk_array *res, mlxvk_array x, mlxvk_array weight, mlxvk_array bias, float eps,
                                     mlxvk_stream s);

@@ -92,7 +92,7 @@ enum { EPILOGUE_NONE = 0, EPILOGUE_SCALE = 1, EPILOGUE_PART = 2 };
 /* shaders/merge.comp: results of a thread */
 enum { MERGE_EACH = 8 };
 
-/* shaders/normed.glsl: elements; of the results of longer rows in bfloat16 norm.comp rounds the upper four of each eight by floats */
+/* shaders/normed.glsl: elements; of longer rows in bfloat16 norm.comp rounds some results by floats (eights.glsl): of rms_norm the */
 enum { NORM_ROW_SHORT = 1024u };
 
 /* shaders/positions.comp: flags; the two lowest bits count the index arrays */

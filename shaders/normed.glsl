@@ -2,8 +2,8 @@
 // compilers contract what is not.
 #ifndef NORMED_GLSL
 #define NORMED_GLSL
-//! enum NORM_ROW_: elements; of the results of longer rows in bfloat16 norm.comp rounds the upper four of each eight by floats
-//! (eights.glsl). Whoever makes such a result cuts what is below 2^-126, so that it has the same bits.
+//! enum NORM_ROW_: elements; of longer rows in bfloat16 norm.comp rounds some results by floats (eights.glsl): of rms_norm the
+//! upper four of each eight, of layer_norm all. Whoever makes such a result cuts what is below 2^-126, so that it has the same bits.
 const uint SHORT = 1024u;
 float cut(const float x)
 {

@@ -500,6 +500,79 @@ static void check_shared(struct lab *l, const struct step *t)
     if (bytes > l->row->shared) WRONG(l, "%s: %u bytes of shared memory", kernel_table[t->kernel].name, bytes);
 }
 
+/* ---- pruning: what is left of a module names nothing that is gone ---- */
+
+enum { SPIRV_FUNCTIONS = 1, SPIRV_LABELS = 2, PRUNED_SEEN = 1 << 14 };
+
+/* The functions and labels that a module defines; `to` has room for each of its ids. */
+static void find_places(const uint32_t *spirv, size_t words, uint8_t *to)
+{
+    struct spirv_instruction i = spirv_open(spirv, words);
+    while (spirv_next(&i)) {
+        if (i.op == SPIRV_FUNCTION) to[i.w[1]] = SPIRV_FUNCTIONS;
+        if (i.op == SPIRV_LABEL) to[i.w[0]] = SPIRV_LABELS;
+    }
+    assert_false(i.cut);
+}
+
+/* From which operand on are a function's instruction's no ids but numbers? */
+static uint32_t first_number(uint32_t op)
+{
+    switch (op) {
+    case SPIRV_STORE: case SPIRV_MERGE: return 1;
+    case SPIRV_LOOP_MERGE: case SPIRV_FUNCTION: case SPIRV_VARIABLE: case SPIRV_LOAD: return 2;
+    case 12: case 81: return 3;                                          /* OpExtInst, OpCompositeExtract */
+    case 79: case 82: case 4458: return 4;                               /* OpVectorShuffle, OpCompositeInsert, */
+    case 4457: return 5;                                                 /* OpCooperativeMatrixStoreKHR and -Load */
+    default: return UINT32_MAX;
+    }
+}
+
+/* Has a pipeline of these constants been looked at, on whatever device? */
+static bool was_pruned(const struct step *t)
+{
+    static uint64_t seen[PRUNED_SEEN];
+    uint64_t key = 0xcbf29ce484222325u ^ t->kernel;
+    uint32_t at;
+    for (uint32_t i = 0; i < t->constant_count; i++) key = (key ^ t->constants[i]) * 0x100000001b3u;
+    key += !key;
+    for (at = (uint32_t)(key >> 40) % PRUNED_SEEN; seen[at] && seen[at] != key; ) at = (at + 1) % PRUNED_SEEN;
+    if (seen[at]) return true;
+    seen[at] = key;
+    return false;
+}
+
+static void check_pruned(struct lab *l, const struct step *t)
+{
+    static uint8_t before[SPIRV_IDS], after[SPIRV_IDS];
+    const struct kernel_row *row = &kernel_table[t->kernel];
+    size_t size = row->size;
+    struct spirv_instruction i;
+    uint32_t *left, functions = 0;
+    if (was_pruned(t)) return;
+    left = prune_module(&l->device, row->spirv, &size, t->constants, t->constant_count);
+    if (!left) {
+        WRONG(l, "%s: is not pruned", row->name);
+        return;
+    }
+    memset(before, 0, sizeof before);
+    memset(after, 0, sizeof after);
+    find_places(row->spirv, row->size / 4, before);
+    find_places(left, size / 4, after);
+    i = spirv_open(left, size / 4);
+    while (spirv_next(&i)) {
+        functions += i.op == SPIRV_FUNCTION;
+        for (uint32_t k = 0; functions && k < i.n && k < first_number(i.op); k++) {
+            uint32_t id = i.operands[k];
+            bool number = i.op == SPIRV_SWITCH && k > 1 && k % 2 == 0;
+            if (!number && id < SPIRV_IDS && before[id] != after[id])
+                WRONG(l, "%s: operation %u names %u, which is gone", row->name, i.op, id);
+        }
+    }
+    if (!functions) WRONG(l, "%s: nothing is left", row->name);
+    host_free(&l->device, left);
+}
+
 /* Kernels that want workgroups of 256, which Vulkan does not promise: no plan for these yet. */
 static const uint32_t many_threads[] = {
     K_REDUCE, K_REDUCE_INDEX, K_REDUCE_PAIR, K_SOFTMAX, K_SCAN, K_SCAN_PAIR,
@@ -521,6 +594,7 @@ static void check_kernel(struct lab *l, const struct step *t)
     if ((row->needs & CAP_SUBGROUP) && t->kernel != K_MATVEC_SUBGROUP && t->constants[0] % l->row->subgroup)
         WRONG(l, "%s: a workgroup of %u is no number of subgroups", row->name, t->constants[0]);
     check_shared(l, t);
+    check_pruned(l, t);
     if (t->constant_count > row->constants) WRONG(l, "%s: %u constants", row->name, t->constant_count);
     if (t->push_used != row->push) WRONG(l, "%s: %u bytes pushed", row->name, t->push_used);
     if (t->set_mask >> row->bindings) WRONG(l, "%s: bindings %x", row->name, t->set_mask);
