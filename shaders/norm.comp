@@ -106,12 +106,19 @@ float row_total()
 }
 void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.0; }
 
-// (x - mean) * factor * w + b. Of halves x * factor - mean * factor: as many of their bits as mean is large are gone already.
+// (x - mean) * factor * w + b. shifted(): as x * factor - mean * factor, for as many of bfloat16's bits as mean is large are gone
+// already. Without variance factor has as many bits as x, so that both are exact and what is the mean becomes 0.
+bool shifted() { return has(MEAN) && has(FLOATS); }
+float factor_of(const float total)
+{
+    float factor = norm_factor(total, n, eps);
+    return shifted() && total == 0.0 ? rounded(factor, BF16) : factor;
+}
 vec4 scaled(const vec4 x, const float mean, const float factor, const vec4 w, const vec4 b)
 {
     precise float shift = -mean * factor;
     precise vec4 apart = x - mean, r = apart * factor;
-    if (has(MEAN) && DTYPE != F32) r = fma(x, vec4(factor), vec4(shift));
+    if (shifted()) r = fma(x, vec4(factor), vec4(shift));
     if (has(WEIGHT) && has(BIAS)) r = fma(r, w, b);
     else if (has(WEIGHT)) r = r * w;
     else if (has(BIAS)) r = r + b;
@@ -272,7 +279,7 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
         float squares = squares_of(within(minus(held(i), mean), i, lane));
         place[i % SLOTS] += !has(MEAN) || lane + i * LANES < groups ? squares : 0.0;
     }
-    float factor = norm_factor(row_total(), n, eps);
+    float factor = factor_of(row_total());
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
         uint g = min(lane + i * LANES, last);
         eight v = held(i), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
@@ -325,7 +332,7 @@ void by_elements(const uvec4 at, const uint lane, const bool inside)
                          loadf_x(at.y + i * x_step, DTYPE) + loadf_residual(at.z + i * residual_step, DTYPE));
     }
     if (has(MEAN)) mean = total_of(at, lane, count, 0.0, false) / float(n);
-    float factor = norm_factor(total_of(at, lane, count, mean, true), n, eps);
+    float factor = factor_of(total_of(at, lane, count, mean, true));
     for (uint first = 8u * lane; first < count; first += 8u * LANES) finish(at, first, mean, factor);
 }
 #endif

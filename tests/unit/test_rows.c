@@ -575,6 +575,34 @@ static void far_from_zero(void **state)
     }
 }
 
+/* layer_norm of what is all the same is 0, and so is in short rows what equals the mean, where the mean is exact. */
+static void at_the_mean(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32 };
+    static const int sizes[] = { 1, 2, 64, 1024, 2048, 8192 };
+    static float x[ODD_ROWS * 8192], got[ODD_ROWS * 8192];
+    (void)state;
+    for (int k = 0; k < (int)COUNT(dtypes) * (int)COUNT(sizes); k++) {
+        const int n = sizes[k % (int)COUNT(sizes)];
+        const mlxvk_dtype dtype = dtypes[k / (int)COUNT(sizes)];
+        mlxvk_array y = { NULL }, a, none = { NULL };
+        for (int i = 0; i < ODD_ROWS * n; i++)          /* the last row: 1 to 3 around 2, in pairs */
+            x[i] = i / n < ODD_ROWS - 1 || n < 4 ? -1.7109375f * (float)(i / n) : (float)(i % 4 ? i % 4 : 2);
+        a = array_of(device, MLXVK_FLOAT32, x, (int[]){ ODD_ROWS, n }, 2);
+        OK(mlxvk_astype(&a, a, dtype, stream), stream);
+        OK(mlxvk_fast_layer_norm(&y, a, none, none, 1e-5f, stream), stream);
+        OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, stream), stream);
+        OK(mlxvk_array_read(y, got, sizeof *got * (size_t)(ODD_ROWS * n), stream), stream);
+        for (int i = 0; i < ODD_ROWS * n; i++) {
+            bool mean = i / n < ODD_ROWS - 1 || n < 4 || (i % 2 == 0 && n <= 1024);
+            if (mean && got[i] != 0)
+                fail_msg("row %d of %d in %s: element %d is %g", i / n, n, mlxvk_dtype_name(dtype), i % n, (double)got[i]);
+        }
+        mlxvk_array_free(a);
+        mlxvk_array_free(y);
+    }
+}
+
 /* Reads y in `dtype` into `values` and frees it. */
 static void read_as(mlxvk_array y, mlxvk_dtype dtype, void *values, size_t size)
 {
@@ -676,7 +704,7 @@ int main(void)
                                         cmocka_unit_test(bound_in_ranges), cmocka_unit_test(long_wide_arguments),
                                         cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding),
                                         cmocka_unit_test(complex_products), cmocka_unit_test(not_only_numbers),
-                                        cmocka_unit_test(far_from_zero), cmocka_unit_test(rounded_once),
+                                        cmocka_unit_test(far_from_zero), cmocka_unit_test(at_the_mean), cmocka_unit_test(rounded_once),
                                         cmocka_unit_test(nearest_shares), cmocka_unit_test(small_shares) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
