@@ -9752,7 +9752,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     bool eights = n % 8 == 0, besides = true, serial = e->device->tuning->serial, loose;
     uint32_t whole = 0;                              /* 2: results are whole eights, whatever x is */
     uint32_t kind = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0) |
-                    (a[0]->dtype == MLXVK_BFLOAT16 && n > NORM_ROW_SHORT ? NORM_FLOATS : 0);
+                    (item_size(a[0]) == 2 && n > NORM_ROW_SHORT ? NORM_FLOATS : 0);
     if (g.ndim > NORM_DIMS) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
         return;

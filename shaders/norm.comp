@@ -106,8 +106,8 @@ float row_total()
 }
 void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.0; }
 
-// (x - mean) * factor * w + b. shifted(): as x * factor - mean * factor, for as many of bfloat16's bits as mean is large are gone
-// already. Without variance factor has as many bits as x, so that both are exact and what is the mean becomes 0.
+// (x - mean) * factor * w + b. shifted(): as x * factor - mean * factor, for as many of halves' bits as mean is large are gone
+// already. Without variance factor has so few bits that both are exact and what is the mean becomes 0.
 bool shifted() { return has(MEAN) && has(FLOATS); }
 float factor_of(const float total)
 {
@@ -125,7 +125,7 @@ vec4 scaled(const vec4 x, const float mean, const float factor, const vec4 w, co
     return r;
 }
 
-bool by_floats(const uint i) { return has(FLOATS) && (has(MEAN) || (i & 4u) != 0u); }     // element i's result
+bool by_floats(const uint i) { return DTYPE == BF16 && has(FLOATS) && (has(MEAN) || (i & 4u) != 0u); }   // element i's result
 
 // What is normalised, from h once it is stored there.
 float value(const uvec4 at, const uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
