@@ -115,8 +115,9 @@ static uint32_t lowest_bit(uint32_t bits)            /* its number; bits is not 
 static uint32_t float_bits(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }
 
 /* The locks, in the order in which a thread may take one that holds others: of the default device (while it is made or
- * exchanged), of volk's loading, of a device, of a SPIR-V kernel's variants, of the error handler, of events' tops. */
-enum lock_rank { LOCK_DEFAULT, LOCK_VOLK, LOCK_DEVICE, LOCK_KERNEL, LOCK_HANDLER, LOCK_EVENTS };
+ * exchanged), of volk's loading, of a device, of a SPIR-V kernel's variants, of the error handler, of events' tops, of
+ * threads that make pipelines. */
+enum lock_rank { LOCK_DEFAULT, LOCK_VOLK, LOCK_DEVICE, LOCK_KERNEL, LOCK_HANDLER, LOCK_EVENTS, LOCK_MAKERS };
 
 /* Programs that are compiled with this macro end where the order is not kept. */
 #ifdef MLXVK_CHECK_LOCKS
@@ -138,6 +139,46 @@ typedef struct mutex { pthread_mutex_t native; int rank; } mutex;
 #define MUTEX_INIT(rank) { PTHREAD_MUTEX_INITIALIZER, rank }
 static void mutex_lock(mutex *m) { note_lock(m->rank); pthread_mutex_lock(&m->native); }
 static void mutex_unlock(mutex *m) { note_unlock(m->rank); pthread_mutex_unlock(&m->native); }
+#endif
+
+/* Threads that end before who started them goes on; with room for a compiler, which some systems do not give by
+ * themselves. */
+enum { THREAD_STACK = 8 << 20 };
+#ifdef _WIN32
+typedef HANDLE thread;
+typedef DWORD WINAPI thread_function(void *with);
+#define THREAD_RETURNS DWORD WINAPI
+static bool thread_start(thread *t, thread_function *run, void *with)
+{
+    *t = CreateThread(NULL, THREAD_STACK, run, with, STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
+    return *t;
+}
+static void thread_join(thread t) { WaitForSingleObject(t, INFINITE); CloseHandle(t); }
+static uint32_t processor_count(void)
+{
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwNumberOfProcessors;
+}
+#else
+typedef pthread_t thread;
+typedef void *thread_function(void *with);
+#define THREAD_RETURNS void *
+static bool thread_start(thread *t, thread_function *run, void *with)
+{
+    pthread_attr_t attributes;
+    bool good;
+    if (pthread_attr_init(&attributes)) return false;
+    good = !pthread_attr_setstacksize(&attributes, THREAD_STACK) && !pthread_create(t, &attributes, run, with);
+    pthread_attr_destroy(&attributes);
+    return good;
+}
+static void thread_join(thread t) { pthread_join(t, NULL); }
+static uint32_t processor_count(void)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (uint32_t)n : 1;
+}
 #endif
 
 static uint64_t now_ns(void)                         /* for statistics */
@@ -398,6 +439,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort (2: even where merges are faster; 0: nowhere)")  \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
       "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                  \
+    X(MAKERS,        "MLX_VK_PIPELINE_THREADS",          0,                                                           \
+      "threads that make pipelines where several are missing (0: on GPUs as many as processors, else 1)")              \
     X(PRUNING, "MLX_VK_ENABLE_PRUNING", 1, "pipelines' modules less what constants rule out, on CPUs (2: everywhere)") \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report") \
     X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")          \
@@ -817,6 +860,7 @@ struct device {
     uint32_t noted;                                  /* bits of families whose notes are taken */
     struct table notes;
     uint64_t pipelines_found, buffers_found, buffers_made;
+    bool missed;                                     /* a pipeline had to be made for a step that is being encoded */
 };
 
 static void *host_alloc(struct device *d, size_t size)
@@ -3325,6 +3369,7 @@ struct encoder {
     /* the row of the table of fusions that is being applied, from 1; 0: none; nodes that it may take, as before */
     uint32_t fusion;
     const struct members *known;
+    bool ahead;                                      /* plans will be forgotten: they do not count */
     double slice;                                    /* microseconds from which on dispatches are cut; 0: GATE_CUT_US */
     int code;                                        /* the first error since it was cleared */
     mlxvk_error error;
@@ -3429,27 +3474,31 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
         .sType = VK_STRUCTURE_TYPE_PIPELINE_ROBUSTNESS_CREATE_INFO_EXT, .storageBuffers = buffers };
     if (d->caps.robustness) create.pNext = &robustness;
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
-    d->stats.pipelines++;
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
 }
 
-/* Pipelines of a kernel share its module, or each has what its constants leave of it: where compilers run on few slow
- * threads. (An H200: the pipelines of a language model take 3.34 s whole and 3.36 pruned, those of test_reduce 76 and
- * 55.) */
-static VkResult build_kernel(struct device *d, enum kernel_id k, const uint32_t *spec, uint32_t n, VkPipeline *out)
+/* A pipeline's module, which it shares with others of its kernel; `own`: it has what its constants leave of that, where
+ * compilers run on few slow threads. (An H200: the pipelines of a language model take 3.34 s whole and 3.36 pruned,
+ * those of test_reduce 76 and 55.) */
+static VkResult open_module(struct device *d, const struct pipeline *p, VkShaderModule *own, VkShaderModule *out)
 {
-    const struct kernel_row *row = &kernel_table[k];
+    const struct kernel_row *row = &kernel_table[p->kernel];
     int gate = d->gate[GATE_PRUNING];
     size_t size = row->size;
     bool wanted = gate > 1 || (gate == 1 && d->tuning->serial);
-    uint32_t *pruned = wanted ? prune_module(d, row->spirv, &size, spec, n) : NULL;
-    VkShaderModule own = VK_NULL_HANDLE, *module = pruned ? &own : &d->modules[k];
+    uint32_t *pruned = wanted ? prune_module(d, row->spirv, &size, p->spec, p->spec_count) : NULL;
+    VkShaderModule *module = pruned ? own : &d->modules[p->kernel];
     VkResult r = VK_SUCCESS;
     if (!*module) r = build_module(d, pruned ? pruned : row->spirv, size, module);
-    if (r >= 0) r = build_pipeline(d, *module, row->bindings, spec, n, robustness_of(d, k), out);
-    if (own) d->vk.vkDestroyShaderModule(d->handle, own, NULL);
     host_free(d, pruned);
+    *out = *module;
     return r;
+}
+
+static VkResult build_kernel(struct device *d, const struct pipeline *p, VkShaderModule module, VkPipeline *out)
+{
+    return build_pipeline(d, module, p->bindings, p->spec, p->spec_count, robustness_of(d, (enum kernel_id)p->kernel),
+                          out);
 }
 
 static void name_missing(uint32_t bits, char *text, size_t size)
@@ -3484,7 +3533,8 @@ static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const 
     struct device *d = e->device;
     const struct kernel_row *row = &kernel_table[k];
     struct pipeline *p;
-    VkResult r = VK_SUCCESS;
+    VkShaderModule module, own = VK_NULL_HANDLE;
+    VkResult r;
     uint32_t missing = lacking(d, row->needs);
     if (missing) {
         char names[128];
@@ -3500,7 +3550,11 @@ static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const 
     }
     *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
     memcpy(p->spec, spec, n * sizeof *spec);
-    r = build_kernel(d, k, spec, n, &p->handle);
+    d->missed = true;
+    d->stats.pipelines++;
+    r = open_module(d, p, &own, &module);
+    if (r >= 0) r = build_kernel(d, p, module, &p->handle);
+    if (own) d->vk.vkDestroyShaderModule(d->handle, own, NULL);
     if (r < 0) {
         host_free(d, p);
         encoder_fail(e, vk_code(d, r), r, __LINE__, row->name, "the pipeline could not be made (VkResult %d)", r);
@@ -3511,25 +3565,116 @@ static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const 
     return p;
 }
 
+static uint64_t pipeline_key(enum kernel_id k, const uint32_t *spec, uint32_t n)
+{
+    return hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
+}
+
+/* Where a pipeline is in the table, or would be. The table has room. */
+static uint32_t pipeline_place(const struct device *d, uint64_t key, enum kernel_id k, const uint32_t *spec, uint32_t n)
+{
+    const struct table *t = &d->pipelines;
+    uint32_t at = (uint32_t)key & (t->slots - 1);
+    for (; t->items[at]; at = (at + 1) & (t->slots - 1)) {
+        const struct pipeline *p = t->items[at];
+        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n &&
+            !memcmp(p->spec, spec, n * sizeof *spec)) break;
+    }
+    return at;
+}
+
 static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const uint32_t *spec, uint32_t n)
 {
     struct device *d = e->device;
-    struct table *t = &d->pipelines;
-    uint64_t key = hash_words(hash_words(0x51ED270B, (uint32_t[]){ (uint32_t)k }, 1), spec, n);
+    uint64_t key = pipeline_key(k, spec, n);
     uint32_t at;
-    if (!table_room(d, t)) {
+    if (!table_room(d, &d->pipelines)) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, kernel_table[k].name, "out of host memory");
         return NULL;
     }
-    for (at = (uint32_t)key & (t->slots - 1); t->items[at]; at = (at + 1) & (t->slots - 1)) {
-        struct pipeline *p = t->items[at];
-        if (p->key == key && p->kernel == (uint32_t)k && p->spec_count == n &&
-            !memcmp(p->spec, spec, n * sizeof *spec)) {
-            d->pipelines_found++;
-            return p;
-        }
+    at = pipeline_place(d, key, k, spec, n);
+    if (!d->pipelines.items[at]) return new_pipeline(e, k, spec, n, key, at);
+    d->pipelines_found++;
+    return d->pipelines.items[at];
+}
+
+/* ---- several pipelines at once, by threads ---- */
+
+enum { MAKERS_MOST = 16, AHEAD_MOST = 64 };
+
+struct making { struct pipeline *p; VkShaderModule module, own; VkResult result; };
+struct makers {
+    struct device *d;
+    mutex lock;                                      /* of `next` */
+    uint32_t count, next;
+    struct making items[AHEAD_MOST];
+};
+
+static uint32_t maker_count(const struct device *d)
+{
+    int gate = d->gate[GATE_MAKERS];
+    return min_u32(gate > 0 ? (uint32_t)gate : d->tuning->serial ? 1 : processor_count(), MAKERS_MOST);
+}
+
+static THREAD_RETURNS make_pipelines(void *with)
+{
+    struct makers *m = with;
+    for (;;) {
+        struct making *item = NULL;
+        mutex_lock(&m->lock);
+        if (m->next < m->count) item = &m->items[m->next++];
+        mutex_unlock(&m->lock);
+        if (!item) return 0;
+        item->result = build_kernel(m->d, item->p, item->module, &item->p->handle);
     }
-    return new_pipeline(e, k, spec, n, key, at);
+}
+
+/* Has the pipeline of a step made with the others, if it is not there and can be. */
+static void want_pipeline(struct makers *m, const struct step *t)
+{
+    struct device *d = m->d;
+    const struct kernel_row *row = &kernel_table[t->kernel];
+    uint64_t key = pipeline_key((enum kernel_id)t->kernel, t->constants, t->constant_count);
+    struct making *item = &m->items[m->count];
+    struct pipeline *p;
+    uint32_t at;
+    if (t->pipeline || m->count == AHEAD_MOST || !has_kernel(d, (enum kernel_id)t->kernel) ||
+        t->constants[0] > d->caps.max_threads || !table_room(d, &d->pipelines)) return;
+    at = pipeline_place(d, key, (enum kernel_id)t->kernel, t->constants, t->constant_count);
+    if (d->pipelines.items[at]) return;
+    for (uint32_t i = 0; i < m->count; i++)
+        if (m->items[i].p->key == key) return;
+    if (!(p = host_zalloc(d, sizeof *p))) return;
+    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = t->kernel, .spec_count = t->constant_count,
+                            .bindings = row->bindings };
+    memcpy(p->spec, t->constants, t->constant_count * sizeof *t->constants);
+    *item = (struct making){ .p = p };
+    if (open_module(d, p, &item->own, &item->module) >= 0) m->count++;
+    else host_free(d, p);
+}
+
+/* Makes those that are wanted. One that cannot be made is tried again, and the error told, where a step needs it. */
+static void make_wanted(struct makers *m)
+{
+    struct device *d = m->d;
+    thread threads[MAKERS_MOST];
+    uint32_t started = 0, wanted = min_u32(maker_count(d), m->count);
+    while (started + 1 < wanted && thread_start(&threads[started], make_pipelines, m)) started++;
+    make_pipelines(m);
+    for (uint32_t i = 0; i < started; i++) thread_join(threads[i]);
+    for (uint32_t i = 0; i < m->count; i++) {
+        struct making *item = &m->items[i];
+        struct pipeline *p = item->p;
+        if (item->own) d->vk.vkDestroyShaderModule(d->handle, item->own, NULL);
+        if (item->result < 0 || !table_room(d, &d->pipelines)) {
+            if (item->result >= 0) d->vk.vkDestroyPipeline(d->handle, p->handle, NULL);
+            host_free(d, p);
+            continue;
+        }
+        d->pipelines.items[pipeline_place(d, p->key, (enum kernel_id)p->kernel, p->spec, p->spec_count)] = p;
+        d->pipelines.used++;
+        d->stats.pipelines++;
+    }
 }
 
 /* ---- a device that was lost ---- */
@@ -4860,6 +5005,7 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
     VkResult r;
     if (!p) return find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
     if (p->handle || p == &d->image_copy) return p;
+    d->stats.pipelines++;
     r = build_module(d, p->words.items, p->words.count * sizeof(uint32_t), &module);
     if (r >= 0)
         r = build_pipeline(d, module, p->bindings, p->spec, p->spec_count, robustness_of(d, KERNEL_COUNT), &p->handle);
@@ -5366,6 +5512,48 @@ static void close_ranks(struct stream *s, uint32_t from)
     s->node_elements = 0;
 }
 
+/* Plans the nodes from number `from` on once more than else, for the pipelines that their steps want, and forgets the
+ * plans. Meanwhile each node counts as done behind its plan, as it will. */
+static void plan_ahead(struct stream *s, uint32_t from, uint32_t count, struct makers *m, uint8_t *taken)
+{
+    struct encoder *e = &s->encoder;
+    struct device *d = s->device;
+    const uint32_t noted = d->noted;
+    const bool undecided = s->undecided;
+    d->noted = 0;
+    e->ahead = true;
+    for (uint32_t i = from; i < count; i++) {
+        if (s->nodes[i].done) continue;
+        struct members all = plan_group(s, i, s->node_count);
+        for (int k = 0; k < all.count; k++) taken[all.node[k]] = s->nodes[all.node[k]].done = true;
+        for (uint32_t k = 0; k < e->plan.steps.count && !e->code; k++)
+            want_pipeline(m, ITEM(e->plan.steps, struct step, k));
+        plan_clear(e);
+        e->code = d->lost;
+        e->fusion = 0;
+    }
+    for (uint32_t i = from; i < s->node_count; i++) if (taken[i]) s->nodes[i].done = false;
+    e->ahead = false;
+    d->noted = noted;
+    s->undecided = undecided;
+}
+
+/* A pipeline was missing: those that the rest of the window needs are made side by side, before they are. */
+static void make_ahead(struct stream *s, uint32_t from, uint32_t count)
+{
+    struct device *d = s->device;
+    struct makers *m = maker_count(d) > 1 ? host_zalloc(d, sizeof *m) : NULL;
+    uint8_t *taken = m ? host_zalloc(d, s->node_count) : NULL;
+    if (taken) {
+        *m = (struct makers){ .d = d, .lock = MUTEX_INIT(LOCK_MAKERS) };
+        plan_ahead(s, from, count, m, taken);
+        make_wanted(m);
+    }
+    host_free(d, taken);
+    host_free(d, m);
+    d->missed = false;
+}
+
 /* Turns the tape's nodes but the last `keep` into dispatches. */
 static void stream_lower(struct stream *s, uint32_t keep)
 {
@@ -5378,7 +5566,10 @@ static void stream_lower(struct stream *s, uint32_t keep)
     drop_dead_nodes(s);
     if (!passes.replay(s, count)) {
         for (uint32_t i = 0; i < count; i++)
-            while (!s->nodes[i].done) lower_node(s, next_node(s, i), s->node_count);
+            while (!s->nodes[i].done) {
+                lower_node(s, next_node(s, i), s->node_count);
+                if (s->device->missed) make_ahead(s, i, count);
+            }
         passes.keep_window(s);
     }
     close_ranks(s, count);
@@ -21286,7 +21477,7 @@ static bool chain_pays(struct stream *s, const struct chain *c)
     struct device *d = s->device;
     uint32_t key[CHAIN_KEY], words = chain_key(c, false, key);
     struct chain_entry *entry = find_chain(d, key, words, CHAINS_MOST);
-    bool pays = entry && (++entry->seen >= d->tuning->chain_seen || d->gate[GATE_CHAINS] > 1);
+    bool pays = entry && ((entry->seen += !s->encoder.ahead) >= d->tuning->chain_seen || d->gate[GATE_CHAINS] > 1);
     if (entry && !pays) s->undecided = true;
     return pays;
 }
@@ -27124,6 +27315,7 @@ static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_d
         return device_fail(d, MLXVK_ERROR_UNSUPPORTED, r, __LINE__, "kernel", "%s cannot run: %s lacks %s", k->name,
                            d->caps.name, names);
     }
+    d->stats.pipelines++;
     if (r >= 0)
         r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count,
                            VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_ROBUST_BUFFER_ACCESS_EXT, &k->pipeline.handle);

@@ -36,7 +36,8 @@
  *   Laziness   An operation records; nothing runs before mlxvk_eval, mlxvk_async_eval, mlxvk_array_read, an item, a
  *              synchronize or the stream's own threshold. Results that nobody owns when it runs need not be computed.
  *   Threads    Every function may be called from any thread; a stream may be used by one thread at a time. Arrays may
- *              be shared between streams: the library orders them.
+ *              be shared between streams: the library orders them. On GPUs a call may have threads of its own make
+ *              pipelines while it waits (gate MLX_VK_PIPELINE_THREADS); they call nothing of the program's.
  *   Devices    A device lives until mlxvk_device_free and the last handle made from it. The default device is made at
  *              first use by calls that name none, and is the library's only global.
  *

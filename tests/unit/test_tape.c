@@ -4,6 +4,54 @@
 
 #include <stdio.h>
 
+/* ---- pipelines that are made side by side ---- */
+
+enum { SIDE = 48 };
+
+/* Operations of several kernels, one after the other and side by side, in one window; frees nothing that it is given. */
+static mlxvk_array many_kernels(mlxvk_array x, mlxvk_stream s)
+{
+    mlxvk_array y = { NULL }, z = { NULL }, none = { NULL };
+    OK(mlxvk_matmul(&y, x, x, s), s);
+    OK(mlxvk_softmax_axis(&y, y, 1, true, s), s);
+    OK(mlxvk_cumsum(&z, y, 0, false, true, s), s);
+    OK(mlxvk_sort_axis(&z, z, 1, s), s);
+    OK(mlxvk_add(&y, y, z, s), s);
+    OK(mlxvk_fast_rms_norm(&y, y, none, 1e-5f, s), s);
+    OK(mlxvk_sum_axis(&z, y, 1, true, s), s);
+    OK(mlxvk_subtract(&y, y, z, s), s);
+    OK(mlxvk_exp(&z, y, s), s);
+    OK(mlxvk_transpose(&y, y, s), s);
+    OK(mlxvk_maximum(&y, y, z, s), s);
+    OK(mlxvk_argmax_axis(&z, y, 0, true, s), s);
+    OK(mlxvk_take_along_axis(&y, y, z, 0, s), s);
+    mlxvk_array_free(z);
+    return y;
+}
+
+/* By several threads: the pipelines that one makes, and no others; the same bits. */
+static void test_pipelines_ahead(void **state)
+{
+    static const char *const gates[] = { "MLX_VK_PIPELINE_THREADS=1", "MLX_VK_PIPELINE_THREADS=4" };
+    static float x[SIDE * SIDE], got[2][SIDE];
+    uint64_t pipelines[2];
+    struct rng random = { 38 };
+    (void)state;
+    for (int i = 0; i < SIDE * SIDE; i++) x[i] = (float)random_int(&random, -999, 999) / 999;
+    for (int k = 0; k < 2; k++) {
+        struct setting t = start(gates[k]);
+        mlxvk_array a = array_of(t.device, MLXVK_FLOAT32, x, (int[]){ SIDE, SIDE }, 2), y = many_kernels(a, t.stream);
+        OK(mlxvk_array_read(y, got[k], sizeof got[k], t.stream), t.stream);
+        pipelines[k] = stats_of(t.device).pipelines;
+        mlxvk_array_free(y);
+        mlxvk_array_free(a);
+        finish(&t);
+    }
+    assert_memory_equal(got[0], got[1], sizeof got[0]);
+    assert_int_equal(pipelines[0], pipelines[1]);
+    assert_true(pipelines[0] > 8);
+}
+
 /* ---- random programs ---- */
 
 enum { POOL = 12, STREAMS = 3, STEPS = 250, MOST_ELEMENTS = 400 };
@@ -392,6 +440,7 @@ int main(void)
         cmocka_unit_test(test_update_of_shared), cmocka_unit_test(test_update_of_overlapping),
         cmocka_unit_test(test_update_after_recorded_read),
         cmocka_unit_test(test_host_data_is_copied), cmocka_unit_test(test_dropped), cmocka_unit_test(test_chain),
+        cmocka_unit_test(test_pipelines_ahead),
     };
     return run_group("tape", tests, NULL, NULL);
 }
