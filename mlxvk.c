@@ -115,9 +115,8 @@ static uint32_t lowest_bit(uint32_t bits)            /* its number; bits is not 
 static uint32_t float_bits(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }
 
 /* The locks, in the order in which a thread may take one that holds others: of the default device (while it is made or
- * exchanged), of volk's loading, of a device, of a SPIR-V kernel's variants, of the error handler, of events' tops, of
- * threads that make pipelines. */
-enum lock_rank { LOCK_DEFAULT, LOCK_VOLK, LOCK_DEVICE, LOCK_KERNEL, LOCK_HANDLER, LOCK_EVENTS, LOCK_MAKERS };
+ * exchanged), of volk's loading, of a device, of a SPIR-V kernel's variants, of the error handler, of events' tops. */
+enum lock_rank { LOCK_DEFAULT, LOCK_VOLK, LOCK_DEVICE, LOCK_KERNEL, LOCK_HANDLER, LOCK_EVENTS };
 
 /* Programs that are compiled with this macro end where the order is not kept. */
 #ifdef MLXVK_CHECK_LOCKS
@@ -139,46 +138,6 @@ typedef struct mutex { pthread_mutex_t native; int rank; } mutex;
 #define MUTEX_INIT(rank) { PTHREAD_MUTEX_INITIALIZER, rank }
 static void mutex_lock(mutex *m) { note_lock(m->rank); pthread_mutex_lock(&m->native); }
 static void mutex_unlock(mutex *m) { note_unlock(m->rank); pthread_mutex_unlock(&m->native); }
-#endif
-
-/* Threads that end before who started them goes on; with room for a compiler, which some systems do not give by
- * themselves. */
-enum { THREAD_STACK = 8 << 20 };
-#ifdef _WIN32
-typedef HANDLE thread;
-typedef DWORD WINAPI thread_function(void *with);
-#define THREAD_RETURNS DWORD WINAPI
-static bool thread_start(thread *t, thread_function *run, void *with)
-{
-    *t = CreateThread(NULL, THREAD_STACK, run, with, STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
-    return *t;
-}
-static void thread_join(thread t) { WaitForSingleObject(t, INFINITE); CloseHandle(t); }
-static uint32_t processor_count(void)
-{
-    SYSTEM_INFO info;
-    GetSystemInfo(&info);
-    return info.dwNumberOfProcessors;
-}
-#else
-typedef pthread_t thread;
-typedef void *thread_function(void *with);
-#define THREAD_RETURNS void *
-static bool thread_start(thread *t, thread_function *run, void *with)
-{
-    pthread_attr_t attributes;
-    bool good;
-    if (pthread_attr_init(&attributes)) return false;
-    good = !pthread_attr_setstacksize(&attributes, THREAD_STACK) && !pthread_create(t, &attributes, run, with);
-    pthread_attr_destroy(&attributes);
-    return good;
-}
-static void thread_join(thread t) { pthread_join(t, NULL); }
-static uint32_t processor_count(void)
-{
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (uint32_t)n : 1;
-}
 #endif
 
 static uint64_t now_ns(void)                         /* for statistics */
@@ -439,8 +398,6 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(RADIX, "MLX_VK_ENABLE_RADIX_SORT", 1, "long rows by radix sort (2: even where merges are faster; 0: nowhere)")  \
     X(PRODUCTS,      "MLX_VK_RANDOM_PRODUCTS",           0,                                                           \
       "additions for random numbers by the multipliers: 1 yes, 2 no (0: by device)")                                  \
-    X(MAKERS,        "MLX_VK_PIPELINE_THREADS",          0,                                                           \
-      "threads that make pipelines where several are missing (0: on GPUs as many as processors, else 1)")              \
     X(PRUNING, "MLX_VK_ENABLE_PRUNING", 1, "pipelines' modules less what constants rule out, on CPUs (2: everywhere)") \
     X(STATS,         "MLX_VK_STATS",                     0, "count what ran and what was refused: mlxvk_stats_report") \
     X(QMM_STATS, "MLX_VK_QMM_STATS", 0, "the same for quantized matmul alone, printed when the device goes")          \
@@ -803,6 +760,7 @@ struct device {
     float priority;                                  /* of memory; 0: Vulkan's default */
     bool low_priority;                               /* of queues */
     void (*on_log)(const char *line, void *user);
+    void (*parallel)(mlxvk_task *task, void *with, uint32_t count, void *user);
     uint32_t *families, family_count;                /* that share memory; none: one does */
     VkPhysicalDevice physical;
     VkDevice handle;
@@ -3598,35 +3556,18 @@ static struct pipeline *find_pipeline(struct encoder *e, enum kernel_id k, const
     return d->pipelines.items[at];
 }
 
-/* ---- several pipelines at once, by threads ---- */
+/* ---- several pipelines at once, by the program's threads ---- */
 
-enum { MAKERS_MOST = 16, AHEAD_MOST = 64 };
+enum { AHEAD_MOST = 64 };
 
 struct making { struct pipeline *p; VkShaderModule module, own; VkResult result; };
-struct makers {
-    struct device *d;
-    mutex lock;                                      /* of `next` */
-    uint32_t count, next;
-    struct making items[AHEAD_MOST];
-};
+struct makers { struct device *d; uint32_t count; struct making items[AHEAD_MOST]; };
 
-static uint32_t maker_count(const struct device *d)
-{
-    int gate = d->gate[GATE_MAKERS];
-    return min_u32(gate > 0 ? (uint32_t)gate : d->tuning->serial ? 1 : processor_count(), MAKERS_MOST);
-}
-
-static THREAD_RETURNS make_pipelines(void *with)
+static void make_one(void *with, uint32_t i)
 {
     struct makers *m = with;
-    for (;;) {
-        struct making *item = NULL;
-        mutex_lock(&m->lock);
-        if (m->next < m->count) item = &m->items[m->next++];
-        mutex_unlock(&m->lock);
-        if (!item) return 0;
-        item->result = build_kernel(m->d, item->p, item->module, &item->p->handle);
-    }
+    struct making *item = &m->items[i];
+    item->result = build_kernel(m->d, item->p, item->module, &item->p->handle);
 }
 
 /* Has the pipeline of a step made with the others, if it is not there and can be. */
@@ -3648,7 +3589,7 @@ static void want_pipeline(struct makers *m, const struct step *t)
     *p = (struct pipeline){ .name = row->name, .key = key, .kernel = t->kernel, .spec_count = t->constant_count,
                             .bindings = row->bindings };
     memcpy(p->spec, t->constants, t->constant_count * sizeof *t->constants);
-    *item = (struct making){ .p = p };
+    *item = (struct making){ .p = p, .result = VK_ERROR_INITIALIZATION_FAILED };
     if (open_module(d, p, &item->own, &item->module) >= 0) m->count++;
     else host_free(d, p);
 }
@@ -3657,11 +3598,7 @@ static void want_pipeline(struct makers *m, const struct step *t)
 static void make_wanted(struct makers *m)
 {
     struct device *d = m->d;
-    thread threads[MAKERS_MOST];
-    uint32_t started = 0, wanted = min_u32(maker_count(d), m->count);
-    while (started + 1 < wanted && thread_start(&threads[started], make_pipelines, m)) started++;
-    make_pipelines(m);
-    for (uint32_t i = 0; i < started; i++) thread_join(threads[i]);
+    if (m->count) d->parallel(make_one, m, m->count, d->user);
     for (uint32_t i = 0; i < m->count; i++) {
         struct making *item = &m->items[i];
         struct pipeline *p = item->p;
@@ -5538,14 +5475,14 @@ static void plan_ahead(struct stream *s, uint32_t from, uint32_t count, struct m
     s->undecided = undecided;
 }
 
-/* A pipeline was missing: those that the rest of the window needs are made side by side, before they are. */
+/* A pipeline was missing: those that the rest of the window needs are made side by side, before they are needed. */
 static void make_ahead(struct stream *s, uint32_t from, uint32_t count)
 {
     struct device *d = s->device;
-    struct makers *m = maker_count(d) > 1 ? host_zalloc(d, sizeof *m) : NULL;
+    struct makers *m = d->parallel ? host_zalloc(d, sizeof *m) : NULL;
     uint8_t *taken = m ? host_zalloc(d, s->node_count) : NULL;
     if (taken) {
-        *m = (struct makers){ .d = d, .lock = MUTEX_INIT(LOCK_MAKERS) };
+        m->d = d;
         plan_ahead(s, from, count, m, taken);
         make_wanted(m);
     }
@@ -5897,7 +5834,12 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     read_gates(d->gate, d->wanted, desc ? desc->gates : NULL, desc ? desc->name : NULL);
     d->noted = noted_families(d->gate);
     if (desc && desc->memory) d->memory = *desc->memory;
-    if (desc) { d->priority = desc->memory_priority; d->low_priority = desc->low_priority; d->on_log = desc->on_log; }
+    if (desc) {
+        d->priority = desc->memory_priority;
+        d->low_priority = desc->low_priority;
+        d->on_log = desc->on_log;
+        d->parallel = desc->parallel;
+    }
     d->image_copy = (struct pipeline){ .name = "image_copy", .kernel = KERNEL_COUNT };
     mutex_lock(&volk_lock);
     code = desc && desc->adopt ? adopt_device(d, desc->adopt, error) : open_device(d, error);

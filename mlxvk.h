@@ -36,8 +36,8 @@
  *   Laziness   An operation records; nothing runs before mlxvk_eval, mlxvk_async_eval, mlxvk_array_read, an item, a
  *              synchronize or the stream's own threshold. Results that nobody owns when it runs need not be computed.
  *   Threads    Every function may be called from any thread; a stream may be used by one thread at a time. Arrays may
- *              be shared between streams: the library orders them. On GPUs a call may have threads of its own make
- *              pipelines while it waits (gate MLX_VK_PIPELINE_THREADS); they call nothing of the program's.
+ *              be shared between streams: the library orders them. It has no threads of its own, but takes a program's
+ *              to make pipelines side by side (mlxvk_device_desc.parallel).
  *   Devices    A device lives until mlxvk_device_free and the last handle made from it. The default device is made at
  *              first use by calls that name none, and is the library's only global.
  *
@@ -183,6 +183,8 @@ typedef struct mlxvk_adopt {
     uint32_t family_count;                                         /* which is CONCURRENT for them, then */
 } mlxvk_adopt;
 
+typedef void mlxvk_task(void *with, uint32_t i);
+
 /* Zero means default in every field; a gate in `gates` wins over the environment. */
 typedef struct mlxvk_device_desc {
     const char *name;                /* device by index ("1") or part of its name; NULL: MLX_VK_DEVICE, else the first
@@ -197,6 +199,11 @@ typedef struct mlxvk_device_desc {
     void *user;
     void (*on_log)(const char *line, void *user);                  /* lines that gates ask for (NULL: stderr), and
                                                                       what a self-test finds wrong (NULL: nobody) */
+    void (*parallel)(mlxvk_task *task, void *with, uint32_t count, void *user);
+                                     /* has task(with, i) done once for each i below count, in any order, by any threads
+                                        side by side, and returns when all are: so pipelines are made, where several
+                                        are missing. NULL: one after the other. Called under the device's lock: neither
+                                        it nor a task may call the library */
     const mlxvk_device_memory *memory;                             /* the caller's allocator of device memory, copied */
     float memory_priority;           /* over 0 to 1, where the device has VK_EXT_memory_priority */
     bool low_priority;               /* queues of low global priority, where the device has them and lets the program:

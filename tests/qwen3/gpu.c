@@ -1,12 +1,14 @@
 /* gpu.c - see gpu.h. */
 #include "gpu.h"
 
+#include "parallel.h"
+
 #include <string.h>
 
 bool gpu_open(struct gpu *g, const char *name, const char *gates, struct error *e)
 {
     mlxvk_error error = { 0 };
-    mlxvk_device_desc desc = { .name = name, .gates = gates, .error = &error };
+    mlxvk_device_desc desc = { .name = name, .gates = gates, .error = &error, .parallel = parallel };
     *g = (struct gpu){ 0 };
     int code = mlxvk_device_create(&g->device, &desc);
     if (code)

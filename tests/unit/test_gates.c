@@ -316,7 +316,7 @@ static void compare(const struct operation *o, const char *gates, const struct o
 static const struct group { bool all; const char *gates, *changes[12]; } groups[] = {
     { true, "MLX_VK_ENABLE_RMSNORM_NATIVE=0 MLX_VK_ENABLE_ROPE_NATIVE=0 MLX_VK_ENABLE_QMM_NATIVE=0 MLX_VK_ENABLE_SDPA_NATIVE=0 "
       "MLX_VK_ENABLE_ARGREDUCE_ARGMAX_LASTDIM=0 MLX_VK_ENABLE_ADD_BF16=0 MLX_VK_ENABLE_FAST_QUANTIZE_DEQ_AFFINE_B4=0 "
-      "MLX_VK_ENABLE_GATHER_ROWS_WORDS=0 MLX_VK_ENABLE_DONATION=0 MLX_VK_ENABLE_RADIX_SORT=2 MLX_VK_ENABLE_PRUNING=0 MLX_VK_PIPELINE_THREADS=3",
+      "MLX_VK_ENABLE_GATHER_ROWS_WORDS=0 MLX_VK_ENABLE_DONATION=0 MLX_VK_ENABLE_RADIX_SORT=2 MLX_VK_ENABLE_PRUNING=0",
       { "rms_norm", "rope", "rope with offsets", "product of 1 row", "product of 40 rows", "decode over 300 keys", "prefill", "argmax", "add",
         "add a number", "dequantize", "gather" } },
     { false, "MLX_VK_ENABLE_MUL_BF16=0 MLX_VK_ENABLE_BITWISE_SHIFT_U32=0 MLX_VK_ENABLE_ROPE_HS_TRANSPOSED=0 MLX_VK_ENABLE_QMM_NATIVE_M1=0 "

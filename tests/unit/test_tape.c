@@ -2,13 +2,14 @@
  * laziness, dropped and fused operations. */
 #include "support.h"
 
+#include <pthread.h>
 #include <stdio.h>
 
 /* ---- pipelines that are made side by side ---- */
 
 enum { SIDE = 48 };
 
-/* Operations of several kernels, one after the other and side by side, in one window; frees nothing that it is given. */
+/* Operations of several kernels, one after the other and side by side, in one window. */
 static mlxvk_array many_kernels(mlxvk_array x, mlxvk_stream s)
 {
     mlxvk_array y = { NULL }, z = { NULL }, none = { NULL };
@@ -29,26 +30,59 @@ static mlxvk_array many_kernels(mlxvk_array x, mlxvk_stream s)
     return y;
 }
 
-/* By several threads: the pipelines that one makes, and no others; the same bits. */
+struct half { mlxvk_task *task; void *with; uint32_t from, count; };
+
+static void *every_second(void *arg)
+{
+    const struct half *h = arg;
+    for (uint32_t i = h->from; i < h->count; i += 2) h->task(h->with, i);
+    return NULL;
+}
+
+/* By two threads; user: counts them. */
+static void two_threads(mlxvk_task *task, void *with, uint32_t count, void *user)
+{
+    struct half halves[2] = { { task, with, 0, count }, { task, with, 1, count } };
+    pthread_t other;
+    assert_int_equal(pthread_create(&other, NULL, every_second, &halves[1]), 0);
+    every_second(&halves[0]);
+    assert_int_equal(pthread_join(other, NULL), 0);
+    *(uint32_t *)user += count;
+}
+
+/* Does nothing: what it was to do is done one by one. */
+static void no_threads(mlxvk_task *task, void *with, uint32_t count, void *user)
+{
+    (void)task, (void)with;
+    *(uint32_t *)user += count;
+}
+
+/* Side by side: the pipelines that are made else, all but the first before they are needed, and the same bits. */
 static void test_pipelines_ahead(void **state)
 {
-    static const char *const gates[] = { "MLX_VK_PIPELINE_THREADS=1", "MLX_VK_PIPELINE_THREADS=4" };
-    static float x[SIDE * SIDE], got[2][SIDE];
-    uint64_t pipelines[2];
+    void (*const ways[])(mlxvk_task *, void *, uint32_t, void *) = { NULL, two_threads, no_threads };
+    static float x[SIDE * SIDE], got[3][SIDE];
+    uint64_t pipelines[3];
     struct rng random = { 38 };
     (void)state;
     for (int i = 0; i < SIDE * SIDE; i++) x[i] = (float)random_int(&random, -999, 999) / 999;
-    for (int k = 0; k < 2; k++) {
-        struct setting t = start(gates[k]);
-        mlxvk_array a = array_of(t.device, MLXVK_FLOAT32, x, (int[]){ SIDE, SIDE }, 2), y = many_kernels(a, t.stream);
-        OK(mlxvk_array_read(y, got[k], sizeof got[k], t.stream), t.stream);
-        pipelines[k] = stats_of(t.device).pipelines;
+    for (int k = 0; k < 3; k++) {
+        uint32_t ahead = 0;
+        mlxvk_device d = { NULL };
+        mlxvk_stream s;
+        assert_int_equal(mlxvk_device_create(&d, &(mlxvk_device_desc){ .parallel = ways[k], .user = &ahead }), 0);
+        s = open_stream(d);
+        mlxvk_array a = array_of(d, MLXVK_FLOAT32, x, (int[]){ SIDE, SIDE }, 2), y = many_kernels(a, s);
+        OK(mlxvk_array_read(y, got[k], sizeof got[k], s), s);
+        pipelines[k] = stats_of(d).pipelines;
+        assert_memory_equal(got[0], got[k], sizeof got[0]);
+        assert_int_equal(pipelines[0], pipelines[k]);
+        if (ways[k]) assert_true(ahead >= pipelines[k] - 1);
         mlxvk_array_free(y);
         mlxvk_array_free(a);
-        finish(&t);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
     }
-    assert_memory_equal(got[0], got[1], sizeof got[0]);
-    assert_int_equal(pipelines[0], pipelines[1]);
     assert_true(pipelines[0] > 8);
 }
 

@@ -23,6 +23,13 @@ int setenv(const char *name, const char *value, int overwrite)
 
 int unsetenv(const char *name) { return setenv(name, "", 1); }
 
+long sysconf(int name)
+{
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return name == _SC_NPROCESSORS_ONLN ? (long)info.dwNumberOfProcessors : -1;
+}
+
 char *mkdtemp(char *path)
 {
     char *name = strrchr(path, '/') + 1;

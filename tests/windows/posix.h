@@ -14,5 +14,7 @@ int setenv(const char *name, const char *value, int overwrite);
 int unsetenv(const char *name);
 char *mkdtemp(char *path);                                          /* "/tmp/..." becomes "mlxvk-...", here */
 unsigned alarm(unsigned seconds);                                   /* never rings: run-tests has a limit, too */
+enum { _SC_NPROCESSORS_ONLN };
+long sysconf(int name);
 
 #endif
