@@ -3414,8 +3414,9 @@ static VkPipelineRobustnessBufferBehaviorEXT robustness_of(const struct device *
                                                 : VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_DEVICE_DEFAULT_EXT;
 }
 
-/* buffers: what becomes of accesses beyond a buffer's range, where the device can be told. */
-static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
+/* buffers: what becomes of accesses beyond a buffer's range, where the device can be told. Several threads may make
+ * pipelines at once so, which are counted behind them. */
+static VkResult create_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
                                uint32_t spec_count, VkPipelineRobustnessBufferBehaviorEXT buffers, VkPipeline *out)
 {
     VkSpecializationMapEntry entries[MAX_SPEC];
@@ -3433,6 +3434,13 @@ static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t
     if (d->caps.robustness) create.pNext = &robustness;
     for (uint32_t i = 0; i < spec_count; i++) entries[i] = (VkSpecializationMapEntry){ i, 4 * i, 4 };
     return d->vk.vkCreateComputePipelines(d->handle, d->pipeline_cache, 1, &create, NULL, out);
+}
+
+static VkResult build_pipeline(struct device *d, VkShaderModule module, uint32_t bindings, const uint32_t *spec,
+                               uint32_t spec_count, VkPipelineRobustnessBufferBehaviorEXT buffers, VkPipeline *out)
+{
+    d->stats.pipelines++;
+    return create_pipeline(d, module, bindings, spec, spec_count, buffers, out);
 }
 
 /* A pipeline's module, which it shares with others of its kernel; `own`: it has what its constants leave of that, where
@@ -3453,10 +3461,29 @@ static VkResult open_module(struct device *d, const struct pipeline *p, VkShader
     return r;
 }
 
-static VkResult build_kernel(struct device *d, const struct pipeline *p, VkShaderModule module, VkPipeline *out)
+static VkResult create_kernel(struct device *d, struct pipeline *p, VkShaderModule module)
 {
-    return build_pipeline(d, module, p->bindings, p->spec, p->spec_count, robustness_of(d, (enum kernel_id)p->kernel),
-                          out);
+    return create_pipeline(d, module, p->bindings, p->spec, p->spec_count, robustness_of(d, (enum kernel_id)p->kernel),
+                           &p->handle);
+}
+
+/* Of these constants, without a handle yet; NULL: no memory. */
+static struct pipeline *plain_pipeline(struct device *d, enum kernel_id k, const uint32_t *spec, uint32_t n,
+                                       uint64_t key)
+{
+    const struct kernel_row *row = &kernel_table[k];
+    struct pipeline *p = host_zalloc(d, sizeof *p);
+    if (!p) return NULL;
+    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
+    memcpy(p->spec, spec, n * sizeof *spec);
+    return p;
+}
+
+/* Puts one that is made where there is room for it. */
+static void keep_pipeline(struct device *d, struct pipeline *p, uint32_t at)
+{
+    d->pipelines.items[at] = p;
+    d->pipelines.used++;
 }
 
 static void name_missing(uint32_t bits, char *text, size_t size)
@@ -3501,25 +3528,22 @@ static struct pipeline *new_pipeline(struct encoder *e, enum kernel_id k, const 
         return NULL;
     }
     if (!within_limits(e, row, spec)) return NULL;
-    p = host_zalloc(d, sizeof *p);
+    p = plain_pipeline(d, k, spec, n, key);
     if (!p) {
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, row->name, "out of host memory");
         return NULL;
     }
-    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = k, .spec_count = n, .bindings = row->bindings };
-    memcpy(p->spec, spec, n * sizeof *spec);
     d->missed = true;
-    d->stats.pipelines++;
     r = open_module(d, p, &own, &module);
-    if (r >= 0) r = build_kernel(d, p, module, &p->handle);
+    d->stats.pipelines += r >= 0;
+    if (r >= 0) r = create_kernel(d, p, module);
     if (own) d->vk.vkDestroyShaderModule(d->handle, own, NULL);
     if (r < 0) {
         host_free(d, p);
         encoder_fail(e, vk_code(d, r), r, __LINE__, row->name, "the pipeline could not be made (VkResult %d)", r);
         return NULL;
     }
-    d->pipelines.items[at] = p;
-    d->pipelines.used++;
+    keep_pipeline(d, p, at);
     return p;
 }
 
@@ -3567,28 +3591,23 @@ static void make_one(void *with, uint32_t i)
 {
     struct makers *m = with;
     struct making *item = &m->items[i];
-    item->result = build_kernel(m->d, item->p, item->module, &item->p->handle);
+    item->result = create_kernel(m->d, item->p, item->module);
 }
 
 /* Has the pipeline of a step made with the others, if it is not there and can be. */
 static void want_pipeline(struct makers *m, const struct step *t)
 {
     struct device *d = m->d;
-    const struct kernel_row *row = &kernel_table[t->kernel];
-    uint64_t key = pipeline_key((enum kernel_id)t->kernel, t->constants, t->constant_count);
+    const enum kernel_id k = (enum kernel_id)t->kernel;
+    uint64_t key = pipeline_key(k, t->constants, t->constant_count);
     struct making *item = &m->items[m->count];
     struct pipeline *p;
-    uint32_t at;
-    if (t->pipeline || m->count == AHEAD_MOST || !has_kernel(d, (enum kernel_id)t->kernel) ||
-        t->constants[0] > d->caps.max_threads || !table_room(d, &d->pipelines)) return;
-    at = pipeline_place(d, key, (enum kernel_id)t->kernel, t->constants, t->constant_count);
-    if (d->pipelines.items[at]) return;
+    if (t->pipeline || m->count == AHEAD_MOST || !has_kernel(d, k) || t->constants[0] > d->caps.max_threads ||
+        !table_room(d, &d->pipelines)) return;
+    if (d->pipelines.items[pipeline_place(d, key, k, t->constants, t->constant_count)]) return;
     for (uint32_t i = 0; i < m->count; i++)
         if (m->items[i].p->key == key) return;
-    if (!(p = host_zalloc(d, sizeof *p))) return;
-    *p = (struct pipeline){ .name = row->name, .key = key, .kernel = t->kernel, .spec_count = t->constant_count,
-                            .bindings = row->bindings };
-    memcpy(p->spec, t->constants, t->constant_count * sizeof *t->constants);
+    if (!(p = plain_pipeline(d, k, t->constants, t->constant_count, key))) return;
     *item = (struct making){ .p = p, .result = VK_ERROR_INITIALIZATION_FAILED };
     if (open_module(d, p, &item->own, &item->module) >= 0) m->count++;
     else host_free(d, p);
@@ -3608,8 +3627,7 @@ static void make_wanted(struct makers *m)
             host_free(d, p);
             continue;
         }
-        d->pipelines.items[pipeline_place(d, p->key, (enum kernel_id)p->kernel, p->spec, p->spec_count)] = p;
-        d->pipelines.used++;
+        keep_pipeline(d, p, pipeline_place(d, p->key, (enum kernel_id)p->kernel, p->spec, p->spec_count));
         d->stats.pipelines++;
     }
 }
@@ -4942,7 +4960,6 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
     VkResult r;
     if (!p) return find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
     if (p->handle || p == &d->image_copy) return p;
-    d->stats.pipelines++;
     r = build_module(d, p->words.items, p->words.count * sizeof(uint32_t), &module);
     if (r >= 0)
         r = build_pipeline(d, module, p->bindings, p->spec, p->spec_count, robustness_of(d, KERNEL_COUNT), &p->handle);
@@ -5459,7 +5476,7 @@ static void plan_ahead(struct stream *s, uint32_t from, uint32_t count, struct m
     const bool undecided = s->undecided;
     d->noted = 0;
     e->ahead = true;
-    for (uint32_t i = from; i < count; i++) {
+    for (uint32_t i = from; i < count && m->count < AHEAD_MOST; i++) {
         if (s->nodes[i].done) continue;
         struct members all = plan_group(s, i, s->node_count);
         for (int k = 0; k < all.count; k++) taken[all.node[k]] = s->nodes[all.node[k]].done = true;
@@ -9885,7 +9902,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     bool eights = n % 8 == 0, besides = true, serial = e->device->tuning->serial, loose;
     uint32_t whole = 0;                              /* 2: results are whole eights, whatever x is */
     uint32_t kind = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0) |
-                    (item_size(a[0]) == 2 && n > NORM_ROW_SHORT ? NORM_FLOATS : 0);
+                    (item_size(a[0]) == 2 && n > NORM_ROW_SHORT ? NORM_LONG : 0);
     if (g.ndim > NORM_DIMS) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
         return;
@@ -27257,7 +27274,6 @@ static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_d
         return device_fail(d, MLXVK_ERROR_UNSUPPORTED, r, __LINE__, "kernel", "%s cannot run: %s lacks %s", k->name,
                            d->caps.name, names);
     }
-    d->stats.pipelines++;
     if (r >= 0)
         r = build_pipeline(d, k->module, desc->bindings, desc->constants, desc->constant_count,
                            VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_ROBUST_BUFFER_ACCESS_EXT, &k->pipeline.handle);

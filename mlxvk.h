@@ -183,6 +183,7 @@ typedef struct mlxvk_adopt {
     uint32_t family_count;                                         /* which is CONCURRENT for them, then */
 } mlxvk_adopt;
 
+/* One of several pieces of work that may be done side by side. */
 typedef void mlxvk_task(void *with, uint32_t i);
 
 /* Zero means default in every field; a gate in `gates` wins over the environment. */

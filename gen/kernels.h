@@ -122,8 +122,8 @@ enum { JOINED_MOST_ROWS = 128, JOINED_MOST_PIECES = 1024 };
 /* shaders/rope.comp: flags */
 enum { ROPE_TRADITIONAL = 1u, ROPE_FREQS = 2u, ROPE_OFFSETS = 4u, ROPE_LATE = 8u };
 
-/* shaders/rows.glsl: flags of the kernels of norms */
-enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u, NORM_FLOATS = 16u };
+/* shaders/rows.glsl: flags of the kernels of norms; LONG: rows of more than NORM_ROW_SHORT elements of 16 bits */
+enum { NORM_MEAN = 1u, NORM_WEIGHT = 2u, NORM_BIAS = 4u, NORM_ADD = 8u, NORM_LONG = 16u };
 
 /* shaders/scan.comp: flags */
 enum { SCAN_REVERSE = 1, SCAN_EXCLUSIVE = 2, SCAN_CARRY = 4 };

@@ -108,7 +108,7 @@ void clear_places() { [[unroll]] for (uint s = 0u; s < SLOTS; s++) place[s] = 0.
 
 // (x - mean) * factor * w + b. shifted(): as x * factor - mean * factor, for as many of halves' bits as mean is large are gone
 // already. Without variance factor has so few bits that both are exact and what is the mean becomes 0.
-bool shifted() { return has(MEAN) && has(FLOATS); }
+bool shifted() { return has(MEAN) && has(LONG); }
 float factor_of(const float total)
 {
     float factor = norm_factor(total, n, eps);
@@ -125,7 +125,7 @@ vec4 scaled(const vec4 x, const float mean, const float factor, const vec4 w, co
     return r;
 }
 
-bool by_floats(const uint i) { return DTYPE == BF16 && has(FLOATS) && (has(MEAN) || (i & 4u) != 0u); }   // element i's result
+bool by_floats(const uint i) { return DTYPE == BF16 && has(LONG) && (has(MEAN) || (i & 4u) != 0u); }   // element i's result
 
 // What is normalised, from h once it is stored there.
 float value(const uvec4 at, const uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
@@ -156,7 +156,7 @@ void hold(const uint i, const eight v)
     else words[i] = eight_rounded(v.a, v.b, DTYPE);
 }
 
-// Is there one test of all results of a thread? Of few, each has its own for NaN, which is less code. FLOATS: half of these are
+// Is there one test of all results of a thread? Of few, each has its own for NaN, which is less code. LONG: half of these are
 // rounded by floats, of layer_norm all (an H200, bfloat16 16384 x 8192: rms_norm 140.5 us by integers alone, 138.7 by half,
 // 140.5 by floats alone; layer_norm 144 to 147, 145, and 142 to 145, but 156 once).
 const bool TESTED = DTYPE == BF16 && HELD > 2u;

@@ -4,8 +4,8 @@
 #include "common.glsl"
 #include "eights.glsl"
 #include "normed.glsl"
-//! enum NORM_: flags of the kernels of norms
-const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u, FLOATS = 16u;
+//! enum NORM_: flags of the kernels of norms; LONG: rows of more than NORM_ROW_SHORT elements of 16 bits
+const uint MEAN = 1u, WEIGHT = 2u, BIAS = 4u, ADD = 8u, LONG = 16u;
 
 shared vec4 row_parts[256], row_sums[gl_WorkGroupSize.x / 16u + 1u];
 

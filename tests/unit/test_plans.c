@@ -532,11 +532,9 @@ static uint32_t first_number(uint32_t op)
 static bool was_pruned(const struct step *t)
 {
     static uint64_t seen[PRUNED_SEEN];
-    uint64_t key = 0xcbf29ce484222325u ^ t->kernel;
+    const uint64_t key = pipeline_key((enum kernel_id)t->kernel, t->constants, t->constant_count);
     uint32_t at;
-    for (uint32_t i = 0; i < t->constant_count; i++) key = (key ^ t->constants[i]) * 0x100000001b3u;
-    key += !key;
-    for (at = (uint32_t)(key >> 40) % PRUNED_SEEN; seen[at] && seen[at] != key; ) at = (at + 1) % PRUNED_SEEN;
+    for (at = (uint32_t)key % PRUNED_SEEN; seen[at] && seen[at] != key; ) at = (at + 1) % PRUNED_SEEN;
     if (seen[at]) return true;
     seen[at] = key;
     return false;

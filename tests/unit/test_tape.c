@@ -1,8 +1,8 @@
 /* The tape: random programs of operations on overlapping views, updates in place and several streams, against the host;
  * laziness, dropped and fused operations. */
+#include "qwen3/parallel.h"
 #include "support.h"
 
-#include <pthread.h>
 #include <stdio.h>
 
 /* ---- pipelines that are made side by side ---- */
@@ -30,23 +30,10 @@ static mlxvk_array many_kernels(mlxvk_array x, mlxvk_stream s)
     return y;
 }
 
-struct half { mlxvk_task *task; void *with; uint32_t from, count; };
-
-static void *every_second(void *arg)
+/* user: counts the tasks. */
+static void counted(mlxvk_task *task, void *with, uint32_t count, void *user)
 {
-    const struct half *h = arg;
-    for (uint32_t i = h->from; i < h->count; i += 2) h->task(h->with, i);
-    return NULL;
-}
-
-/* By two threads; user: counts them. */
-static void two_threads(mlxvk_task *task, void *with, uint32_t count, void *user)
-{
-    struct half halves[2] = { { task, with, 0, count }, { task, with, 1, count } };
-    pthread_t other;
-    assert_int_equal(pthread_create(&other, NULL, every_second, &halves[1]), 0);
-    every_second(&halves[0]);
-    assert_int_equal(pthread_join(other, NULL), 0);
+    parallel(task, with, count, NULL);
     *(uint32_t *)user += count;
 }
 
@@ -60,7 +47,7 @@ static void no_threads(mlxvk_task *task, void *with, uint32_t count, void *user)
 /* Side by side: the pipelines that are made else, all but the first before they are needed, and the same bits. */
 static void test_pipelines_ahead(void **state)
 {
-    void (*const ways[])(mlxvk_task *, void *, uint32_t, void *) = { NULL, two_threads, no_threads };
+    void (*const ways[])(mlxvk_task *, void *, uint32_t, void *) = { NULL, counted, no_threads };
     static float x[SIDE * SIDE], got[3][SIDE];
     uint64_t pipelines[3];
     struct rng random = { 38 };
