@@ -130,14 +130,19 @@ bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *o
     int32_t *ids = bench_tokens(m, (b->depth > b->prompt ? b->depth : b->prompt) + 1);
     mlxvk_device_reset_peak_memory(m->gpu->device); /* loading is not what is measured */
     bool ok = true;
+    double start = seconds_now(), first = 0;
     for (int i = -1; ok && i < b->trials; i++) {
         if (i == 0)
             mlxvk_reset_stats(m->gpu->device);
         ok = time_prompt(b, m, ids, i < 0 ? &warm : &prompt, e) &&
              time_generation(b, m, &greedy, ids, i < 0 ? &warm : &generation, e);
+        if (i < 0)
+            first = seconds_now() - start;
     }
     if (ok) {
         print_table(b, m, name, &prompt, &generation, out);
+        fprintf(out, "start: device %.2f s, weights %.2f s, run to warm up %.2f s; %.2f s\n", b->device, b->weights, first,
+                b->device + b->weights + first);
         print_stats(m->gpu, out);
     }
     free(ids);

@@ -10,9 +10,11 @@ struct bench {
     int prompt, generate;   /* tokens; 0 leaves that test out */
     int depth;              /* tokens in the context before either */
     int trials;
+    double device, weights; /* seconds that opening the device and making the weights took */
 };
 
-/* Prints a table: prompt and generation, each beginning with `depth` tokens in the cache, after one run to warm up. */
+/* Prints a table: prompt and generation, each beginning with `depth` tokens in the cache, after one run to warm up.
+ * With P = 0 and G = 1 the start's line is the time of a fresh process to its first token. */
 bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *out, struct error *e);
 
 /* What both tests begin with, as profile.h does: at least `count` tokens, the same in every run and on every machine, to be

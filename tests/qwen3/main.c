@@ -34,6 +34,7 @@ struct program {
     struct ids         ids;
     size_t             written;     /* bytes of text, or ids */
     bool               failed;      /* a comparison did, which is no error */
+    double             device_seconds, weights_seconds; /* that each took to open */
 };
 
 /* ==== >>open ============================================================================================== */
@@ -69,7 +70,10 @@ static void show_progress(void *user, size_t done, size_t total)
 
 static bool open_gpu(struct program *p, struct error *e)
 {
-    return gpu_open(&p->gpu, p->options.device, p->options.profile ? PROFILE_GATES : NULL, e);
+    double start = seconds_now();
+    bool ok = gpu_open(&p->gpu, p->options.device, p->options.profile ? PROFILE_GATES : NULL, e);
+    p->device_seconds = seconds_now() - start;
+    return ok;
 }
 
 /* Weights from a checkpoint: everything about the files is checked before the device is asked for anything. */
@@ -79,7 +83,9 @@ static bool open_checkpoint(struct program *p, struct error *e)
     bool tty = isatty(STDERR_FILENO);
     if (!safetensors_open(&p->weights, p->options.model, e) || !open_gpu(p, e))
         return false;
+    double start = seconds_now();
     bool ok = model_load(&p->model, &p->gpu, &p->config, &p->weights, tty ? show_progress : NULL, &shown, e);
+    p->weights_seconds = seconds_now() - start;
     if (tty && !ok && shown >= 0)
         fputs("\r\033[K", stderr);
     safetensors_close(&p->weights);
@@ -88,8 +94,12 @@ static bool open_checkpoint(struct program *p, struct error *e)
 
 static bool open_random(struct program *p, struct error *e)
 {
-    return config_preset(&p->config, p->options.random, p->options.bits, e) && open_gpu(p, e) &&
-           model_random(&p->model, &p->gpu, &p->config, p->options.seed, e);
+    if (!config_preset(&p->config, p->options.random, p->options.bits, e) || !open_gpu(p, e))
+        return false;
+    double start = seconds_now();
+    bool ok = model_random(&p->model, &p->gpu, &p->config, p->options.seed, e);
+    p->weights_seconds = seconds_now() - start;
+    return ok;
 }
 
 static bool open_tokenizer(struct program *p, struct error *e)
@@ -221,7 +231,8 @@ static bool write_text(struct program *p, struct error *e)
 
 static bool run_bench(struct program *p, struct error *e)
 {
-    struct bench bench = { .prompt = 512, .depth = p->options.depth, .trials = p->options.trials };
+    struct bench bench = { .prompt = 512, .depth = p->options.depth, .trials = p->options.trials,
+                           .device = p->device_seconds, .weights = p->weights_seconds };
     char name[128], rest;
     if (p->options.bench && sscanf(p->options.bench, "%d,%d%c", &bench.prompt, &bench.generate, &rest) != 2)
         return fail(e, "--bench %s: not two numbers with a comma between", p->options.bench);
