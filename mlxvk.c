@@ -283,6 +283,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(PUSH_DESC,     "MLX_VK_ENABLE_PUSH_DESCRIPTORS",   1, "push descriptors where the device has them")              \
     X(STAGING,       "MLX_VK_FORCE_STAGING",             0, "treat device memory as not mapped")                       \
     X(MEMORY, "MLX_VK_MAX_MEMORY_MB", 0, "MiB of memory that is allocated at most (0: as much as there is)")          \
+    X(QUEUES,        "MLX_VK_QUEUES",                    2, "queues that a device's streams share: 1 to 8")            \
     X(SUBGROUP,      "MLX_VK_ENABLE_SUBGROUP",           1, "kernels with subgroup operations")                        \
     X(COOPMAT,       "MLX_VK_ENABLE_COOPERATIVE_MATRIX", 1, "kernels with cooperative matrices")                       \
     X(INT_DOT,       "MLX_VK_ENABLE_INTEGER_DOT",        1, "kernels with integer dot products")                       \
@@ -1482,12 +1483,13 @@ static int find_extensions(struct device *d, bool has[EXT_COUNT], mlxvk_error *e
     return vk_code(d, r);
 }
 
-/* Makes the VkDevice with every queue of the compute family up to MAX_QUEUES. */
+/* Makes the VkDevice with few queues of the compute family. (An NVIDIA H200: a device of one queue, of two, four, eight
+ * is made in 98, 128, 178, 250 to 305 ms, and a language model has two streams at most.) */
 static int create_logical(struct device *d, struct features *f, const bool has[EXT_COUNT], mlxvk_error *error)
 {
     static const float priorities[MAX_QUEUES] = { 1, 1, 1, 1, 1, 1, 1, 1 };
     const char *names[EXT_COUNT];
-    uint32_t available = 1, count = 0;
+    uint32_t available = 1, wanted = 1, count = 0;
     VkResult r;
     VkDeviceQueueCreateInfo queue = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
                                       .pQueuePriorities = priorities };
@@ -1501,7 +1503,8 @@ static int create_logical(struct device *d, struct features *f, const bool has[E
     if (d->low_priority && (has[EXT_GLOBAL_PRIORITY] || has[EXT_OLD_PRIORITY])) queue.pNext = &low;
     info.enabledExtensionCount = count;
     d->queue_family = queue.queueFamilyIndex = (uint32_t)compute_family(d->physical, &available);
-    d->queue_count = queue.queueCount = min_u32(available, MAX_QUEUES);
+    if (d->gate[GATE_QUEUES] > 1) wanted = min_u32((uint32_t)d->gate[GATE_QUEUES], MAX_QUEUES);
+    d->queue_count = queue.queueCount = min_u32(available, wanted);
     r = vkCreateDevice(d->physical, &info, NULL, &d->handle);
     if (r < 0 && queue.pNext) {                      /* the priority is a wish */
         queue.pNext = NULL;
@@ -6899,38 +6902,23 @@ static void append_copy(struct call *c, struct array *to, struct array *from)
            ARRAYS(from), ARRAYS(to));
 }
 
-static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
+/* Few numbers that the host knows. */
+static struct array *literal_of(struct call *c, int ndim, const int *shape, const void *values, mlxvk_dtype dtype)
 {
-    if (c->code || !a || a->dtype == dtype) return a;
-    struct array *out = output(c, a->ndim, a->shape, dtype);
-    append_copy(c, out, a);
-    return out;
+    struct array *a = output(c, ndim, shape, dtype);
+    if (!a) return NULL;
+    a->storage->literal = true;
+    memset(a->storage->bytes, 0, INLINE_BYTES);
+    memcpy(a->storage->bytes, values, a->size * dtypes[dtype].size);
+    return a;
 }
 
-static struct array *as_float(struct call *c, struct array *a)
-{
-    return a ? as_type(c, a, at_least_float(a->dtype)) : NULL;
-}
-
-/* A fresh row-major copy. */
-static struct array *copy_of(struct call *c, struct array *a)
-{
-    struct array *out = a ? output(c, a->ndim, a->shape, a->dtype) : NULL;
-    append_copy(c, out, a);
-    return out;
-}
-
-static struct array *contiguous(struct call *c, struct array *a) { return c->code || !a || a->row ? a : copy_of(c, a); }
+static bool is_literal(const struct array *a) { return a->storage->literal && !a->storage->buffer; }
 
 /* A number as an array of no dimensions. */
 static struct array *scalar_bytes(struct call *c, const void *value, mlxvk_dtype dtype)
 {
-    struct array *a = output(c, 0, NULL, dtype);
-    if (!a) return NULL;
-    a->storage->literal = true;
-    memset(a->storage->bytes, 0, INLINE_BYTES);
-    memcpy(a->storage->bytes, value, dtypes[dtype].size);
-    return a;
+    return literal_of(c, 0, NULL, value, dtype);
 }
 
 static uint32_t half_bits(float x)
@@ -6958,6 +6946,19 @@ static uint32_t bfloat_bits(float x)
     return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
 }
 
+/* The value of one floating number that the host knows. */
+static bool literal_number(const struct array *a, double *value)
+{
+    uint32_t bits = 0;
+    float x;
+    if (a->size != 1 || !is_float(a->dtype) || !is_literal(a)) return false;
+    memcpy(&bits, a->storage->bytes + a->offset, dtypes[a->dtype].size);
+    if (a->dtype == MLXVK_BFLOAT16) bits <<= 16;
+    memcpy(&x, &bits, 4);
+    *value = a->dtype == MLXVK_FLOAT16 ? half_value(bits) : x;
+    return true;
+}
+
 /* A double as an element of any dtype. */
 static void number_bytes(double value, mlxvk_dtype dtype, uint8_t bytes[8])
 {
@@ -6979,6 +6980,35 @@ static struct array *scalar(struct call *c, double value, mlxvk_dtype dtype)
     number_bytes(value, dtype, bytes);
     return scalar_bytes(c, bytes, dtype);
 }
+
+static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
+{
+    double value;
+    if (c->code || !a || a->dtype == dtype) return a;
+    if (is_float(dtype) && literal_number(a, &value)) {
+        uint8_t bytes[8];
+        number_bytes(value, dtype, bytes);
+        return literal_of(c, a->ndim, a->shape, bytes, dtype);
+    }
+    struct array *out = output(c, a->ndim, a->shape, dtype);
+    append_copy(c, out, a);
+    return out;
+}
+
+static struct array *as_float(struct call *c, struct array *a)
+{
+    return a ? as_type(c, a, at_least_float(a->dtype)) : NULL;
+}
+
+/* A fresh row-major copy. */
+static struct array *copy_of(struct call *c, struct array *a)
+{
+    struct array *out = a ? output(c, a->ndim, a->shape, a->dtype) : NULL;
+    append_copy(c, out, a);
+    return out;
+}
+
+static struct array *contiguous(struct call *c, struct array *a) { return c->code || !a || a->row ? a : copy_of(c, a); }
 
 /* The shape that a and b broadcast to; false with an error where they do not. */
 static bool broadcast_shape(struct call *c, const struct array *a, const struct array *b, int *ndim, int *shape)
@@ -14733,14 +14763,8 @@ static void split_words(const uint32_t key[2], uint32_t rows[4])
 
 static struct array *key_literal(struct call *c, const uint32_t words[2])
 {
-    struct array *a = output(c, 1, (int[]){ 2 }, MLXVK_UINT32);
-    if (!a) return NULL;
-    a->storage->literal = true;
-    memcpy(a->storage->bytes, words, 8);
-    return a;
+    return literal_of(c, 1, (int[]){ 2 }, words, MLXVK_UINT32);
 }
-
-static bool is_literal(const struct array *a) { return a->storage->literal && !a->storage->buffer; }
 
 static void literal_words(const struct array *key, uint32_t words[2])
 {
@@ -14939,8 +14963,9 @@ static bool check_float(struct call *c, mlxvk_dtype dtype)
 /* The value of one number that the host knows. */
 static bool literal_float(const struct array *a, float *value)
 {
-    if (!a || a->size != 1 || !is_literal(a) || a->dtype != MLXVK_FLOAT32) return false;
-    memcpy(value, a->storage->bytes + a->offset, 4);
+    double x;
+    if (!a || a->dtype != MLXVK_FLOAT32 || !literal_number(a, &x)) return false;
+    *value = (float)x;
     return true;
 }
 

@@ -151,6 +151,47 @@ static void test_most_dimensions(void **state)
     mlxvk_array_free(a);
 }
 
+/* One number that the host knows is cast as the device casts many: any bits, places halfway between two, what is too
+ * large and too small; also as the second of four numbers, and to what it is. */
+static void test_literal_casts(void **state)
+{
+    (void)state;
+    enum { COUNT_BITS = 400 };
+    static const mlxvk_dtype types[] = { MLXVK_FLOAT16, MLXVK_FLOAT32, MLXVK_BFLOAT16 };
+    static const uint32_t edges[] = { 0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0x477fefff, 0x477ff000, 0x33000000, 0x33000001,
+                                      0x387fe000, 0x38000000, 0x3f808000, 0x3f818000, 0x3f808001, 0x7f7fffff, 0x3f801000, 0x3f803000 };
+    struct rng r = { 5 };
+    uint32_t bits[COUNT_BITS];
+    for (int i = 0; i < COUNT_BITS; i++)
+        bits[i] = i < (int)COUNT(edges) ? edges[i] : ((uint32_t)random_int(&r, 0, 0xffff) << 16 | (uint32_t)random_int(&r, 0, 0xffff));
+    for (size_t f = 0; f < COUNT(types); f++)
+        for (size_t t = 0; t < COUNT(types); t++) {
+            uint32_t want[COUNT_BITS], got[2];
+            mlxvk_array many = { 0 }, x = { 0 }, one = { 0 };
+            OK_DEVICE(mlxvk_array_new_data_device(&many, bits, (int[]){ COUNT_BITS }, 1, types[f], device), device);
+            OK(mlxvk_astype(&many, many, types[t], stream), stream);
+            size_t from = bytes_of(types[f]), to = bytes_of(types[t]);
+            OK(mlxvk_array_read(many, want, COUNT_BITS * to, stream), stream);
+            for (int i = 0; i < COUNT_BITS; i++) {
+                const unsigned char *at = (const unsigned char *)bits + from * (size_t)i;
+                bool second = i % 2 && i + 3 <= COUNT_BITS;
+                OK_DEVICE(mlxvk_array_new_data_device(&x, second ? at - from : at, (int[]){ second ? 4 : 1 }, 1, types[f], device), device);
+                if (second) OK(mlxvk_slice(&x, x, (int[]){ 1 }, 1, (int[]){ 2 }, 1, (int[]){ 1 }, 1, stream), stream);
+                OK(mlxvk_astype(&one, x, types[t], stream), stream);
+                assert_int_equal(mlxvk_array_ndim(one), 1);
+                got[0] = 0;
+                OK(mlxvk_array_read(one, got, to, stream), stream);
+                double a = load_number(types[t], got, 0).re, b = load_number(types[t], want, (size_t)i).re;
+                if (a != a && b != b) continue;
+                if (memcmp(got, (const char *)want + to * (size_t)i, to))
+                    fail_msg("%d to %d: %#x is %g as one number and %g as one of many", types[f], types[t], bits[i], a, b);
+            }
+            mlxvk_array_free(many);
+            mlxvk_array_free(x);
+            mlxvk_array_free(one);
+        }
+}
+
 /* Copies of transposed views, by tiles and element by element, of items of all sizes. CPU drivers take tiles only where a
  * row of the result reads more lines than their caches hold: the last case. */
 static void test_transposed_copies(void **state)
@@ -477,7 +518,7 @@ int main(void)
         cmocka_unit_test(test_dtypes), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_float64_is_refused),
         cmocka_unit_test(test_shape_questions), cmocka_unit_test(test_items), cmocka_unit_test(test_item_of_many),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_most_dimensions), cmocka_unit_test(test_full_casts),
-        cmocka_unit_test(test_transposed_copies),
+        cmocka_unit_test(test_literal_casts), cmocka_unit_test(test_transposed_copies),
         cmocka_unit_test(test_random_views),
         cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_from_odd_bytes), cmocka_unit_test(test_views_are_views),
         cmocka_unit_test(test_over_buffers), cmocka_unit_test(test_buffer_lives),

@@ -218,6 +218,31 @@ static void test_two(void **state)
     mlxvk_device_free(two);
 }
 
+/* Streams that have a queue to themselves and streams that share one, each of which goes on with another's result. */
+static void test_queues(void **state)
+{
+    (void)state;
+    static const char *const gates[] = { "MLX_VK_QUEUES=-1", "MLX_VK_QUEUES=1", "MLX_VK_QUEUES=2", "MLX_VK_QUEUES=5", "MLX_VK_QUEUES=1000" };
+    enum { STREAMS = 7, ROUNDS = 3 };
+    for (size_t i = 0; i < COUNT(gates); i++) {
+        mlxvk_device d = { 0 };
+        mlxvk_stream s[STREAMS];
+        mlxvk_array x = { 0 }, one = { 0 };
+        float value = 0;
+        assert_int_equal(mlxvk_device_create(&d, &(mlxvk_device_desc){ .gates = gates[i] }), 0);
+        for (int k = 0; k < STREAMS; k++) s[k] = mlxvk_stream_new_device(d);
+        OK(mlxvk_zeros(&x, NULL, 0, MLXVK_FLOAT32, s[0]), s[0]);
+        OK(mlxvk_ones(&one, NULL, 0, MLXVK_FLOAT32, s[0]), s[0]);
+        for (int k = 0; k < ROUNDS * STREAMS; k++) OK(mlxvk_add(&x, x, one, s[k % STREAMS]), s[k % STREAMS]);
+        OK(mlxvk_array_item_float32(&value, x), s[0]);
+        assert_true(value == ROUNDS * STREAMS);
+        mlxvk_array_free(x);
+        mlxvk_array_free(one);
+        for (int k = 0; k < STREAMS; k++) mlxvk_stream_free(s[k]);
+        mlxvk_device_free(d);
+    }
+}
+
 static void test_stats(void **state)
 {
     (void)state;
@@ -515,7 +540,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_list), cmocka_unit_test(test_choice), cmocka_unit_test(test_no_such_device),
         cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
-        cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two),
+        cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two), cmocka_unit_test(test_queues),
         cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt), cmocka_unit_test(test_adopt_less),
         cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), WHY_LOST cmocka_unit_test(test_refused_work),
     };
