@@ -381,6 +381,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "reductions in parts: the last workgroup joins them, on GPUs (2: everywhere)")                                   \
     X(ARG_LESS,      "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE", 1,                                                            \
       "rows less a number each + argmax or argmin fused, on GPUs (2: everywhere)")                                     \
+    X(CATEGORICAL,   "MLX_VK_ENABLE_SCALED_CATEGORICAL", 1,                                                           \
+      "a row less and times numbers + samples of that distribution fused, on GPUs (2: everywhere)")                   \
     X(SUM_TIMES,     "MLX_VK_ENABLE_SUM_MULTIPLY",       1, "float32 sums + product with a number fused")              \
     X(SEARCH,        "MLX_VK_ENABLE_SEARCH_GROUPS",      1,                                                            \
       "few values in long sequences by workgroups, and + or - a number with it, on GPUs (2: everywhere)")              \
@@ -6946,12 +6948,20 @@ static uint32_t bfloat_bits(float x)
     return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
 }
 
+/* Is it one number, however often? */
+static bool is_one(const struct array *a)
+{
+    bool one = true;
+    for (int i = 0; i < a->ndim; i++) one = one && (a->shape[i] == 1 || !a->strides[i]);
+    return one && a->size;
+}
+
 /* The value of one floating number that the host knows. */
 static bool literal_number(const struct array *a, double *value)
 {
     uint32_t bits = 0;
     float x;
-    if (a->size != 1 || !is_float(a->dtype) || !is_literal(a)) return false;
+    if (!is_one(a) || !is_float(a->dtype) || !is_literal(a)) return false;
     memcpy(&bits, a->storage->bytes + a->offset, dtypes[a->dtype].size);
     if (a->dtype == MLXVK_BFLOAT16) bits <<= 16;
     memcpy(&x, &bits, 4);
@@ -6985,7 +6995,7 @@ static struct array *as_type(struct call *c, struct array *a, mlxvk_dtype dtype)
 {
     double value;
     if (c->code || !a || a->dtype == dtype) return a;
-    if (is_float(dtype) && literal_number(a, &value)) {
+    if (a->size == 1 && is_float(dtype) && literal_number(a, &value)) {
         uint8_t bytes[8];
         number_bytes(value, dtype, bytes);
         return literal_of(c, a->ndim, a->shape, bytes, dtype);
@@ -14848,15 +14858,31 @@ static void lower_random(struct encoder *e, const struct node *n)
     }
 }
 
-/* One distribution: largest and sum of each tile, then a workgroup a sample, as many tiles at a time as are bound. */
-static void lower_categorical(struct encoder *e, const struct node *n)
+/* Samples of one distribution. number: NULL, or one that is subtracted from logits first; times: NULL, or one that the
+ * host knows, by which they are multiplied then. */
+struct drawing { struct array *logits, *key, *out, *number, *times; };
+
+/* What a drawing's steps have beside logits and tiles. A number is bound where a key would be that is not pushed. */
+static void bind_drawing(struct encoder *e, const struct drawing *w, bool draws, categorical_push *push)
 {
-    struct array *out = n->out[0], *logits = n->in[0], *key = n->in[1], flat = *logits;
+    if (draws) push->dst_at = set_output(e, SLOT_categorical_dst, w->out);
+    if (draws) set_key(e, SLOT_categorical_key, w->key, push->key);
+    if (w->number) push->key[KEY_AT] = set_input(e, SLOT_categorical_key, w->number);
+    if (w->times) {
+        double times = 1;
+        w->times->storage->read = literal_number(w->times, &times);
+        push->times = (float)times;
+    }
+}
+
+/* Largest and sum of each tile, then a workgroup a sample, as many tiles at a time as are bound; or one sample by the
+ * workgroup whose tile is done last. */
+static void draw_samples(struct encoder *e, const struct drawing *w)
+{
+    struct array *logits = w->logits, flat = *logits, *stats;
     uint32_t threads = min_u32(256, e->device->caps.max_threads), tile = CATEGORICAL_EACH * threads;
     uint32_t tiles = ceil_div(logits->size, tile), most;
-    struct array *stats = scratch(e, tiles, MLXVK_COMPLEX64);
-    categorical_push push = { .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)out->size };
-    if (!stats) return;
+    categorical_push push = { .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)w->out->size };
     for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) flat.strides[0] = logits->strides[i];
     flat.refs = flat.ndim = 1;
     flat.shape[0] = (int)logits->size;
@@ -14864,19 +14890,30 @@ static void lower_categorical(struct encoder *e, const struct node *n)
     most = (uint32_t)min_size(binding_room(e->device, item_size(logits)) / item_size(logits) / tile /
                               max_size((size_t)llabs(flat.strides[0]), 1), tiles);
     if (!most) most = 1;
-    for (uint32_t step = 0; step < 2; step++)
+    bool joined = w->out->size == 1 && most == tiles && tiles <= JOINED_MOST_PIECES &&
+                  saves_dispatch(e->device, GATE_REDUCE_JOIN);
+    stats = joined ? NULL : scratch(e, tiles + JOINED_MOST_ROWS / 2, MLXVK_COMPLEX64);
+    if (!joined && !stats) return;
+    for (uint32_t step = 0; step < (joined ? 1 : 2); step++)
         for (push.first_tile = 0; push.first_tile < tiles; push.first_tile += most) {
             size_t first = (size_t)push.first_tile * tile, count = min_size((size_t)most * tile, logits->size - first);
             struct array part = part_of(&flat, 0, (int64_t)first, (int64_t)count);
             push.bound = min_u32(most, tiles - push.first_tile);
-            push.dst_at = set_output(e, SLOT_categorical_dst, step ? out : stats);
             push.src_at = set_input(e, SLOT_categorical_src, &part);
-            if (step) set_key(e, SLOT_categorical_key, key, push.key);
-            if (step) push.tile_at = set_input(e, SLOT_categorical_tile, stats);
-            USE(e, categorical, &push, .threads = threads, .step = step, .from = logits->dtype);
-            dispatch_groups(e, step ? out->size : push.bound);
+            bind_drawing(e, w, step || joined, &push);
+            if (joined) set_joined(e, SLOT_categorical_joined);
+            else if (step) push.tile_at = set_input(e, SLOT_categorical_joined, stats);
+            else push.tile_at = set_output(e, SLOT_categorical_joined, stats);
+            USE(e, categorical, &push, .threads = threads, .step = step, .from = logits->dtype, .joined = joined,
+                .less = w->number != NULL, .times = w->times != NULL);
+            dispatch_groups(e, step ? w->out->size : push.bound);
         }
-    array_release(stats);
+    if (stats) array_release(stats);
+}
+
+static void lower_categorical(struct encoder *e, const struct node *n)
+{
+    draw_samples(e, &(struct drawing){ .logits = n->in[0], .key = n->in[1], .out = n->out[0] });
 }
 
 /* ---- fronts ---- */
@@ -14964,7 +15001,7 @@ static bool check_float(struct call *c, mlxvk_dtype dtype)
 static bool literal_float(const struct array *a, float *value)
 {
     double x;
-    if (!a || a->dtype != MLXVK_FLOAT32 || !literal_number(a, &x)) return false;
+    if (!a || a->size != 1 || a->dtype != MLXVK_FLOAT32 || !literal_number(a, &x)) return false;
     *value = (float)x;
     return true;
 }
@@ -20629,9 +20666,7 @@ static void free_chains(struct device *d)
 
 static enum walk walk_of(const struct array *a)
 {
-    bool one = true;
-    for (int i = 0; i < a->ndim; i++) one = one && (a->shape[i] == 1 || !a->strides[i]);
-    return one ? is_literal(a) ? WALK_LITERAL : WALK_ONE : a->row ? WALK_FLAT : WALK_STRIDED;
+    return is_one(a) ? is_literal(a) ? WALK_LITERAL : WALK_ONE : a->row ? WALK_FLAT : WALK_STRIDED;
 }
 static bool walks_once(enum walk walk) { return walk == WALK_ONE || walk == WALK_LITERAL; }
 
@@ -22331,6 +22366,74 @@ static bool fuse_arg_less(struct encoder *e, struct stream *s, struct members *a
     return true;
 }
 
+/* What reads the result of node m[count - 1], which nobody else wants, and can come with those? NULL: nothing. */
+static const struct node *next_reader(struct stream *s, uint32_t *m, int count, uint32_t end)
+{
+    const struct array *made = s->nodes[m[count - 1]].out[0];
+    if (!only_between(made) || !made->row) return NULL;
+    m[count] = reader_of(s, m[count - 1], end, made);
+    return m[count] != UINT32_MAX && can_join(s, m, count, m[count]) ? &s->nodes[m[count]] : NULL;
+}
+
+/* All of it, in order? */
+static bool same_elements(const struct array *a, const struct array *b)
+{
+    return a->storage == b->storage && a->dtype == b->dtype && a->size == b->size && a->row && b->row;
+}
+
+/* Do its elements lie equally far apart? */
+static bool is_line(const struct array *a)
+{
+    int dims = 0;
+    for (int i = 0; i < a->ndim; i++) dims += a->shape[i] > 1;
+    return a->row || dims <= 1;
+}
+
+/* Operands of a floating binary operation that has them in its result's dtype. */
+static bool keeps_dtype(const struct node *n)
+{
+    mlxvk_dtype t = n->out[0]->dtype;
+    return is_float(t) && n->in[0]->dtype == t && n->in[1]->dtype == t;
+}
+
+/* Where among the operands of a product is a number that the host knows? -1: nowhere. */
+static int times_literal(const struct node *n)
+{
+    double value;
+    if (!is_binary(n, B_multiply) || !keeps_dtype(n)) return -1;
+    return literal_number(n->in[1], &value) ? 1 : literal_number(n->in[0], &value) ? 0 : -1;
+}
+
+/* (x - number) * number, or one of both, then samples of the distribution that these are the logits of. The number that
+ * is subtracted is bound where the key would be, so the host knows that. */
+static bool fuse_categorical(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
+{
+    uint32_t *m = all->node;
+    const struct node *n = &s->nodes[m[0]], *less = NULL;
+    struct drawing w = { .logits = n->in[0] };
+    int at, count = 1;
+    if (!saves_dispatch(e->device, GATE_CATEGORICAL) || !has_kernel(e->device, K_CATEGORICAL)) return false;
+    if (is_binary(n, B_subtract) && keeps_dtype(n) && is_one(n->in[1])) {
+        less = n;
+        w.number = less->in[1];
+        if (!(n = next_reader(s, m, count++, end))) return false;
+    }
+    if ((at = times_literal(n)) >= 0) {
+        struct array *x = n->in[1 - at];
+        if (less && !same_elements(x, less->out[0])) return false;
+        if (!less) w.logits = x;
+        w.times = n->in[at];
+        if (!(n = next_reader(s, m, count++, end))) return false;
+    }
+    if (count == 1 || n->op != OP_CATEGORICAL || !same_elements(n->in[0], s->nodes[m[count - 2]].out[0])) return false;
+    if (!is_line(w.logits) || w.logits->size != n->in[0]->size || (less && !is_literal(n->in[1]))) return false;
+    w.key = n->in[1];
+    w.out = n->out[0];
+    draw_samples(e, &w);
+    all->count = count;
+    return true;
+}
+
 /* The number that a node of two operands takes with `result`, whatever its shape; NULL: there is no such, or it cannot
  * be bound. */
 static struct array *number_beside(const struct encoder *e, const struct node *n, const struct array *result)
@@ -22599,6 +22702,7 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
     { "rms_norm + products", GATE_QMM_NORM, OP_NORM, fuse_norm_products },
     { "rms_norm + products side by side", GATE_QMM_BESIDE, OP_NORM, fuse_norm_beside },
     { "rows less a number + argmax or argmin", GATE_ARG_LESS, OP_ELEMENTWISE, fuse_arg_less },
+    { "row less and times numbers + categorical", GATE_CATEGORICAL, OP_ELEMENTWISE, fuse_categorical },
     { "search + addition or subtraction of a number", GATE_SEARCH, OP_SEARCH, fuse_search },
     { "scan + search", GATE_SEARCH, OP_SCAN, fuse_scan_search },
     { "sum * number", GATE_SUM_TIMES, OP_REDUCE, fuse_sum_times },

@@ -83,6 +83,9 @@ enum { DELTA_VJP_FORWARD = 0, DELTA_VJP_BACKWARD = 1 };
 /* shaders/jacobi.comp: operations */
 enum { JACOBI_EIGEN = 0, JACOBI_SINGULAR = 1 };
 
+/* shaders/joined.glsl: rows and pieces of all of them */
+enum { JOINED_MOST_ROWS = 128, JOINED_MOST_PIECES = 1024 };
+
 /* shaders/links.glsl: words from one counter to the next: a cache line of its own, or those who wait for later ones hold up who counts */
 enum { LINK_STEP_APART = 32 };
 
@@ -115,9 +118,6 @@ enum { RANDOM_BITS = 0, RANDOM_UNIFORM = 1, RANDOM_NORMAL = 2, RANDOM_GUMBEL = 3
 
 /* shaders/reduce.comp: layouts */
 enum { REDUCE_FOURS = 0, REDUCE_ANYWHERE = 1, REDUCE_STRIDED = 2, REDUCE_COLUMNS = 3, REDUCE_FOUR_COLUMNS = 4 };
-
-/* shaders/reduce.comp: rows and pieces of all of them */
-enum { JOINED_MOST_ROWS = 128, JOINED_MOST_PIECES = 1024 };
 
 /* shaders/rope.comp: flags */
 enum { ROPE_TRADITIONAL = 1u, ROPE_FREQS = 2u, ROPE_OFFSETS = 4u, ROPE_LATE = 8u };
@@ -214,8 +214,9 @@ static_assert(sizeof(struct elementwise_push) == 120, "elementwise_push");
 
 struct categorical_push {
     uint32_t n, tiles, samples, first_tile, bound, dst_at, src_at, stride, key[5], tile_at;
+    float times;
 };
-static_assert(sizeof(struct categorical_push) == 56, "categorical_push");
+static_assert(sizeof(struct categorical_push) == 60, "categorical_push");
 
 struct classes_push {
     uint32_t count, eights, x_at, x_row, y_at;
@@ -569,9 +570,9 @@ enum { SLOT_binary_half_dst = 0, SLOT_binary_half_a = 1, SLOT_binary_half_b = 2,
 typedef struct elementwise_constants binary_wide_constants; typedef struct elementwise_push binary_wide_push;
 enum { SLOT_binary_wide_dst = 0, SLOT_binary_wide_a = 1, SLOT_binary_wide_b = 2, SLOT_binary_wide_table = 3 };
 
-struct categorical_constants { uint32_t threads, step, from; };
+struct categorical_constants { uint32_t threads, step, from, joined, less, times; };
 typedef struct categorical_constants categorical_constants; typedef struct categorical_push categorical_push;
-enum { SLOT_categorical_dst = 0, SLOT_categorical_src = 1, SLOT_categorical_key = 2, SLOT_categorical_tile = 3 };
+enum { SLOT_categorical_dst = 0, SLOT_categorical_src = 1, SLOT_categorical_key = 2, SLOT_categorical_joined = 3 };
 
 struct classes_constants { uint32_t threads, group, half; };
 typedef struct classes_constants classes_constants; typedef struct classes_push classes_push;
@@ -1037,7 +1038,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
     X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(binary_wide, BINARY_WIDE, 4, 0x1, 120, 6, CAP_SMALL) \
-    X(categorical, CATEGORICAL, 4, 0x1, 56, 3, CAP_SMALL) \
+    X(categorical, CATEGORICAL, 4, 0x9, 60, 6, CAP_SMALL) \
     X(classes, CLASSES, 2, 0x1, 20, 3, CAP_SMALL) \
     X(conv_coopmat2_bf16, CONV_COOPMAT2_BF16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(conv_coopmat2_f16, CONV_COOPMAT2_F16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \

@@ -2,17 +2,25 @@
 #extension GL_GOOGLE_include_directive : require
 // Samples of one categorical distribution by the inverse of its cumulative sum.
 // STEP 0: a workgroup a tile of logits: its largest, and the sum of exp(x - largest). STEP 1: a workgroup a sample, which is
-// drawn where the tile that it falls into is one of those whose logits are bound, `bound` from `first_tile` on.
+// drawn where the tile that it falls into is one of those whose logits are bound, `bound` from `first_tile` on. JOINED: the
+// workgroup of step 0 that ends last draws one sample.
+// LESS: a number is subtracted from floating logits first; TIMES: then they are multiplied by one. Both round as binary.comp.
 #include "common.glsl"
+#define ROUNDS_LOOPED
 #include "threefry.glsl"
 #include "math.glsl"
 layout(constant_id = 1) const uint STEP = 0;
 layout(constant_id = 2) const uint FROM = 10;
-BUFFER(0, dst)                                         // STEP 0: (largest, sum) of each tile; STEP 1: samples
+layout(constant_id = 3) const uint JOINED = 0;         // at most MOST_PIECES tiles
+layout(constant_id = 4) const uint LESS = 0;           // the key is pushed
+layout(constant_id = 5) const uint TIMES = 0;
+BUFFER(0, dst)                                         // samples
 BUFFER(1, src)
-BUFFER(2, key)
-BUFFER(3, tile)
+BUFFER(2, key)                                         // LESS: the number
 ACCESS(src)
+ACCESS(key)
+#define JOINED_SLOT 3                                  // (largest, sum) of each tile; no JOINED: behind MOST_ROWS words
+#include "joined.glsl"
 
 //! enum CATEGORICAL_: elements a thread
 const uint EACH = 8;
@@ -22,6 +30,7 @@ layout(push_constant) uniform categorical_push {
     uint dst_at, src_at, stride;
     uint key[5];                                       // see KEY_
     uint tile_at;
+    float times;
 };
 
 shared float part[gl_WorkGroupSize.x];
@@ -76,7 +85,14 @@ uint latest_of(const uint x)
 }
 
 const uint TILE = gl_WorkGroupSize.x * EACH;
-float logit(const uint i) { return as_float(load_src(src_at + (i - first_tile * TILE) * stride, FROM), FROM); }
+float rounded(const float x) { return bits_to_float(float_to_bits(x, FROM), FROM); }
+float logit(const uint i)
+{
+    precise float x = as_float(load_src(src_at + (i - first_tile * TILE) * stride, FROM), FROM);
+    if (LESS == 1u) x = rounded(x - loadf_key(key[AT], FROM));
+    if (TIMES == 1u) x = rounded(x * times);
+    return x;
+}
 float weight(const float x, const float largest) { float e = exp_of(x - largest); return e >= 0.0 ? e : 0.0; }
 
 void measure_tile(const uint first)
@@ -95,10 +111,10 @@ void measure_tile(const uint first)
         if (gl_LocalInvocationID.x < s) part[gl_LocalInvocationID.x] += part[gl_LocalInvocationID.x + s];
         barrier();
     }
-    if (gl_LocalInvocationID.x == 0u) dst64[dst_at + first / TILE] = uvec2(floatBitsToUint(high), floatBitsToUint(part[0]));
+    if (gl_LocalInvocationID.x == 0u) store_words(tile_at + first / TILE, floatBitsToUint(vec2(high, part[0])));
 }
 
-vec2 tile_stats(const uint i) { return uintBitsToFloat(tile64[tile_at + i]); }
+vec2 tile_stats(const uint i) { return uintBitsToFloat(load_words(tile_at + i)); }
 
 void draw(const uint sample_index)
 {
@@ -148,6 +164,8 @@ void main()
 {
     uint g = group_index();
     if (STEP == 0u) {
-        if (g < bound) measure_tile((first_tile + g) * TILE);
+        if (g >= bound) return;
+        measure_tile((first_tile + g) * TILE);
+        if (JOINED == 1u && count_piece(0u, tiles, gl_LocalInvocationID.x)) draw(0u);
     } else if (g < samples) draw(g);
 }

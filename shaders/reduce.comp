@@ -229,12 +229,6 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
 
 // ---- pieces that are joined ----
 
-// Who ends last sees what the others have stored: each stores, then counts, with a barrier between. Nobody waits.
-// A counter for each row, which is zero before and behind; from MOST_ROWS on two words for each piece.
-//! enum JOINED_: rows and pieces of all of them
-const uint MOST_ROWS = 128, MOST_PIECES = 1024;
-layout(std430, set = 0, binding = 2) coherent buffer joined_words { uint joined[]; };
-shared bool ends_row;
 #if defined(PAIR)
 #define WORDS_OF(a) (a)
 #define OF_WORDS(w) (w)
@@ -245,26 +239,11 @@ shared bool ends_row;
 #define WORDS_OF(a) uvec2(a, 0u)
 #define OF_WORDS(w) (w).x
 #endif
-void store_piece(const uint i, const ACC a)
-{
-    uvec2 w = WORDS_OF(a);
-    joined[MOST_ROWS + 2u * i] = w.x;
-    joined[MOST_ROWS + 2u * i + 1u] = w.y;
-}
-ACC load_piece(const uint i) { return OF_WORDS(uvec2(joined[MOST_ROWS + 2u * i], joined[MOST_ROWS + 2u * i + 1u])); }
+#define JOINED_SLOT 2
+#include "joined.glsl"
+void store_piece(const uint i, const ACC a) { store_words(i, WORDS_OF(a)); }
+ACC load_piece(const uint i) { return OF_WORDS(load_words(i)); }
 
-// Counts a piece that thread 0 has stored. Was it the row's last?
-bool count_piece(const uint row, const uint me)
-{
-    if (me == 0u) {
-        memoryBarrierBuffer();
-        ends_row = atomicAdd(joined[row], 1u) == parts - 1u;
-        if (ends_row) joined[row] = 0u;
-        memoryBarrierBuffer();
-    }
-    barrier();
-    return ends_row;
-}
 // All pieces of a row by the tree, for thread 0: sixteen in order, sixteen of those, ...
 ACC join_row(const uint row, const uint me)
 {
@@ -406,7 +385,7 @@ void rows()
     }
     if (!there) return;                                // all of the workgroup, which has one piece
     if (me == 0u) store_piece(task, total(0u));
-    if (!count_piece(row, me)) return;
+    if (!count_piece(row, parts, me)) return;
     ACC all = join_row(row, me);
     if (me == 0u) store(at.y, all);
 }

@@ -1,4 +1,5 @@
-/* The generator's known answers, where keys come from, streams larger than a binding, and what sampling must never pick. */
+/* The generator's known answers, where keys come from, streams larger than a binding, what sampling must never pick, and samples of
+ * logits that are scaled first, at once and apart. */
 #include "support.h"
 
 static const mlxvk_array none;
@@ -244,6 +245,128 @@ static void refused(void **state)
     mlxvk_array_free(long_key);
 }
 
+/* ---- samples of a row less and times numbers ---- */
+
+enum drawn_broken { DRAWN, ROW_LESS, LESS_OWNED, TIMES_OWNED, LESS_READ, KEY_COMPUTED, TIMES_COMPUTED, OTHER_BITS, SOME_ROWS, TURNED_BACK,
+                    REVERSED_LESS, CAST_BETWEEN };
+enum { DRAWS = 6 };
+static const struct drawn_case {
+    mlxvk_dtype dtype;
+    int n, samples;                                  /* samples: 0: one, without a dimension for them */
+    bool less, times;
+    int step;                                        /* between logits; 0: one number, as often */
+    enum drawn_broken broken;
+    int saves;                                       /* dispatches */
+} drawn_cases[] = {
+    { MLXVK_BFLOAT16, 5001, 0, true, true, 1, DRAWN, 2 },      { MLXVK_FLOAT16, 5000, 0, true, true, 1, DRAWN, 2 },
+    { MLXVK_FLOAT32, 4097, 0, true, true, 1, DRAWN, 2 },       { MLXVK_FLOAT32, 2049, 7, true, true, 1, DRAWN, 2 },
+    { MLXVK_BFLOAT16, 2048, 0, true, false, 1, DRAWN, 1 },     { MLXVK_FLOAT32, 3000, 0, true, false, 2, DRAWN, 1 },
+    { MLXVK_BFLOAT16, 4099, 0, false, true, 1, DRAWN, 1 },     { MLXVK_FLOAT32, 33, 0, false, true, 3, DRAWN, 1 },
+    { MLXVK_FLOAT32, 2, 3, true, true, 1, DRAWN, 2 },          { MLXVK_FLOAT16, 300, 0, true, true, -1, DRAWN, 2 },
+    { MLXVK_FLOAT32, 9000, 0, true, true, 0, DRAWN, 2 },       { MLXVK_BFLOAT16, 500, 0, false, true, 1, KEY_COMPUTED, 1 },
+    { MLXVK_BFLOAT16, 500, 0, true, true, 1, ROW_LESS, 1 },    { MLXVK_BFLOAT16, 500, 0, true, true, 1, LESS_OWNED, 1 },
+    { MLXVK_BFLOAT16, 500, 0, true, true, 1, TIMES_OWNED, 0 }, { MLXVK_FLOAT32, 500, 0, true, true, 1, LESS_READ, 1 },
+    { MLXVK_BFLOAT16, 500, 0, true, true, 1, KEY_COMPUTED, 1 },{ MLXVK_FLOAT32, 500, 0, true, true, 1, TIMES_COMPUTED, 0 },
+    { MLXVK_FLOAT16, 500, 0, true, true, 1, OTHER_BITS, 1 },   { MLXVK_FLOAT32, 500, 0, true, true, 1, SOME_ROWS, 0 },
+    { MLXVK_FLOAT32, 500, 0, true, true, 1, TURNED_BACK, 0 },  { MLXVK_FLOAT32, 500, 0, true, true, 1, REVERSED_LESS, 1 },
+    { MLXVK_FLOAT32, 500, 0, true, true, 1, CAST_BETWEEN, 1 },
+};
+
+/* Logits of a case: a part of them, where `step` is not 1. */
+static mlxvk_array drawn_logits(const struct drawn_case *c, mlxvk_stream s)
+{
+    const int step = abs(c->step), all = step ? c->n * step : 1;
+    mlxvk_array x = normals((int[]){ all }, 1, c->dtype, 61, s);
+    if (c->step < 0) OK(mlxvk_slice(&x, x, (int[]){ all - 1 }, 1, (int[]){ -all - 1 }, 1, &c->step, 1, s), s);
+    else if (step > 1) OK(mlxvk_slice(&x, x, (int[]){ 0 }, 1, &all, 1, &step, 1, s), s);
+    if (!step) OK(mlxvk_broadcast_to(&x, x, &c->n, 1, s), s);
+    OK(mlxvk_array_eval(x), s);
+    return x;
+}
+
+/* x less a number, times one that is not the same each time: kept[0] and kept[1] have what somebody else wants of it. */
+static void scale_logits(mlxvk_device d, mlxvk_stream s, const struct drawn_case *c, mlxvk_array x, mlxvk_array number, int round,
+                         mlxvk_array *y, mlxvk_array *kept)
+{
+    mlxvk_array times = floats(d, (float[]){ 0.75f + 0.25f * (float)round }, NULL, 0);
+    OK(mlxvk_array_set(y, x), s);
+    if (c->broken == TIMES_COMPUTED) OK(mlxvk_add(&times, times, times, s), s);
+    OK(mlxvk_astype(&times, times, c->dtype, s), s);
+    if (c->less && c->broken == REVERSED_LESS) OK(mlxvk_subtract(y, number, x, s), s);
+    else if (c->less) OK(mlxvk_subtract(y, x, number, s), s);
+    if (c->broken == LESS_OWNED) OK(mlxvk_array_set(&kept[0], *y), s);
+    if (c->broken == LESS_READ) OK(mlxvk_max(&kept[0], *y, false, s), s);
+    if (c->broken == OTHER_BITS) OK(mlxvk_view(y, *y, MLXVK_BFLOAT16, s), s);
+    if (c->broken == OTHER_BITS) OK(mlxvk_astype(&times, times, MLXVK_BFLOAT16, s), s);
+    if (c->broken == CAST_BETWEEN) OK(mlxvk_astype(y, *y, MLXVK_FLOAT16, s), s);
+    if (c->broken == CAST_BETWEEN) OK(mlxvk_astype(&times, times, MLXVK_FLOAT16, s), s);
+    if (c->times) OK(round % 2 ? mlxvk_multiply(y, times, *y, s) : mlxvk_multiply(y, *y, times, s), s);
+    if (c->broken == TIMES_OWNED) OK(mlxvk_array_set(&kept[1], *y), s);
+    if (c->broken == SOME_ROWS) OK(mlxvk_reshape(y, *y, (int[]){ 2, c->n / 2 }, 2, s), s);
+    if (c->broken == TURNED_BACK)
+        OK(mlxvk_slice(y, *y, (int[]){ c->n - 1 }, 1, (int[]){ -c->n - 1 }, 1, (int[]){ -1 }, 1, s), s);
+    mlxvk_array_free(times);
+}
+
+/* Samples of a case, in `drawn`, by other keys each time; the dispatches of the last time, when the window is replayed. */
+static int drawn_samples(mlxvk_device d, mlxvk_stream s, const struct drawn_case *c, uint32_t *drawn, uint64_t *dispatches)
+{
+    mlxvk_array x = drawn_logits(c, s), number = normals((int[]){ c->broken == ROW_LESS ? c->n : 1 }, 1, c->dtype, 62, s);
+    int count = 0;
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        mlxvk_array key = { 0 }, y = { 0 }, kept[2] = { { 0 }, { 0 } }, res = { 0 };
+        OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ i, 1234567 * i }, (int[]){ 2 }, 1, MLXVK_UINT32, d), d);
+        if (c->broken == KEY_COMPUTED) OK(mlxvk_add(&key, key, key, s), s);
+        if (c->broken == KEY_COMPUTED) OK(mlxvk_array_eval(key), s);
+        OK(mlxvk_synchronize(s), s);
+        mlxvk_reset_stats(d);
+        scale_logits(d, s, c, x, number, (int)i, &y, kept);
+        if (c->samples) OK(mlxvk_random_categorical_num_samples(&res, y, -1, c->samples, key, s), s);
+        else {
+            if (c->broken != SOME_ROWS) OK(mlxvk_reshape(&y, y, (int[]){ 1, c->n }, 2, s), s);
+            OK(mlxvk_random_categorical(&res, y, -1, key, s), s);
+        }
+        mlxvk_array_free(y);
+        OK(mlxvk_synchronize(s), s);
+        *dispatches = stats_of(d).dispatches;
+        OK(mlxvk_array_read(res, drawn + count, mlxvk_array_nbytes(res), s), s);
+        count += (int)mlxvk_array_size(res);
+        mlxvk_array_free(res);
+        mlxvk_array_free(key);
+        for (int k = 0; k < 2; k++) if (kept[k].ctx) mlxvk_array_free(kept[k]);
+    }
+    mlxvk_array_free(x);
+    mlxvk_array_free(number);
+    return count;
+}
+
+/* The same samples, with a dispatch less for each number; one sample by the dispatch that measures its tiles, or behind. */
+static void scaled_logits(void **state)
+{
+#define DRAWN_GATES(n) "MLX_VK_ENABLE_CHAINS=0 MLX_VK_ENABLE_REDUCE_JOIN=" n " MLX_VK_ENABLE_SCALED_CATEGORICAL="
+    static const char *const gates[2][2] = { { DRAWN_GATES("2") "2", DRAWN_GATES("2") "0" }, { DRAWN_GATES("0") "2", DRAWN_GATES("0") "0" } };
+    (void)state;
+    for (size_t g = 0; g < COUNT(gates); g++) {
+        mlxvk_device d[2];
+        mlxvk_stream s[2];
+        for (int k = 0; k < 2; k++) { d[k] = open_device(gates[g][k]); s[k] = open_stream(d[k]); }
+        for (size_t i = 0; i < COUNT(drawn_cases); i++) {
+            const struct drawn_case *c = &drawn_cases[i];
+            uint32_t on[8 * DRAWS], off[8 * DRAWS];
+            uint64_t fused, apart;
+            int n = drawn_samples(d[0], s[0], c, on, &fused);
+            assert_int_equal(n, drawn_samples(d[1], s[1], c, off, &apart));
+            if (fused + (uint64_t)c->saves != apart)
+                fail_msg("case %zu: %d dispatches, and %d with the fusion off", i, (int)fused, (int)apart);
+            for (int k = 0; k < n; k++)
+                if (on[k] != off[k] || on[k] >= (uint32_t)c->n)
+                    fail_msg("case %zu: sample %d is %u fused and %u apart", i, k, on[k], off[k]);
+        }
+        for (int k = 0; k < 2; k++) { mlxvk_stream_free(s[k]); mlxvk_device_free(d[k]); }
+    }
+#undef DRAWN_GATES
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,7 +374,7 @@ int main(void)
         cmocka_unit_test(keys),
         cmocka_unit_test(large_streams),
         cmocka_unit_test(impossible_classes), cmocka_unit_test(large_distributions),
-        cmocka_unit_test(additions),
+        cmocka_unit_test(additions), cmocka_unit_test(scaled_logits),
         cmocka_unit_test(refused),
     };
     return run_group("random", tests, set_up_default, tear_down);
