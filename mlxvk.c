@@ -5640,6 +5640,7 @@ static void stream_drop(struct stream *s)
 /* lock comes before those of devices, handler_lock (of what stands behind it) after them. */
 static struct {
     mutex lock, handler_lock;
+    bool prints;                                     /* notes, when the program ends */
     struct device *device;
     mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
     void *data;
@@ -5908,14 +5909,18 @@ static void choose_handler(struct device *d, bool is_default)
 
 static void print_default(void) { if (the_default.device) print_notes(the_default.device); }
 
-/* Its lock is held. */
+/* Its lock is held, and a handle is the library's. Such a device may never be destroyed. */
+static void make_it_default(struct device *d)
+{
+    the_default.device = d;
+    choose_handler(d, true);
+    if (d->noted && !the_default.prints) the_default.prints = !atexit(print_default);
+}
+
 static struct device *make_default(void)
 {
     mlxvk_device handle = { NULL };
-    if (the_default.device || mlxvk_device_create(&handle, NULL)) return the_default.device;
-    the_default.device = handle.ctx;
-    choose_handler(the_default.device, true);
-    if (the_default.device->noted) atexit(print_default);              /* it is never destroyed */
+    if (!the_default.device && !mlxvk_device_create(&handle, NULL)) make_it_default(handle.ctx);
     return the_default.device;
 }
 
@@ -26118,9 +26123,8 @@ int mlxvk_set_default_device(mlxvk_device dev)
     mlxvk_device_set(&old, dev);                     /* one more handle, for the library to keep */
     mutex_lock(&the_default.lock);
     old.ctx = the_default.device;
-    the_default.device = dev.ctx;
     choose_handler(old.ctx, false);
-    choose_handler(dev.ctx, true);
+    make_it_default(dev.ctx);
     mutex_unlock(&the_default.lock);
     return mlxvk_device_free(old);
 }

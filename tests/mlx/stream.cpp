@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <deque>
+#include <system_error>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <variant>
@@ -91,6 +94,20 @@ static void choose_by_rank() {
     }
 }
 
+/* A model's first token wants some twenty pipelines, which a GPU's driver makes on the threads that ask for them. */
+static void side_by_side(mlxvk_task* task, void* with, uint32_t count, void*) {
+  std::atomic<uint32_t> next{0};
+  auto work = [&] { for (uint32_t i; (i = next++) < count;) task(with, i); };
+  const size_t wanted = std::min({count, std::thread::hardware_concurrency(), 16u});
+  std::vector<std::thread> others;
+  try {
+    others.reserve(wanted);
+    while (others.size() + 1 < wanted) others.emplace_back(work);
+  } catch (const std::system_error&) {}                     // as many as there are
+  work();
+  for (auto& thread : others) thread.join();
+}
+
 static mlxvk_device make_device() {
   choose_by_rank();
 #if MLX_VERSION_NUMERIC < 32000
@@ -98,7 +115,10 @@ static mlxvk_device make_device() {
 #endif
   setenv("MLX_VK_WINDOW", "128", 0);                       // a token's graph takes longer to walk than to compute
   setenv("MLX_VK_CLEAR_KEEPS_MB", "512", 0);               // mlx_lm clears the cache behind each part of a prompt
-  mlxvk_device d = mlxvk_device_new();
+  mlxvk_device_desc desc{};
+  mlxvk_device d{};
+  desc.parallel = side_by_side;
+  if (!mlxvk_device_create(&d, &desc)) mlxvk_set_default_device(d);
   own_process = getpid();
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
   else
