@@ -22757,8 +22757,9 @@ static const struct op_row op_table[OP_COUNT] = {
  *
  * What may differ (the late half): where a view begins, by multiples of the device's alignment, if nothing that was
  * decided depends on it; the parameter that op_table calls late, which steps say where they push it; contents of
- * literals, unless planning read them. A node that differs otherwise is planned anew if it is a group of its own;
- * where that gives the same steps but for late words, as attention to one more key does, they go on as those kept. */
+ * literals, unless planning read them: then the node's group is planned anew. So is a node that differs otherwise, if
+ * it is a group of its own; where that gives the same steps but for late words, as attention to one more key does,
+ * they go on as those kept. */
 
 enum { KEPT_MOST = 48, OWN_MEMORY = 0x8000, NO_NUMBER = UINT16_MAX };
 
@@ -22775,7 +22776,8 @@ struct kept_storage {
 struct kept_array {
     uint64_t id;                                     /* of the array that matched last, */
     int64_t moved;                                   /* how many bytes behind `offset` it begins, */
-    bool changed;                                    /* and whether its layout is another */
+    bool changed, told;                              /* whether its layout is another; or a literal's contents, which
+                                                        planning read */
     uint8_t ndim;
     uint16_t storage;
     int dtype;
@@ -23324,7 +23326,8 @@ static bool array_matches(const struct device *d, const struct window *w, struct
     for (int i = 0; i < a->ndim; i++) same = same && k->shape[i] == a->shape[i] && k->strides[i] == a->strides[i];
     k->id = a->id;
     k->moved = a->offset - k->offset;
-    k->changed = !same || st->differs || (k->moved && (st->fixed || k->moved & (int64_t)(d->caps.offset_align - 1)));
+    k->changed = !same || (k->moved && (st->fixed || k->moved & (int64_t)(d->caps.offset_align - 1)));
+    k->told = st->differs;
     return true;
 }
 
@@ -23376,7 +23379,7 @@ static bool name_arrays(struct device *d, struct window *w, struct array *const 
 }
 
 static bool match_arrays(struct device *d, struct window *w, struct array *const *a, const uint16_t *numbers, int count,
-                         bool *changed)
+                         bool *changed, bool *told)
 {
     for (int i = 0; i < count; i++) {
         if (!a[i] || numbers[i] == NO_NUMBER) {
@@ -23384,7 +23387,9 @@ static bool match_arrays(struct device *d, struct window *w, struct array *const
             continue;
         }
         if (!match_array(d, w, a[i], numbers[i])) return false;
-        *changed |= ITEM(w->arrays, struct kept_array, numbers[i])->changed;
+        const struct kept_array *k = ITEM(w->arrays, struct kept_array, numbers[i]);
+        *changed |= k->changed;
+        *told |= k->told;
     }
     return true;
 }
@@ -23408,18 +23413,19 @@ static uint32_t late_of(const struct node *n)
 static bool node_matches(struct device *d, struct window *w, struct kept_node *k, const struct node *n)
 {
     struct kept_group *g;
-    bool changed = false;
+    bool changed = false, told = false;
     if (k->node.op != n->op || k->node.inputs != n->inputs || k->node.outputs != n->outputs || k->node.done != n->done)
         return false;
     if (n->done) return true;
-    if (!match_arrays(d, w, n->in, k->in, n->inputs, &changed) || !match_arrays(d, w, n->out, k->out, n->outputs,
-                                                                                &changed)) return false;
-    if (!changed && params_match(n->op, &k->node.p, &n->p)) return true;
+    if (!match_arrays(d, w, n->in, k->in, n->inputs, &changed, &told) ||
+        !match_arrays(d, w, n->out, k->out, n->outputs, &changed, &told)) return false;
+    changed |= !params_match(n->op, &k->node.p, &n->p);
+    if (!changed && !told) return true;
     /* it was looked at, but not lowered: order depends on storages alone */
     if (k->group == NO_NUMBER) return true;
     g = ITEM(w->groups, struct kept_group, k->group);
     g->anew = true;
-    return g->all.count == 1 || g->several;
+    return !changed || g->all.count == 1 || g->several;
 }
 
 static void next_window(struct device *d)

@@ -58,7 +58,7 @@ static bool time_prompt(const struct bench *b, struct model *m, const int32_t *i
     return ok && gpu_ok(m->gpu, "prompt", e);
 }
 
-/* Greedy, pipelined, from one random token on; the time includes every step. */
+/* Pipelined, from one random token on; the time includes every step. */
 static bool time_generation(const struct bench *b, struct model *m, struct sampler *s, const int32_t *ids,
                             struct timing *t, struct error *e)
 {
@@ -120,12 +120,12 @@ static void print_stats(struct gpu *g, FILE *out)
 bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *out, struct error *e)
 {
     struct timing prompt = { 0 }, generation = { 0 }, warm = { 0 };
-    struct sampler greedy;
+    struct sampler sampler;
     if (b->prompt < 0 || b->generate < 0 || b->prompt + b->generate == 0 || b->depth < 0)
         return fail(e, "--bench %d,%d at depth %d: nothing to measure", b->prompt, b->generate, b->depth);
     if ((int64_t)b->depth + (b->prompt > b->generate ? b->prompt : b->generate) > m->config.max_positions)
         return fail(e, "--bench: the model's context of %d is too short", m->config.max_positions);
-    if (!sampler_open(&greedy, m->gpu, 0, 0, 0, 0, e))
+    if (!sampler_open(&sampler, m->gpu, b->temp, b->top_p, b->top_k, 0, e))
         return false;
     int32_t *ids = bench_tokens(m, (b->depth > b->prompt ? b->depth : b->prompt) + 1);
     mlxvk_device_reset_peak_memory(m->gpu->device); /* loading is not what is measured */
@@ -135,7 +135,7 @@ bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *o
         if (i == 0)
             mlxvk_reset_stats(m->gpu->device);
         ok = time_prompt(b, m, ids, i < 0 ? &warm : &prompt, e) &&
-             time_generation(b, m, &greedy, ids, i < 0 ? &warm : &generation, e);
+             time_generation(b, m, &sampler, ids, i < 0 ? &warm : &generation, e);
         if (i < 0)
             first = seconds_now() - start;
     }
@@ -146,6 +146,6 @@ bool bench_run(const struct bench *b, struct model *m, const char *name, FILE *o
         print_stats(m->gpu, out);
     }
     free(ids);
-    sampler_close(&greedy);
+    sampler_close(&sampler);
     return ok;
 }

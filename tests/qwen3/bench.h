@@ -10,6 +10,8 @@ struct bench {
     int prompt, generate;   /* tokens; 0 leaves that test out */
     int depth;              /* tokens in the context before either */
     int trials;
+    double temp, top_p;     /* of the sampling, see sampler.h */
+    int top_k;
     double device, weights; /* seconds that opening the device and making the weights took */
 };
 

@@ -232,6 +232,7 @@ static bool write_text(struct program *p, struct error *e)
 static bool run_bench(struct program *p, struct error *e)
 {
     struct bench bench = { .prompt = 512, .depth = p->options.depth, .trials = p->options.trials,
+                           .temp = p->options.temp, .top_p = p->options.top_p, .top_k = p->options.top_k,
                            .device = p->device_seconds, .weights = p->weights_seconds };
     char name[128], rest;
     if (p->options.bench && sscanf(p->options.bench, "%d,%d%c", &bench.prompt, &bench.generate, &rest) != 2)

@@ -173,6 +173,22 @@ static void literals(struct run *t, mlxvk_array *res)
     mlxvk_array_free(b);
 }
 
+/* Samples by another key each time, of logits that are scaled by another number, in one dispatch. */
+static void samples(struct run *t, mlxvk_array *res)
+{
+    mlxvk_array key = mlxvk_array_new(), x = mlxvk_array_new(), less = number(t, 0.5f * (float)t->round),
+                times = number(t, 1 + 0.125f * (float)t->round);
+    OK_DEVICE(mlxvk_array_new_data_device(&key, (uint32_t[]){ 9, (uint32_t)t->round }, (int[]){ 2 }, 1, MLXVK_UINT32, t->device), t->device);
+    OK(mlxvk_reshape(&x, t->x, (int[]){ 2 * WIDTH }, 1, t->s), t->s);
+    OK(mlxvk_subtract(&x, x, less, t->s), t->s);
+    OK(mlxvk_multiply(&x, x, times, t->s), t->s);
+    OK(mlxvk_random_categorical_num_samples(&res[0], x, -1, 5, key, t->s), t->s);
+    mlxvk_array_free(key);
+    mlxvk_array_free(x);
+    mlxvk_array_free(less);
+    mlxvk_array_free(times);
+}
+
 /* The same operations on other sizes in turn. */
 static void sizes(struct run *t, mlxvk_array *res)
 {
@@ -219,6 +235,7 @@ static const struct { const char *name; void (*run)(struct run *t, mlxvk_array *
     { "views that move", moving_views, 1, 0 },
     { "in place, nearer and nearer", in_place, 1, 0 },
     { "literals", literals, 0, 0 },
+    { "samples of scaled logits", samples, 3 * (ROUNDS - 3), 0 },
     { "two sizes in turn", sizes, 1, 0 },
     { "the same memory", at_rest, 14 * (ROUNDS - 3), 14 * (ROUNDS - 4) },
 };
@@ -263,9 +280,10 @@ static size_t results_of(size_t program, const char *gates, float *values, size_
 static void test_programs(void **state)
 {
     /* Steps recorded each time; recorded for good from one on; the same with submissions in the middle of what is recorded; short windows. */
-    static const char *const ways[] = { "MLX_VK_REPLAY_SEGMENT=-1", "MLX_VK_REPLAY_SEGMENT=1",
-                                        "MLX_VK_REPLAY_SEGMENT=2 MLX_VK_MAX_OPS_PER_BUFFER=2 MLX_VK_MAX_MB_PER_BUFFER=1",
-                                        "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_WINDOW=1" };
+#define DRAWN "MLX_VK_ENABLE_SCALED_CATEGORICAL=2 "
+    static const char *const ways[] = { DRAWN "MLX_VK_REPLAY_SEGMENT=-1", DRAWN "MLX_VK_REPLAY_SEGMENT=1",
+                                        DRAWN "MLX_VK_REPLAY_SEGMENT=2 MLX_VK_MAX_OPS_PER_BUFFER=2 MLX_VK_MAX_MB_PER_BUFFER=1",
+                                        DRAWN "MLX_VK_REPLAY_SEGMENT=1 MLX_VK_WINDOW=1" };
     static float on[ROUNDS * 2 * LENGTH * WIDTH * 2], off[COUNT(on)];
     (void)state;
     for (size_t i = 0; i < COUNT(programs); i++) {
@@ -287,6 +305,7 @@ static void test_programs(void **state)
                     fail_msg("%s, %s: element %zu is %.9g replayed and %.9g planned", programs[i].name, ways[way], k, on[k], off[k]);
         }
     }
+#undef DRAWN
 }
 
 /* The same round again and again, its intermediate result owned by nobody. */
