@@ -332,7 +332,10 @@ MLXVK_API int mlxvk_async_eval(mlxvk_vector_array outputs);
 
 /* An event starts at 0 and only grows. Waits and signals on a stream are ordered with the operations around them. A
  * signal's value must be over those of all signals before it, of streams and of the host: else ARGUMENT. LIMIT: a value
- * farther ahead of where the event is than the device counts (2^31 - 1 or more). */
+ * farther ahead of where the event is than the device counts (2^31 - 1 or more).
+ * Streams share the device's queues (two, or MLX_VK_QUEUES, or what the driver has): while one waits for an event, so
+ * does what others submit to its queue. What an event is to be signalled by must be submitted before what waits for
+ * it, then, or come from the host. */
 MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
 /* never blocks: submitted work may still wait for it or signal it */
 MLXVK_API int mlxvk_event_free(mlxvk_event event);
