@@ -329,7 +329,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
     X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
     X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                           \
-      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows, 6 rows by matrices")               \
+      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows, 6 rows by matrices, 7 columns")    \
     X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                 \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -11115,29 +11115,30 @@ static void set_strides(struct product *p, int operand, const int64_t *strides)
     for (int i = 0; i < 2; i++) *matrix[operand][i] = strides[p->ndim + i];
 }
 
-static void copy_elements(struct encoder *e, struct array *to, struct array *from)
-{
-    elementwise_split(e, &(struct elementwise_params){ .kernel = K_COPY }, (struct array *[]){ to, from }, 2);
-}
-
 /* Lets a product of two matrices read a copy of one of them, which is returned, whose elements lie beside each other
  * along its dimension `inner`, with room for whole eights of rows and columns; what is more than the operand's holds
  * anything. */
 static struct array *padded_copy(struct encoder *e, struct product *p, int operand, int inner)
 {
-    struct array from = operand_view(p, operand), to = from, *copy;
-    int outer = 1 - inner;
-    to.strides[inner] = 1;
-    to.strides[outer] = (int64_t)round_up((size_t)from.shape[inner], 8);
-    copy = scratch(e, round_up((size_t)from.shape[outer], 8) * (size_t)to.strides[outer], from.dtype);
+    struct array from = operand_view(p, operand), to, *copy;
+    int64_t strides[2];
+    int shape[2] = { from.shape[1 - inner], from.shape[inner] };
+    strides[inner] = 1;
+    strides[1 - inner] = (int64_t)round_up((size_t)shape[1], 8);
+    copy = scratch(e, round_up((size_t)shape[0], 8) * (size_t)strides[1 - inner], from.dtype);
     if (!copy) return NULL;
+    memcpy(from.strides, ((int64_t[]){ from.strides[1 - inner], from.strides[inner] }), sizeof strides);
+    memcpy(from.shape, shape, sizeof shape);         /* neighbours come last, as copies go */
+    from.row = row_contiguous(&from);
+    to = from;
+    memcpy(to.strides, ((int64_t[]){ strides[1 - inner], 1 }), sizeof strides);
     to.storage = copy->storage;
     to.offset = 0;
     to.row = row_contiguous(&to);
-    copy_elements(e, &to, &from);
+    copy_split(e, &to, &from);
     p->array[operand] = copy;
     p->offset[operand] = 0;
-    set_strides(p, operand, to.strides);
+    set_strides(p, operand, strides);
     return copy;
 }
 
@@ -11156,7 +11157,7 @@ static void product_evenly(struct encoder *e, const void *job)
         product_coopmat2(e, &q);
         q.n = p->n;
         from = operand_view(&q, MAT_OUT);
-        copy_elements(e, &to, &from);
+        copy_split(e, &to, &from);
     }
     array_release(a);
     array_release(b);
@@ -13495,7 +13496,7 @@ static void conv_aside(struct encoder *e, const struct conv *v)
     from.offset = 0;
     from.row = true;
     row_strides(from.ndim, from.shape, from.strides);
-    if (!e->code) copy_elements(e, &to, &from);
+    if (!e->code) copy_split(e, &to, &from);
     array_release(sums);
 }
 
@@ -16061,10 +16062,11 @@ static const struct candidate few_kernels[3][3] = {
 };
 
 /* Rows of quant_kernels from 1, as gate QMM_KERNEL forces them; 0: none. */
-enum { QMM_HELD = 1, QMM_FEW, QMM_FEW_MATRICES, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED };
+enum { QMM_HELD = 1, QMM_FEW, QMM_FEW_MATRICES, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_ACROSS };
 static int forced_kernel(const struct device *d)
 {
-    static const int kernels[] = { 0, QMM_FEW, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD, QMM_FEW_MATRICES };
+    static const int kernels[] = { 0, QMM_FEW, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD, QMM_FEW_MATRICES,
+                                   QMM_ACROSS };
     int wanted = d->gate[GATE_QMM_KERNEL];
     return wanted < 1 || wanted >= (int)COUNT(kernels) ? 0 : kernels[wanted];
 }
@@ -16122,6 +16124,28 @@ static void plan_tiles(struct encoder *e, const void *job)
               .rounded = j->to == MLXVK_BFLOAT16 && (j->m >= ROUNDED_FROM || is_invariant(e)) },
               sizeof(struct qmm_constants));
     dispatch(e, ceil_div(j->set[0].rows, bn), ceil_div(r.count, z), j->gather ? z : j->batch);
+}
+
+static const char *across_fits(const struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    (void)e;
+    return j->format.transpose ? "transposed" : j->m >= ROUNDED_FROM ? "many rows" : NULL;
+}
+
+static double across_cost(const struct encoder *e, const void *job) { (void)e; (void)job; return 1; }
+
+/* Few rows of x with W that is not transposed, by qmm.comp without tiles: its shared memory is for sums, whose columns
+ * a workgroup's threads add up in parts. (On CPUs few threads, side by side.) */
+static void plan_across(struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    uint32_t most = e->device->tuning->serial ? 32 : e->device->caps.shared_memory < QMM_TILE_MEMORY ? 256 : 512;
+    uint32_t threads = min_u32(most, e->device->caps.max_threads), few = 1;
+    struct quant_push p = quant_bind(e, j);
+    while (few < j->m) few *= 2;
+    USE_AS(e, K_QMM, qmm, &p, .threads = threads, FORMAT(j), .bm = threads / 4, .bn = 8, .tm = 1, .tn = 1, .few = few);
+    dispatch(e, ceil_div(j->set[0].rows, QMM_FEW_COLUMNS), 1, j->batch);
 }
 
 static enum kernel_id matrices_kernel(const struct quant_job *j)
@@ -16265,6 +16289,7 @@ static const struct candidate quant_kernels[] = {
     { "qmm", NULL, tiles_cost, plan_tiles },
     { "qmm by cooperative matrices", quant_matrices_fit, quant_matrices_cost, plan_matrices },
     { "unpacked, matmul", unpacked_fits, unpacked_cost, plan_unpacked },
+    { "qmm of few rows", across_fits, across_cost, plan_across },
 };
 
 static const struct candidate gather_kernels[] = {
@@ -16283,15 +16308,34 @@ static int invariant_kernel(const struct encoder *e, const struct quant_job *j)
     return j->format.transpose ? QMM_FEW : QMM_TILES;
 }
 
+/* Is x, whose rows are not at even places, little beside a weight that kernels read faster with one that is? (An H200,
+ * one row x 14336 x 4096: 55 us, 17 by even rows.) */
+enum { EVEN_COPY = 1 << 24 };                        /* elements of the weight */
+static bool pays_even_x(const struct encoder *e, const struct quant_job *j)
+{
+    return e->device->tuning->held && j->format.transpose && !j->gather && j->sets == 1 && j->batch == 1 &&
+           j->m <= MATRIX_MOST && (uint64_t)j->k * j->set[0].rows >= EVEN_COPY &&
+           quant_alignment(e, j) == QUANT_EVEN_W;
+}
+
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
     static const int gathered[] = { 0, [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_FEW_MATRICES] = 1, [QMM_TILES] = 2,
-                                    [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3 };
+                                    [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3, [QMM_ACROSS] = 2 };
     bool special = j->gather || specialised(e->device, j->m);
     int forced = is_invariant(e) ? invariant_kernel(e, j) : special ? forced_kernel(e->device) : QMM_TILES;
+    struct quant_job even = *j;
+    struct array x, *copy = NULL;
+    if (special && !forced && pays_even_x(e, j)) {
+        x = some_rows(j->x, 0, j->m, j->k, j->x_row);
+        even.x = copy = copied(e, &x);
+        even.x_row = j->k;
+        j = &even;
+    }
     if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
     if (j->gather) quant_by(e, j, gather_kernels, COUNT(gather_kernels), gathered[forced]);
     else quant_by(e, j, quant_kernels, COUNT(quant_kernels), forced);
+    array_release(copy);
 }
 
 /* A job's arrays, each as a batch of matrices; where index arrays choose, x's and weights' are all there are. */

@@ -101,6 +101,9 @@ enum { NORM_ROW_SHORT = 1024u };
 /* shaders/positions.comp: flags; the two lowest bits count the index arrays */
 enum { POSITIONS_COUNT = 3, POSITIONS_STRICT = 4, POSITIONS_ADD = 8, POSITIONS_TABLE = 16 };
 
+/* shaders/qmm.comp: columns of a workgroup */
+enum { QMM_FEW_COLUMNS = 64 };
+
 /* shaders/qmv.glsl: what is stored: products; + residual; silu(first) * second */
 enum { QMV_STORE = 0, QMV_ADD = 1, QMV_SWIGLU = 2 };
 
@@ -823,7 +826,7 @@ struct positions_constants { uint32_t threads; };
 typedef struct positions_constants positions_constants; typedef struct positions_push positions_push;
 enum { SLOT_positions_dst = 0, SLOT_positions_a = 1, SLOT_positions_b = 2, SLOT_positions_table = 3 };
 
-struct qmm_constants { uint32_t threads, bits, tx, ts, ty, transposed, bm, bn, tm, tn, rounded; };
+struct qmm_constants { uint32_t threads, bits, tx, ts, ty, transposed, bm, bn, tm, tn, rounded, few; };
 typedef struct qmm_constants qmm_constants; typedef struct quant_push qmm_push;
 enum { SLOT_qmm_x = 0, SLOT_qmm_w = 1, SLOT_qmm_s = 2, SLOT_qmm_b = 3, SLOT_qmm_y = 4 };
 
@@ -1099,10 +1102,10 @@ enum { SLOT_quant_gather_x = 0 };
     X(norm_eights, NORM_EIGHTS, 6, 0x9, 116, 8, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
-    X(qmm, QMM, 5, 0x10, 128, 11, CAP_SMALL) \
+    X(qmm, QMM, 5, 0x10, 128, 12, CAP_SMALL) \
     X(qmm_bf16, QMM_BF16, 5, 0x10, 128, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_f16, QMM_F16, 5, 0x10, 128, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(qmm_grouped, QMM_GROUPED, 8, 0x10, 108, 11, CAP_SMALL) \
+    X(qmm_grouped, QMM_GROUPED, 8, 0x10, 108, 12, CAP_SMALL) \
     X(qmm_grouped_bf16, QMM_GROUPED_BF16, 8, 0x10, 108, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_grouped_f16, QMM_GROUPED_F16, 8, 0x10, 108, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmv, QMV, 6, 0x10, 128, 11, CAP_SUBGROUP | CAP_SMALL) \

@@ -176,7 +176,7 @@ static void cases(int kernel, const char *more, int count)
     s = open_stream(d);
     for (int i = 0; i < count; i++) {
         int which = random_int(&r, 0, 2);
-        bool transpose = kernel == 1 || kernel > 4 || random_chance(&r, 80);
+        bool transpose = kernel != 7 && (kernel == 1 || kernel > 4 || random_chance(&r, 80));
         struct format f = { widths[i % 8], groups[random_int(&r, 0, 2)], transpose, dtypes[which], dtypes[which], NULL };
         if (i % 4 == 1) f = small_floats[i / 4 % 3];
         f.transpose = transpose;
@@ -196,6 +196,7 @@ static void test_few_rows(void **state) { (void)state; cases(1, "", 16); }
 static void test_few_rows_plain(void **state) { (void)state; cases(1, "MLX_VK_ENABLE_SUBGROUP=0", 8); }
 static void test_few_rows_split(void **state) { (void)state; cases(1, "MLX_VK_QMV_SPLIT=4 MLX_VK_QMV_ROWS=2", 8); }
 static void test_held(void **state) { (void)state; cases(5, "", 16); }
+static void test_across(void **state) { (void)state; cases(7, "", 24); }
 static void test_held_rows(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPLIT=1 MLX_VK_QMV_ROWS=2 MLX_VK_QMV_THREADS=32", 8); }
 static void test_held_wild(void **state) { (void)state; cases(5, "MLX_VK_QMV_ROWS=3 MLX_VK_QMV_THREADS=4096", 8); }
 static void test_held_long(void **state) { (void)state; cases(5, "MLX_VK_QMV_SPLIT=2 MLX_VK_QMV_ROWS=4 MLX_VK_QMV_THREADS=32", 8); }
@@ -241,6 +242,37 @@ static mlxvk_array one_later(mlxvk_array a, mlxvk_stream s)
     mlxvk_array_free(first);
     mlxvk_vector_array_free(both);
     return flat;
+}
+
+/* Rows of x at odd places meet a large weight as those at even ones do. */
+static void test_odd_places(void **state)
+{
+    (void)state;
+    enum { K = 4096, N = 4100, M = 3 };
+    static float even[M * N], odd[M * N];
+    const mlxvk_optional_int group = { 64, true }, bits = { 4, true };
+    mlxvk_array x = normals((int[]){ M, K }, 2, MLXVK_BFLOAT16, 71, stream), y = { NULL }, w = { NULL },
+                key = { NULL }, scales = normals((int[]){ N, K / 64 }, 2, MLXVK_BFLOAT16, 72, stream),
+                biases = normals((int[]){ N, K / 64 }, 2, MLXVK_BFLOAT16, 73, stream);
+    OK(mlxvk_random_key(&key, 5), stream);
+    OK(mlxvk_random_bits(&w, (int[]){ N, K / 8 }, 2, 4, key, stream), stream);
+    for (int m = 1; m <= M; m += 2) {
+        mlxvk_array part = { NULL };
+        OK(mlxvk_slice(&part, x, (int[]){ 0, 0 }, 2, (int[]){ m, K }, 2, (int[]){ 1, 1 }, 2, stream), stream);
+        for (int side = 0; side < 2; side++) {
+            mlxvk_array at = side ? one_later(part, stream) : part;
+            OK(mlxvk_quantized_matmul(&y, at, w, scales, biases, true, group, bits, "affine", stream), stream);
+            OK(mlxvk_astype(&y, y, MLXVK_FLOAT32, stream), stream);
+            OK(mlxvk_array_read(y, side ? odd : even, (size_t)(m * N) * 4, stream), stream);
+            if (side) mlxvk_array_free(at);
+        }
+        for (int i = 0; i < m * N; i++)                /* a sum of K products of about 5 */
+            if (!(fabsf(odd[i] - even[i]) <= 4 + 0.01f * fabsf(even[i])))
+                fail_msg("%d rows: element %d is %g at odd places and %g at even ones", m, i, odd[i], even[i]);
+        mlxvk_array_free(part);
+    }
+    mlxvk_array all[] = { x, y, w, key, scales, biases };
+    for (size_t i = 0; i < COUNT(all); i++) mlxvk_array_free(all[i]);
 }
 
 /* What a product is added to comes by words of two: views that begin at an odd element, rows of an odd number, and more of them
@@ -652,7 +684,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_few_rows), cmocka_unit_test(test_few_rows_plain),
-        cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_held_rows),
+        cmocka_unit_test(test_few_rows_split), cmocka_unit_test(test_held), cmocka_unit_test(test_across), cmocka_unit_test(test_odd_places),
+        cmocka_unit_test(test_held_rows),
         cmocka_unit_test(test_held_wild), cmocka_unit_test(test_held_long), cmocka_unit_test(test_held_odd_places),
         cmocka_unit_test(test_tiles), cmocka_unit_test(test_coopmat), cmocka_unit_test(test_few_by_matrices),
         cmocka_unit_test(test_matrices_odd_scales),
