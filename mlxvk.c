@@ -10841,12 +10841,6 @@ static void few_rows(struct encoder *e, const struct product *p)
     else product_vecmat(e, p);
 }
 
-static void product_vector(struct encoder *e, const void *job)
-{
-    struct product p = few_columns(job) ? transposed(job) : *(const struct product *)job;
-    few_rows(e, &p);
-}
-
 /* Shapes of tiles by kernel: rows and columns of a workgroup, depth; rows and columns of a thread or a subgroup;
  * threads; speed where there are plenty of them, in millions of multiplications a microsecond on one multiprocessor of
  * an H200. As measured there; elsewhere their order matters, not their values. */
@@ -10919,13 +10913,28 @@ static double idle_share(const struct encoder *e, int64_t tiles)
     return busy >= 1 ? 1 : busy < 0.6 ? 0.8 : 1 - (1 - busy) / 2;
 }
 
+/* What tiles of few threads take, which are meant to be several on a processor: one alone takes as long as those. Of
+ * cooperative matrices they read more, in all, which counts where b comes from memory. (An H200, us, chosen so and
+ * before: float32 16 x 4096 x 4096 133, 284; bfloat16 64 and 128 x 4096 x 4096 23 and 30, 49 and 52.) */
+static double crowd_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t tiles,
+                         int64_t depth)
+{
+    enum { MANY_THREADS = 256, SUBGROUPS = 8, IN_CACHE = 24 << 20 };
+    double bytes = 2.0 * (double)p->n * (double)p->k * (double)product_batches(p);
+    if (r->threads >= MANY_THREADS || r->threads <= SUBGROUPS) return 0;
+    if (!r->tm) return bytes < IN_CACHE ? 0 : (double)(tiles * depth * (r->bm + r->bn)) * 2 /
+                                              (0.75 * e->device->tuning->bandwidth);
+    int64_t crowd = MANY_THREADS / r->threads;
+    return rounds_cost(e, r, ceil_div((uint64_t)tiles, (uint64_t)crowd), depth) * (double)crowd;
+}
+
 /* Microseconds that a product takes by tiles of a shape and with K in parts, about: theirs, and what adding up the
  * parts costs. No parts: one, with alpha and c left to what adds up. */
 static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
 {
     int64_t n = parts ? parts : 1, depth = ceil_div((uint64_t)p->k, (uint64_t)n) + r->bk;
     int64_t tiles = (int64_t)ceil_div((uint64_t)p->m, r->bm) * ceil_div((uint64_t)p->n, r->bn) * product_batches(p) * n;
-    double cost = rounds_cost(e, r, tiles, depth);
+    double cost = fmax(rounds_cost(e, r, tiles, depth), crowd_cost(e, p, r, tiles, depth));
     if (!r->tm && (tiles_inside(p, r) | STEPS_INSIDE) != 7) cost *= CHECKS_TIMES;
     if (!r->tm && n == 1) cost *= idle_share(e, tiles);
     if (parts != 1) return cost + 3 + (double)(n * p->m * p->n * product_batches(p)) * 3e-6;
@@ -11115,25 +11124,38 @@ static void set_strides(struct product *p, int operand, const int64_t *strides)
     for (int i = 0; i < 2; i++) *matrix[operand][i] = strides[p->ndim + i];
 }
 
-/* Lets a product of two matrices read a copy of one of them, which is returned, whose elements lie beside each other
- * along its dimension `inner`, with room for whole eights of rows and columns; what is more than the operand's holds
- * anything. */
+/* Lets a product read a copy of an operand, which is returned, whose elements lie beside each other along the rows'
+ * dimension of its matrices, or the columns' (`inner` 0 or 1), with room for whole eights of rows and columns; what is
+ * more than the operand's holds anything. Matrices that are one, again and again, are copied once. */
 static struct array *padded_copy(struct encoder *e, struct product *p, int operand, int inner)
 {
     struct array from = operand_view(p, operand), to, *copy;
-    int64_t strides[2];
-    int shape[2] = { from.shape[1 - inner], from.shape[inner] };
-    strides[inner] = 1;
-    strides[1 - inner] = (int64_t)round_up((size_t)shape[1], 8);
-    copy = scratch(e, round_up((size_t)shape[0], 8) * (size_t)strides[1 - inner], from.dtype);
+    const int along = p->ndim + inner, across = p->ndim + 1 - inner, last = p->ndim + 1;
+    int64_t strides[MAXD], step = (int64_t)round_up((size_t)from.shape[along], 8);
+    strides[along] = 1;
+    strides[across] = step;
+    step *= (int64_t)round_up((size_t)from.shape[across], 8);
+    for (int i = p->ndim - 1; i >= 0; i--) {
+        strides[i] = from.strides[i] ? step : 0;
+        if (!from.strides[i]) { from.size /= (size_t)from.shape[i]; from.shape[i] = 1; }
+        step *= from.shape[i];
+    }
+    copy = scratch(e, (size_t)step, from.dtype);
     if (!copy) return NULL;
-    memcpy(from.strides, ((int64_t[]){ from.strides[1 - inner], from.strides[inner] }), sizeof strides);
-    memcpy(from.shape, shape, sizeof shape);         /* neighbours come last, as copies go */
-    from.row = row_contiguous(&from);
     to = from;
-    memcpy(to.strides, ((int64_t[]){ strides[1 - inner], 1 }), sizeof strides);
+    memcpy(to.strides, strides, (size_t)to.ndim * sizeof *strides);
     to.storage = copy->storage;
     to.offset = 0;
+    for (int i = 0; i < 2 && along != last; i++) {   /* neighbours come last, as copies go */
+        struct array *a = i ? &to : &from;
+        int64_t stride = a->strides[along];
+        int size = a->shape[along];
+        a->strides[along] = a->strides[last];
+        a->shape[along] = a->shape[last];
+        a->strides[last] = stride;
+        a->shape[last] = size;
+    }
+    from.row = row_contiguous(&from);
     to.row = row_contiguous(&to);
     copy_split(e, &to, &from);
     p->array[operand] = copy;
@@ -11149,10 +11171,13 @@ static void product_evenly(struct encoder *e, const void *job)
     struct product q = *p;
     struct array *a = padded_copy(e, &q, MAT_A, q.a_k == 1), *b = padded_copy(e, &q, MAT_B, q.b_col == 1), *y;
     struct array to = operand_view(p, MAT_OUT), from;
+    int64_t step = p->m;
     q.n = q.out_row = (int64_t)round_up((size_t)p->n, 8);
     q.out_col = 1;
     q.offset[MAT_OUT] = 0;
-    q.array[MAT_OUT] = y = scratch(e, (size_t)(p->m * q.n), to.dtype);
+    step *= q.n;
+    for (int i = p->ndim - 1; i >= 0; step *= p->shape[i--]) q.stride[MAT_OUT][i] = step;
+    q.array[MAT_OUT] = y = scratch(e, (size_t)step, to.dtype);
     if (!e->code) {
         product_coopmat2(e, &q);
         q.n = p->n;
@@ -11195,15 +11220,23 @@ static double coopmat_cost(const struct encoder *e, const void *p)
 
 static double coopmat2_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 20, SMALL_PRODUCT); }
 
-/* Twice what the fastest tiles reach: few rows leave most of a tile empty. */
-static double vector_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 40, SMALL_PRODUCT / 8); }
+/* Twice what the fastest tiles reach: few rows leave most of a tile empty; but from three rows on less, where a large b
+ * lies across K (an H200, 4096 x 4096: 27 and 57 us for 3 and 8 rows, 24 by matmul_coopmat2). */
+enum { ACROSS_PRODUCT = 1 << 22 };
+static double vector_cost(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    bool across = p->b_k != 1 && p->m > 2 && p->m <= FEW_ROWS && p->n * p->k >= ACROSS_PRODUCT;
+    return job_cost(e, p, across ? 10 : 40, SMALL_PRODUCT / 8);
+}
 
 /* And each operand is read and written once more. */
 static double even_cost(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
     double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-    return coopmat2_cost(e, p) + 4 * (m * k + k * n + m * n) / e->device->tuning->bandwidth;
+    double elements = (m * k + k * n + m * n) * (double)product_batches(p);
+    return coopmat2_cost(e, p) + 4 * elements / e->device->tuning->bandwidth;
 }
 
 static const char *plain_fits(const struct encoder *e, const void *job)
@@ -11227,10 +11260,19 @@ static const char *units_fit(const struct encoder *e, const struct product *p)
     return refusal ? refusal : units ? NULL : "an operand has no unit stride";
 }
 
+/* Rows of float32 are read eight at a time as long as that is faster than tiles are. (An H200, 4096 x 4096: 39 us for
+ * eight, by tiles 131 to 142 for 9 to 32.) */
+enum { PASSES_ROWS = 3 * FEW_ROWS };
+static bool in_passes(const struct encoder *e, const struct product *p)
+{
+    return p->array[MAT_A]->dtype == MLXVK_FLOAT32 && p->a_k == 1 && p->b_k == 1 && !p->gather && !has_epilogue(p) &&
+           !e->device->tuning->pass;
+}
+
 static const char *vector_fits(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
-    if (p->m > FEW_ROWS && !few_columns(p)) return "more than 8 rows and columns";
+    if (p->m > (in_passes(e, p) ? PASSES_ROWS : FEW_ROWS) && !few_columns(p)) return "more than 8 rows and columns";
     return p->segments ? "ranges of K" : units_fit(e, p);
 }
 
@@ -11261,16 +11303,17 @@ static const char *coopmat2_fits(const struct encoder *e, const void *job)
     return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
 }
 
-enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 29, EVEN_MOST = 1 << 30 };    /* rows and columns, multiplications, elements */
+/* Rows and columns, multiplications, elements. (An H200, 512 x 255 x 1024: 57 us by coopmat_bf16.) */
+enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 26, EVEN_MOST = 1 << 30 };
 
 static const char *even_fits(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
     double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8;
-    double most = min_size(EVEN_MOST, e->device->caps.max_range / 2);
-    if (p->array[MAT_C] || p->gather || p->segments || p->ndim) return "more than two matrices";
+    double most = min_size(EVEN_MOST, e->device->caps.max_range / 2) / (double)product_batches(p);
+    if (p->array[MAT_C] || p->gather || p->segments) return "c, index arrays, or ranges of K";
     if (in_eights(p)) return "rows are of whole 16 bytes";
-    if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || m * n * k < EVEN_WORK)
+    if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || product_work(p) < EVEN_WORK)
         return "too small a product";
     if (m * k > most || n * k > most || m * n > most) return "there is no room for copies";
     return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
@@ -11370,6 +11413,17 @@ static const char *passes_fit(const struct encoder *e, const void *job)
 }
 
 static double passes_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 50, SMALL_PRODUCT / 8); }
+
+static void product_vector(struct encoder *e, const void *job)
+{
+    const struct cut cut = { .axis = AXIS_M, .operand = MATRICES };
+    struct product p = few_columns(job) ? transposed(job) : *(const struct product *)job;
+    for (int64_t at = 0; at < p.m && !e->code; at += FEW_ROWS) {
+        struct product few = p;
+        if (p.m > FEW_ROWS) take_part(&few, &cut, at, p.m - at < FEW_ROWS ? p.m - at : FEW_ROWS);
+        few_rows(e, &few);
+    }
+}
 
 /* Whole tiles, and what they leave of rows, then of columns; of few columns first, or those alone. */
 static void product_passes(struct encoder *e, const void *job)

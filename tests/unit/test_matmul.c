@@ -186,6 +186,32 @@ static void test_large(void **state)
     mlxvk_stream_free(s);
 }
 
+/* Batches of matrices of half types whose rows fill no 16 bytes: which go by copies, where those pay; broadcast ones, too. */
+static void test_odd_batches(void **state)
+{
+    static const int shapes[][4] = { { 6, 5, 131, 129 }, { 1, 5, 131, 129 }, { 6, 1, 131, 129 } };
+    struct setting t = start("");
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        enum { N = 133, M = 131, K = 129 };
+        const int out[] = { 6, 5, M, N }, sb[] = { 6, i ? 5 : 1, K, N };
+        mlxvk_dtype dtype = i % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16;
+        rng.state = 77 + (uint64_t)i;
+        struct operand a = operand(4, shapes[i], dtype, t.stream), b = operand(4, sb, dtype, t.stream);
+        mlxvk_array res = { NULL };
+        OK(mlxvk_matmul(&res, a.array, b.array, t.stream), t.stream);
+        uint8_t *got = malloc(mlxvk_array_nbytes(res));
+        assert_non_null(got);
+        OK(mlxvk_array_read(res, got, mlxvk_array_nbytes(res), t.stream), t.stream);
+        compare(&a, &b, NULL, 1, 0, 4, out, K, dtype, got);
+        free(got);
+        mlxvk_array_free(res);
+        operand_free(&a);
+        operand_free(&b);
+    }
+    finish(&t);
+}
+
 /* c counts for nothing where beta is 0, and neither does what the result's memory held before. */
 static void test_beta_zero(void **state)
 {
@@ -430,7 +456,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
         cmocka_unit_test(test_passes),
         cmocka_unit_test(test_few_threads),
-        cmocka_unit_test(test_large), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
+        cmocka_unit_test(test_large), cmocka_unit_test(test_odd_batches), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
         cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_tiled_whole),
     };
