@@ -11261,13 +11261,13 @@ static const char *units_fit(const struct encoder *e, const struct product *p)
     return refusal ? refusal : units ? NULL : "an operand has no unit stride";
 }
 
-/* Rows of float32 are read eight at a time as long as that is faster than tiles are. (An H200, 4096 x 4096: 39 us for
- * eight, by tiles 131 to 142 for 9 to 32.) */
-enum { PASSES_ROWS = 3 * FEW_ROWS };
+/* Rows of float32 are read eight at a time as long as that is faster than tiles are: where b is large. (An H200, 4096 x
+ * 4096: 39 us for eight, by tiles 131 to 142 for 9 to 32.) */
+enum { PASSES_ROWS = 3 * FEW_ROWS, PASSES_PRODUCT = 1 << 20 };
 static bool in_passes(const struct encoder *e, const struct product *p)
 {
     return p->array[MAT_A]->dtype == MLXVK_FLOAT32 && p->a_k == 1 && p->b_k == 1 && !p->gather && !has_epilogue(p) &&
-           !e->device->tuning->pass;
+           p->n * p->k >= PASSES_PRODUCT && !e->device->tuning->pass;
 }
 
 static const char *vector_fits(const struct encoder *e, const void *job)

@@ -156,7 +156,7 @@ static int cases(void)
 static void test_large(void **state)
 {
     static const struct { int m, k, n; int64_t step; } list[] = {
-        { 130, 170, 129, 2 }, { 40, 3000, 70, 1 }, { 3, 9000, 50, 3 }, { 2, 9001, 3, 1 },
+        { 130, 170, 129, 2 }, { 40, 3000, 70, 1 }, { 3, 9000, 50, 3 }, { 2, 9001, 3, 1 }, { 17, 1100, 1000, 1 }, { 24, 1031, 1020, 1 },
     };
     mlxvk_stream s = mlxvk_default_gpu_stream_new();
     (void)state;
