@@ -10914,15 +10914,18 @@ static double idle_share(const struct encoder *e, int64_t tiles)
     return busy >= 1 ? 1 : busy < 0.6 ? 0.8 : 1 - (1 - busy) / 2;
 }
 
+/* Cooperative matrices of subgroups count these, of which there are a few, in place of threads. */
+static bool counts_subgroups(const struct tile_row *r) { return r->threads <= 8; }
+
 /* What tiles of few threads take, which are meant to be several on a processor: one alone takes as long as those. Of
  * cooperative matrices they read more, in all, which counts where b comes from memory. (An H200, us, chosen so and
  * before: float32 16 x 4096 x 4096 133, 284; bfloat16 64 and 128 x 4096 x 4096 23 and 30, 49 and 52.) */
 static double crowd_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t tiles,
                          int64_t depth)
 {
-    enum { MANY_THREADS = 256, SUBGROUPS = 8, IN_CACHE = 24 << 20 };
+    enum { MANY_THREADS = 256, IN_CACHE = 24 << 20 };
     double bytes = 2.0 * (double)p->n * (double)p->k * (double)product_batches(p);
-    if (r->threads >= MANY_THREADS || r->threads <= SUBGROUPS) return 0;
+    if (r->threads >= MANY_THREADS || counts_subgroups(r)) return 0;
     if (!r->tm) return bytes < IN_CACHE ? 0 : (double)(tiles * depth * (r->bm + r->bn)) * 2 /
                                               (0.75 * e->device->tuning->bandwidth);
     int64_t crowd = MANY_THREADS / r->threads;
@@ -10943,11 +10946,10 @@ static double tile_cost(const struct encoder *e, const struct product *p, const 
     return r->tm * r->tn == SLOW_EPILOGUE && has_epilogue(p) ? EPILOGUE_TIMES * cost : cost;
 }
 
-/* Cooperative matrices of subgroups count these, of which there are a few, in place of threads. */
 static bool tile_fits(const struct encoder *e, const struct tile_row *r)
 {
     uint32_t most = e->device->caps.max_threads;
-    return (r->threads > 8 ? r->threads : r->threads * e->device->caps.subgroup) <= most;
+    return (counts_subgroups(r) ? r->threads * e->device->caps.subgroup : r->threads) <= most;
 }
 
 static const struct tile_row *choose_tile(const struct encoder *e, const struct product *p, const struct tile_row *rows,
@@ -11273,7 +11275,7 @@ static bool in_passes(const struct encoder *e, const struct product *p)
 static const char *vector_fits(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
-    if (p->m > (in_passes(e, p) ? PASSES_ROWS : FEW_ROWS) && !few_columns(p)) return "more than 8 rows and columns";
+    if (p->m > (in_passes(e, p) ? PASSES_ROWS : FEW_ROWS) && !few_columns(p)) return "neither few rows nor few columns";
     return p->segments ? "ranges of K" : units_fit(e, p);
 }
 
@@ -14931,7 +14933,8 @@ static void bind_drawing(struct encoder *e, const struct drawing *w, bool draws,
     if (w->number) push->key[KEY_AT] = set_input(e, SLOT_categorical_key, w->number);
     if (w->times) {
         double times = 1;
-        w->times->storage->read = literal_number(w->times, &times);
+        literal_number(w->times, &times);
+        w->times->storage->read = true;
         push->times = (float)times;
     }
 }
@@ -14969,7 +14972,7 @@ static void draw_samples(struct encoder *e, const struct drawing *w)
                 .less = w->number != NULL, .times = w->times != NULL);
             dispatch_groups(e, step ? w->out->size : push.bound);
         }
-    if (stats) array_release(stats);
+    array_release(stats);
 }
 
 static void lower_categorical(struct encoder *e, const struct node *n)
@@ -15720,6 +15723,15 @@ static struct array some_rows(const struct array *a, uint32_t first, uint32_t ro
     return view;
 }
 
+/* Lets a job read a copy of x, whose rows lie at even places; to be released. view: x as it is, in use until then. */
+static struct array *copy_x(struct encoder *e, struct quant_job *j, struct array *view)
+{
+    *view = some_rows(j->x, 0, j->m, j->k, j->x_row);
+    j->x = copied(e, view);
+    j->x_row = j->k;
+    return j->x;
+}
+
 /* A CPU driver takes rows of x that are not there as well (lavapipe, 9 rows x 512 x 256: 677 us, 8 rows 356): those
  * that eights leave, or four, go by themselves. And x that is not aligned is copied: it is little beside the weight. */
 static bool plan_few_apart(struct encoder *e, const struct quant_job *j)
@@ -15729,9 +15741,7 @@ static bool plan_few_apart(struct encoder *e, const struct quant_job *j)
     struct array x, y, *copy;
     if (!e->device->tuning->serial || j->gather || j->sets > 1 || j->epilogue || j->norm || j->batch > 1) return false;
     if (!(quant_alignment(e, j) & QUANT_EVEN_X)) {
-        x = some_rows(j->x, 0, j->m, j->k, j->x_row);
-        part.x = copy = copied(e, &x);
-        part.x_row = j->k;
+        copy = copy_x(e, &part, &x);
         if (!e->code) plan_few(e, &part);
         array_release(copy);
         return true;
@@ -16384,9 +16394,7 @@ static void quant_choose(struct encoder *e, const struct quant_job *j)
     struct quant_job even = *j;
     struct array x, *copy = NULL;
     if (special && !forced && pays_even_x(e, j)) {
-        x = some_rows(j->x, 0, j->m, j->k, j->x_row);
-        even.x = copy = copied(e, &x);
-        even.x_row = j->k;
+        copy = copy_x(e, &even, &x);
         j = &even;
     }
     if (!special) NOTE(e->device, NOTE_QMM, "specialised kernels", "a gate", "%s", JOB(j));
@@ -22547,8 +22555,7 @@ static struct array *number_beside(const struct encoder *e, const struct node *n
     int at = n->in[0]->storage != result->storage;
     struct array *number = n->in[!at];
     if (!sees_step(result, n->in[at]) || n->out[0]->size != result->size) return NULL;
-    return number->storage != result->storage && walks_once(walk_of(number)) &&
-           fits_binding(e->device, number) ? number : NULL;
+    return number->storage != result->storage && is_one(number) && fits_binding(e->device, number) ? number : NULL;
 }
 
 /* float32 sums, times a number: the one result that the product is made of, rounded as it is there. */
