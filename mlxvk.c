@@ -6548,10 +6548,11 @@ static bool count_rows(struct dims *g, uint32_t *offset, int count, int lanes, u
     return true;
 }
 
-/* Walks that vectors do not fit, with several elements a thread all the same, where threads cost more than accesses:
- * neighbours along the last dimension, which has as many at least, so that they reach into one more row at most.
- * In *scalars which operands are one element, which flat, in whole vectors or from within one. */
-static bool count_each(const struct dims *g, const uint32_t *offset, int count, uint32_t lanes,
+/* Walks that vectors do not fit, with several elements a thread all the same: neighbours along the last dimension,
+ * which has as many at least, so that they reach into one more row at most. Where not `any` may be (on GPUs, which join
+ * what threads side by side read and write) only results that are flat, and operands that are or stay. In *scalars
+ * which operands are one element, which flat, in whole vectors or from within one. */
+static bool count_each(const struct dims *g, const uint32_t *offset, int count, uint32_t lanes, bool any,
                        uint32_t *scalars)
 {
     int last = g->ndim - 1;
@@ -6568,6 +6569,7 @@ static bool count_each(const struct dims *g, const uint32_t *offset, int count, 
         if (one) *scalars |= 1u << k;
         else if (flat && whole) *scalars |= 1u << (SCALARS_WHOLE + k);
         else if (flat && k > 0) *scalars |= 1u << (SCALARS_SHIFTED + k);
+        else if (!any) return false;
     }
     return true;
 }
@@ -6595,17 +6597,19 @@ static bool plan_flat(struct walk_plan *w, const uint32_t *offset, int count)
 static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementwise_push *push, struct dims *g,
                          int count, bool has_rows)
 {
-    uint32_t lanes = w->lanes, each = lanes > 1 && e->device->tuning->each ? lanes : 1;
-    bool rows = has_rows && each > 1 && push->n >= ROWS_LEAST &&
+    uint32_t lanes = w->lanes, each = lanes;
+    bool neighbours = e->device->tuning->each;
+    bool rows = has_rows && lanes > 1 && neighbours && push->n >= ROWS_LEAST &&
                 count_rows(g, push->offset, count, (int)lanes, &w->scalars);
     if (rows) push->n /= ROWS_EACH;
     while (!rows && lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars))
         lanes = lanes > 4 ? 4 : 1;
-    while (lanes == 1 && each > 1 && !count_each(g, push->offset, count, each, &w->scalars)) each = each > 4 ? 4 : 1;
+    while (lanes == 1 && each > 1 && !count_each(g, push->offset, count, each, neighbours, &w->scalars))
+        each = each > 4 ? 4 : 1;
     w->mode = set_dims(e, push, SLOT_elementwise_dst + (uint32_t)count, g, count);
     w->lanes = lanes > 1 ? lanes : each;
     /* A CPU driver computes with dimensions that are not there as well. */
-    if (lanes > 1 && e->device->tuning->each) w->scalars |= (uint32_t)g->ndim << SCALARS_NDIM;
+    if (lanes > 1 && neighbours) w->scalars |= (uint32_t)g->ndim << SCALARS_NDIM;
     if (lanes > 1) w->mode = mode_of_lanes(lanes, MODE_STRIDES_4, MODE_STRIDES_8, MODE_STRIDES_16);
     else if (each > 1) w->mode = mode_of_lanes(each, MODE_EACH_4, MODE_EACH_8, MODE_EACH_16);
     else w->scalars = 0;
@@ -6630,9 +6634,9 @@ static struct array as_rows(const struct array *a, size_t rows, size_t n, size_t
     return view;
 }
 
-/* Many rows of odd length with one that is the same for all (a bias), where a thread costs more than what it reads: as
- * many of it side by side as make whole vectors, and so many rows count as one. It is a small copy, where there are
- * this many times as many rows; all else lies without gaps, and begins with a vector. */
+/* Many rows of odd length with one that is the same for all (a bias): as many of it side by side as make whole
+ * vectors, and so many rows count as one. It is a small copy, where there are this many times as many rows; all else has
+ * no gaps, and begins with a vector. */
 enum { REPEAT_LEAST = 16 };
 static bool by_repeated_row(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
                             const struct dims *g)
@@ -6640,7 +6644,7 @@ static bool by_repeated_row(struct encoder *e, const struct elementwise_params *
     struct array view[3], one, *row, *all[3] = { &view[0], &view[1], &view[2] };
     size_t n = g->ndim == 2 ? (size_t)g->shape[1] : 0, lanes = lanes_of(p->kernel, a[0]->dtype, a[count - 1]->dtype);
     int same = 0;
-    if (!e->device->tuning->each || p->kernel != K_BINARY || count != 3 || a[0]->size < ROWS_LEAST || n % lanes == 0 ||
+    if (p->kernel != K_BINARY || count != 3 || a[0]->size < ROWS_LEAST || n % lanes == 0 ||
         (size_t)g->shape[0] % lanes || (size_t)g->shape[0] < REPEAT_LEAST * lanes || n * lanes > INT_MAX ||
         item_size(a[0]) > 4 || item_size(a[1]) > 4)
         return false;
@@ -8006,16 +8010,16 @@ static bool one_stride(const struct array *a, int first, int last, int64_t *size
     return true;
 }
 
-/* Neighbours in a row that a thread takes, units of so many bytes; 0: four far apart. A CPU driver's threads do better
- * with neighbours; no row may be shorter than what one takes. */
+/* Neighbours in a row that a thread takes, units of so many bytes; 0: four far apart. No row may be shorter than what
+ * one takes; a GPU's threads take no more than 16 bytes. */
 static uint32_t take_run(const struct device *d, size_t unit, uint32_t row)
 {
-    if (!d->tuning->each || unit > 4 || row < 4) return 0;
-    return row < 8 ? 4 : 8;
+    if (unit > 4 || row < 4) return 0;
+    return row < 8 || (unit == 4 && !d->tuning->each) ? 4 : 8;
 }
 
-/* Whole rows, where what is taken at an index is contiguous: by 16 or 4 bytes, as they are aligned, on CPU drivers also
- * by 2 or 1; NULL, or why not. */
+/* Whole rows, where what is taken at an index is contiguous: by 16, 4, 2 or 1 bytes, as they are aligned; NULL, or why
+ * not. */
 static const char *try_gather_rows(struct encoder *e, const struct gather_params *p, struct array *const in[3],
                                    take_push *push)
 {
@@ -8036,7 +8040,6 @@ static const char *try_gather_rows(struct encoder *e, const struct gather_params
     if (row_stride != 1 || !one_stride(in[2], 0, in[2]->ndim, &count, &index_stride))
         return "rows or indices are strided";
     odd = (row | axis_stride | (outer > 1 ? outer_stride : 0) | push->offset[0] | push->offset[1]) * (int64_t)item;
-    if (odd & 3 && !e->device->tuning->each) return "rows are not whole words";
     unit = odd & 1 ? 1 : odd & 2 ? 2 : odd & 15 ? 4 : 16;
     push->n = (uint32_t)(in[0]->size * item / unit);
     push->shape[0] = (uint32_t)(row * (int64_t)item / (int64_t)unit);
@@ -8836,12 +8839,18 @@ static void bind_number(struct encoder *e, const struct reduce_job *j, struct re
 
 /* Rows and columns on CPUs, where a tree's idle lanes cost as much as others: a thread goes through the tree's lanes
  * in order, alone (lavapipe: the sum of 256 x 2048 from 3.6 to 0.56 ms); argmax and argmin need no tree, and rows have
- * a few threads, of as many as a CPU has side by side (64 x 1025 from 1.88 to 0.14 ms). */
-static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g)
+ * a few threads, of as many as a CPU has side by side (64 x 1025 from 1.88 to 0.14 ms). On GPUs short rows of argmax
+ * and argmin, and those that begin anywhere (an H200, 8192 x 1025: 76 and 29 us, 8192 x 8191 230 and 139). */
+enum { DEALT_LONGEST = 4096, DEALT_MANY = 512 };       /* elements, rows */
+static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g,
+                     const struct reduce_push *p)
 {
-    if (!e->device->tuning->serial || j->number || g->later || g->joined) return false;
-    return is_arg(j->op) || (g->layout >= REDUCE_COLUMNS ? g->piece <= REDUCE_PIECE
-                                                         : g->width > 1 && g->piece <= 16 * REDUCE_PIECE);
+    bool serial = e->device->tuning->serial, rows = g->layout < REDUCE_COLUMNS;
+    if (j->number || g->later || g->joined) return false;
+    if (is_arg(j->op))
+        return serial || (rows && p->outer >= DEALT_MANY &&
+                          (p->n <= DEALT_LONGEST || row_layout(p, p->from, j->type) == REDUCE_ANYWHERE));
+    return serial && (rows ? g->width > 1 && g->piece <= 16 * REDUCE_PIECE : g->piece <= REDUCE_PIECE);
 }
 
 /* Threads side by side on so many columns: so many that there are a few workgroups. */
@@ -8865,15 +8874,16 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
     p.from = set_input(e, SLOT_reduce_src, from);
     p.to = set_output(e, SLOT_reduce_dst, out);
     if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
-    bool last = out->storage == j->out->storage, dealt = is_dealt(e, j, &g);
+    bool last = out->storage == j->out->storage, dealt = is_dealt(e, j, &g, &p);
     if (dealt && g.layout < REDUCE_COLUMNS)
-        g.width = is_arg(j->op) && p.n > 16 * DEALT_THREADS ? DEALT_THREADS : 1;
+        g.width = !is_arg(j->op) || p.n <= 16 * DEALT_THREADS ? 1 : e->device->tuning->serial ? DEALT_THREADS : 32;
     if (!last) p.scale = 1;
     if (last && j->times) p.most = set_input(e, SLOT_reduce_largest, j->times);
     if (g.joined) set_joined(e, SLOT_reduce_joined);
     if (g.layout < REDUCE_COLUMNS) {
         g.layout = row_layout(&p, p.from, j->type);
-        if (dealt && is_arg(j->op) && g.layout == REDUCE_ANYWHERE) g.layout = REDUCE_STRIDED;
+        if (dealt && e->device->tuning->serial && is_arg(j->op) && g.layout == REDUCE_ANYWHERE)
+            g.layout = REDUCE_STRIDED;
         if (less) bind_number(e, j, &p, &g);
         groups = ceil_div((uint64_t)p.outer * p.parts, REDUCE_THREADS / g.width);
         if (dealt && g.width == 1) groups = ceil_div((uint64_t)p.outer * p.parts, threads = DEALT_ROWS);
@@ -9339,13 +9349,57 @@ int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis
 
 enum { SOFTMAX_MANY = 1024 };                            /* rows */
 
+/* Do results of rows that begin anywhere go through shared memory, so many bytes of it beside what a kernel has of its
+ * own, on GPUs? (An H200, rms_norm of bfloat16 16384 x 4095: 140 us by pairs as they lie, of which a store's lines take
+ * half.) */
+enum { STAGED_MOST = 40 << 10, SOFTMAX_BESIDE = 12 << 10, NORM_BESIDE = 5 << 10, SCAN_BESIDE = 8 << 10 };
+static bool is_staged(const struct device *d, uint32_t bytes, uint32_t beside)
+{
+    return !d->tuning->each && bytes <= STAGED_MOST && bytes + beside <= d->caps.shared_memory;
+}
+
+/* How rows of n elements are taken. */
+struct softmax_way { uint32_t mode, step, width, hold, threads, loose, staged; };
+
+/* odd: bits of all steps and places. Eights from anywhere: one load of four costs little more than one of one. */
+static struct softmax_way softmax_way(const struct device *d, const struct softmax_push *p, uint32_t size, uint32_t odd)
+{
+    uint32_t limit = min_u32(d->caps.max_threads, 1024), blocks = pow2_at_least(ceil_div(p->n, REDUCE_BLOCK));
+    uint32_t both = (p->to | p->n) & (size == 2 ? 7 : 3) ? 1 : 2;
+    struct softmax_way w = { .mode = SOFTMAX_HELD, .step = odd & 3 || (size == 2 && !(odd & 7)) ? 8 : 4 };
+    bool loose = odd & 3, more = w.step == 8 || p->n > REDUCE_PIECE || d->tuning->serial;
+    w.hold = p->n > 4 * REDUCE_LANE && more ? 8 : 4;
+    w.width = p->n <= REDUCE_LANE ? 1 : p->n <= 4 * REDUCE_LANE ? 4 : (64 / w.hold) * blocks;
+    w.threads = w.width > REDUCE_THREADS ? w.width : REDUCE_THREADS;
+    if (loose && !d->tuning->each && both == 1 && !is_staged(d, 4 * w.threads * w.hold * size, SOFTMAX_BESIDE)) {
+        w.step = 1;
+        loose = false;
+    }
+    if (w.width > limit) {
+        w.threads = w.width = pow2_at_least(limit / 2 + 1);
+        w.hold = 4;
+        w.mode = SOFTMAX_LOOPED;
+        w.step = loose ? 1 : min_u32(w.step, 4);
+        return w;
+    }
+    if (loose) {
+        w.loose = both;
+        w.staged = d->tuning->each ? 0 : both;
+    } else if (w.step == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
+        /* Of many long rows a thread has twice as much (an H200, bfloat16 16384 x 8192: 146 and 140 us; four times
+         * 155). */
+        w.threads = w.width /= 2;
+        w.hold *= 2;
+    }
+    return w;
+}
+
 /* Rows side by side in memory, with up to four outer dimensions. */
 static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
     struct softmax_push p = { .n = (uint32_t)dim_of(x, -1), .inner = 1 };
-    uint32_t mode = SOFTMAX_HELD;
-    uint32_t limit = min_u32(e->device->caps.max_threads, 1024);
+    struct softmax_way w;
     if (x->strides[x->ndim - 1] != 1 && p.n > 1) return false;
     outer.ndim--;
     struct dims g = merge_dims(list, 1);
@@ -9360,28 +9414,10 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
         p.stride[i] = (uint32_t)g.stride[0][i];
         odd |= p.stride[i];
     }
-    uint32_t blocks = pow2_at_least(ceil_div(p.n, REDUCE_BLOCK));
-    uint32_t step = odd & 3 ? 1 : item_size(x) == 2 && !(odd & 7) ? 8 : 4;     /* 16 bytes where rows allow it */
-    bool loose = step == 1 && e->device->tuning->each; /* eights from anywhere: one load of four costs little more */
-    if (loose) step = 8;
-    bool more = step == 8 || p.n > REDUCE_PIECE || e->device->tuning->serial;
-    uint32_t hold = p.n > 4 * REDUCE_LANE && more ? 8 : 4;
-    uint32_t width = p.n <= REDUCE_LANE ? 1 : p.n <= 4 * REDUCE_LANE ? 4 : (64 / hold) * blocks;
-    if (width > limit) {
-        width = pow2_at_least(limit / 2 + 1);
-        hold = 4;
-        mode = SOFTMAX_LOOPED;
-        step = loose ? 1 : min_u32(step, 4);
-    }
-    uint32_t threads = width > REDUCE_THREADS ? width : REDUCE_THREADS;
-    /* Of many long rows a thread has twice as much (an H200, bfloat16 16384 x 8192: 146 and 140 us; four times 155). */
-    if (mode == SOFTMAX_HELD && step == 8 && !loose && width >= REDUCE_THREADS && p.outer >= SOFTMAX_MANY) {
-        threads = width /= 2;
-        hold *= 2;
-    }
-    USE(e, softmax, &p, .threads = threads, .mode = mode, .t = x->dtype, .step = step, .width = width, .hold = hold,
-        .loose = step != 8 || !loose ? 0 : (p.to | p.n) & (item_size(x) == 2 ? 7 : 3) ? 1 : 2);
-    dispatch_groups(e, ceil_div(p.outer, threads / width));
+    w = softmax_way(e->device, &p, (uint32_t)item_size(x), odd);
+    USE(e, softmax, &p, .threads = w.threads, .mode = w.mode, .t = x->dtype, .step = w.step, .width = w.width,
+        .hold = w.hold, .loose = w.loose, .staged = w.staged);
+    dispatch_groups(e, ceil_div(p.outer, w.threads / w.width));
     return true;
 }
 
@@ -9601,8 +9637,12 @@ static void scan_of_rows(struct encoder *e, enum reduction op, struct array *fro
     hold = !alone && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
     width = alone ? 1 : min_u32(pow2_at_least((p.chunk + 3) / 4), REDUCE_THREADS);
     if (width == 2) width = 4;                           /* the kernel walks by fours */
-    USE_AS(e, in_pairs(op, from->dtype) ? K_scan_pair : K_scan, scan, &p, .threads = threads, .op = op,
-           .from = from->dtype, .to = out->dtype, .width = width, .hold = hold);
+    bool pairs = in_pairs(op, from->dtype), apart = (p.to | p.n | p.chunk) & 3 && !pairs && width > 1;
+    uint32_t odd = p.from | (p.parts > 1 ? p.chunk : 0), anywhere;
+    for (uint32_t i = 0; i < p.ndim; i++) odd |= p.in_stride[i];
+    anywhere = (odd & 3 ? 1 : 0) | (apart && is_staged(e->device, 16 * threads * hold, SCAN_BESIDE) ? 2 : 0);
+    USE_AS(e, pairs ? K_scan_pair : K_scan, scan, &p, .threads = threads, .op = op, .from = from->dtype,
+           .to = out->dtype, .width = width, .hold = hold, .anywhere = anywhere);
     dispatch_groups(e, ceil_div((uint64_t)p.outer * p.parts * width, threads));
 done:
     array_release(totals);
@@ -9934,6 +9974,29 @@ static uint32_t row_lanes(const struct encoder *e, uint32_t steps, uint32_t *thr
 
 struct norm_job { uint32_t flags; struct array *weight, *bias; float eps; };
 
+/* Threads of a workgroup and of a row, eights that each holds (0: none), places in the tree of shaders/norm.comp; do
+ * rows begin and end anywhere, and do results go through shared memory then? */
+struct norm_way { uint32_t threads, lanes, held, places; bool loose, staged; };
+
+static struct norm_way norm_way(const struct encoder *e, uint32_t rows, uint32_t n, uint32_t size, bool eights,
+                                bool loose, bool staged)
+{
+    bool serial = e->device->tuning->serial;
+    uint32_t each = ceil_div(n, 8);
+    struct norm_way w = { .places = min_u32(pow2_at_least(each), NORM_PLACES), .loose = loose, .staged = staged };
+    w.lanes = row_lanes(e, w.places, &w.threads);
+    while (w.lanes > NORM_LANES && rows >= NORM_MANY && ceil_div(each, w.lanes / 2) <= NORM_HELD)
+        w.lanes = w.threads = w.lanes / 2;           /* more bytes in flight a thread, fewer threads to wait for */
+    /* Where threads are one after the other, few that hold many: those without elements cost as much as others. */
+    while (serial && w.lanes > 1 && (uint64_t)rows * w.lanes > NORM_BUSY && w.places / w.lanes < NORM_SLOTS &&
+           ceil_div(n, 4 * w.lanes) <= NORM_HELD) w.lanes /= 2;
+    w.held = (uint32_t)round_up(ceil_div(each, w.lanes), serial || loose ? 1 : w.places / w.lanes);
+    if (!(eights || loose) || w.held > NORM_HELD ||
+        (staged && !is_staged(e->device, 8 * w.threads * w.held * size, NORM_BESIDE)))
+        w.held = w.loose = w.staged = 0;
+    return w;
+}
+
 /* Normalises the rows of a[1] into a[0]. With a[2] and a[3]: those of the sum of a[1] and a[2], which goes to a[3].
  * weight and bias of the row's length, or NULL. All of one dtype; rows of a[0] and a[3] have no gaps. */
 static void norm_rows(struct encoder *e, const struct norm_job *j, struct array **a)
@@ -9941,14 +10004,13 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     int count = a[2] ? 4 : 2;
     struct dims g = row_dims(a, count);
     struct array *weight = j->weight, *bias = j->bias;
-    uint32_t n = (uint32_t)dim_of(a[0], -1), unit = 16 / (uint32_t)item_size(a[0]), lanes, threads, held;
-    uint32_t places = min_u32(pow2_at_least(ceil_div(n, 8)), NORM_PLACES);       /* of the tree in shaders/norm.comp */
+    uint32_t n = (uint32_t)dim_of(a[0], -1), size = (uint32_t)item_size(a[0]), unit = 16 / size;
     struct norm_push p = { .rows = (uint32_t)(a[0]->size / n), .n = n, .ndim = (uint32_t)g.ndim, .eps = j->eps,
                            .x_step = last_stride(a[1]), .residual_step = a[2] ? last_stride(a[2]) : 1 };
-    bool eights = n % 8 == 0, besides = true, serial = e->device->tuning->serial, loose;
-    uint32_t whole = 0;                              /* 2: results are whole eights, whatever x is */
+    bool eights = n % 8 == 0, besides = true, loose, whole;
     uint32_t kind = j->flags | (weight ? NORM_WEIGHT : 0) | (bias ? NORM_BIAS : 0) | (a[2] ? NORM_ADD : 0) |
-                    (item_size(a[0]) == 2 && n > NORM_ROW_SHORT ? NORM_LONG : 0);
+                    (size == 2 && n > NORM_ROW_SHORT ? NORM_LONG : 0);
+    struct norm_way w;
     if (g.ndim > NORM_DIMS) {
         encoder_fail(e, MLXVK_ERROR_LIMIT, 0, __LINE__, "norm", "the rows' layout is too complex");
         return;
@@ -9971,29 +10033,25 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
         p.bias_step = last_stride(bias);
         besides = besides && aligned_rows(bias, p.bias_at, unit);
     }
-    if (e->device->tuning->each && !(n % 8) && aligned_rows(a[0], p.offset[0], unit)) whole = 2;
     eights = eights && besides;
-    /* Of the rest, too, where an element costs a load as much as four do; weights and biases lie side by side then. */
-    loose = !eights && e->device->tuning->each && !a[2] && (!weight || p.weight_step == 1) &&
-            (!bias || p.bias_step == 1);
-    lanes = row_lanes(e, places, &threads);
-    while (lanes > NORM_LANES && p.rows >= NORM_MANY && ceil_div(n / 8, lanes / 2) <= NORM_HELD)
-        lanes = threads = lanes / 2;                 /* more bytes in flight a thread, fewer threads to wait for */
-    /* Where threads are one after the other, few that hold many: those without elements cost as much as others. */
-    while (serial && lanes > 1 && (uint64_t)p.rows * lanes > NORM_BUSY && places / lanes < NORM_SLOTS &&
-           ceil_div(n, 4 * lanes) <= NORM_HELD) lanes /= 2;
-    held = eights || loose ? ceil_div(ceil_div(n, 8), lanes) : 0;
-    held = (uint32_t)round_up(held, serial || loose ? 1 : places / lanes);
-    USE_AS(e, held && held <= NORM_HELD ? K_norm_eights : K_norm, norm, &p, .threads = threads, .lanes = lanes,
-           .held = held <= NORM_HELD ? held : 0, .dtype = a[0]->dtype, .kind = kind,
-           .slots = places / lanes, .loose = !loose || held > NORM_HELD ? 0 : p.x_step == 1 ? 1 : 2,
-           .besides = loose ? whole | besides : 0);
-    dispatch_groups(e, ceil_div(p.rows, threads / lanes));
+    /* Of the rest, too: an element costs a load as much as four do. Weights and biases lie side by side then. */
+    loose = !eights && !a[2] && (!weight || p.weight_step == 1) && (!bias || p.bias_step == 1);
+    whole = n % 8 == 0 && aligned_rows(a[0], p.offset[0], unit);     /* results, whatever x is */
+    w = norm_way(e, p.rows, n, size, eights, loose, loose && !whole && !e->device->tuning->each);
+    USE_AS(e, w.held ? K_norm_eights : K_norm, norm, &p, .threads = w.threads, .lanes = w.lanes, .held = w.held,
+           .dtype = a[0]->dtype, .kind = kind, .slots = w.places / w.lanes,
+           .loose = !w.loose ? 0 : p.x_step == 1 ? 1 : 2, .besides = w.loose ? (whole ? 2 : 0) | besides : 0,
+           .staged = w.staged);
+    dispatch_groups(e, ceil_div(p.rows, w.threads / w.lanes));
 }
 
-/* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. */
+/* An operand whose rows the kernel can walk beside those of the others, with a reference for the caller. Rows that lie
+ * across others are copied for GPUs, whose lines hold elements of many rows. (An H200, bfloat16 16384 x 4096: 2.8 ms
+ * without.) */
+enum { NORM_ACROSS = 1 << 16 };
 static struct array *walkable(struct encoder *e, struct array *a)
 {
+    if (a && last_stride(a) != 1 && a->size >= NORM_ACROSS && !e->device->tuning->each) return copied(e, a);
     if (!a || (row_dims(&a, 1).ndim <= NORM_DIMS && fits_binding(e->device, a))) {
         if (a) a->refs++;
         return a;

@@ -808,7 +808,7 @@ struct merge_constants { uint32_t threads; };
 typedef struct merge_constants merge_constants; typedef struct merge_push merge_push;
 enum { SLOT_merge_dst = 0, SLOT_merge_src = 1, SLOT_merge_place = 2, SLOT_merge_dst_place = 3 };
 
-struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, loose, besides; };
+struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, loose, besides, staged; };
 typedef struct norm_constants norm_constants; typedef struct norm_push norm_push;
 enum { SLOT_norm_y = 0, SLOT_norm_x = 1, SLOT_norm_residual = 2, SLOT_norm_h = 3, SLOT_norm_weight = 4,
     SLOT_norm_bias = 5 };
@@ -942,7 +942,7 @@ struct rope_constants { uint32_t threads, lanes, by_four, dtype, norm; };
 typedef struct rope_constants rope_constants; typedef struct rope_push rope_push;
 enum { SLOT_rope_y = 0, SLOT_rope_x = 1, SLOT_rope_offsets = 2, SLOT_rope_freqs = 3, SLOT_rope_weight = 4 };
 
-struct scan_constants { uint32_t threads, op, from, to, columns, width, hold, levels, totals; };
+struct scan_constants { uint32_t threads, op, from, to, columns, width, hold, levels, totals, anywhere; };
 typedef struct scan_constants scan_constants; typedef struct scan_push scan_push;
 enum { SLOT_scan_dst = 0, SLOT_scan_src = 1, SLOT_scan_carry = 2 };
 
@@ -971,7 +971,7 @@ typedef struct elementwise_constants select_constants; typedef struct elementwis
 enum { SLOT_select_dst = 0, SLOT_select_condition = 1, SLOT_select_x = 2, SLOT_select_y = 3,
     SLOT_select_table = 4 };
 
-struct softmax_constants { uint32_t threads, mode, t, step, width, hold, loose, fours; };
+struct softmax_constants { uint32_t threads, mode, t, step, width, hold, loose, fours, staged; };
 typedef struct softmax_constants softmax_constants; typedef struct softmax_push softmax_push;
 enum { SLOT_softmax_dst = 0, SLOT_softmax_src = 1, SLOT_softmax_largest = 2, SLOT_softmax_total = 3 };
 
@@ -1098,8 +1098,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
-    X(norm, NORM, 6, 0x9, 116, 8, CAP_SMALL) \
-    X(norm_eights, NORM_EIGHTS, 6, 0x9, 116, 8, CAP_SMALL) \
+    X(norm, NORM, 6, 0x9, 116, 9, CAP_SMALL) \
+    X(norm_eights, NORM_EIGHTS, 6, 0x9, 116, 9, CAP_SMALL) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 128, 12, CAP_SMALL) \
@@ -1127,14 +1127,14 @@ enum { SLOT_quant_gather_x = 0 };
     X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 12, CAP_SMALL) \
     X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 12, CAP_SMALL) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
-    X(scan, SCAN, 3, 0x1, 80, 9, CAP_SMALL) \
+    X(scan, SCAN, 3, 0x1, 80, 10, CAP_SMALL) \
     X(scan_once, SCAN_ONCE, 6, 0x15, 52, 8, CAP_SUBGROUP | CAP_SMALL) \
-    X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 9, CAP_SMALL) \
+    X(scan_pair, SCAN_PAIR, 3, 0x1, 80, 10, CAP_SMALL) \
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 7, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 124, 8, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
-    X(softmax, SOFTMAX, 4, 0x1, 64, 8, CAP_SMALL) \
+    X(softmax, SOFTMAX, 4, 0x1, 64, 9, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
     X(transpose, TRANSPOSE, 2, 0x1, 72, 5, CAP_SMALL) \

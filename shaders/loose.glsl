@@ -56,5 +56,25 @@ Loose loose_load(const uint which, const uint i, const uint last, const uint t)
         [[dont_unroll]] for (uint k = 0u; k < count; k++) \
             if (t == F32) name##32[i + k] = k < 4u ? w.a[k & 3u] : w.b[k & 3u]; \
             else name##16[i + k] = uint16_t(w.a[k / 2u] >> 16u * (k % 2u)); }
+// A row of n from element `at` on by the aligned 16 bytes that hold it, from staged[first] on, shared memory that has it by eights:
+// where stores cost the lines that they touch, whatever they write of each. By `lanes` threads, of which this is number `lane`.
+#define LOOSE_ROW(name) \
+    void loose_row_##name(const uint first, const uint at, const uint n, const uint t, const uint lane, const uint lanes) { \
+        const uint each = t == F32 ? 4u : 8u; \
+        uint s = at % each, end = s + n, last = (n - 1u) / each; \
+        for (uint c = lane; c * each < end; c += lanes) { \
+            uvec4 b = staged[first + min(c, last)], a = s == 0u ? b : staged[first + max(c, 1u) - 1u]; \
+            uvec4 w = loose_of(each - s, t, a, b, b).a; \
+            if (c * each >= s && c * each + each <= end) { \
+                name##128[at / each + c] = w; \
+                continue; \
+            } \
+            [[unroll]] for (uint k = 0u; k < each; k++) { \
+                uint i = c * each + k; \
+                if (i < s || i >= end) continue; \
+                if (t == F32) name##32[at - s + i] = w[k & 3u]; \
+                else name##16[at - s + i] = uint16_t(w[k / 2u] >> 16u * (k % 2u)); \
+            } \
+        } }
 
 #endif

@@ -17,6 +17,7 @@ layout(constant_id = 4) const uint KIND = 0;           // flags
 layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
 layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: bits: weights and biases begin at multiples of PER_WORD; rows of y do, and n is whole eights
+layout(constant_id = 8) const uint STAGED = 0;         // LOOSE: 1: rows of y that begin anywhere go through shared memory
 #include "rows.glsl"
 BUFFER(0, y)
 BUFFER(1, x)
@@ -34,6 +35,9 @@ ACCESS(bias)
 EIGHTS(residual)
 #include "loose.glsl"
 LOOSE_STORE(y)
+const uint ROW_WORDS = HELD * LANES * (DTYPE == F32 ? 2u : 1u);
+shared uvec4 staged[STAGED != 0u ? gl_WorkGroupSize.x / LANES * ROW_WORDS : 1u];
+LOOSE_ROW(y)
 uvec4 loose_quad(const uint which, const uint i) { return which == 0u ? x128[i] : which == WEIGHT ? weight128[i] : bias128[i]; }
 #endif
 
@@ -130,15 +134,18 @@ bool by_floats(const uint i) { return DTYPE == BF16 && has(LONG) && (has(MEAN) |
 // What is normalised, from h once it is stored there.
 float value(const uvec4 at, const uint i) { return has(ADD) ? loadf_h(at.w + i, DTYPE) : loadf_x(at.y + i * x_step, DTYPE); }
 
+// The result at element i, by itself.
+float result(const uvec4 at, const uint i, const float mean, const float factor)
+{
+    float w = has(WEIGHT) ? loadf_weight(weight_at + i * weight_step, DTYPE) : 1.0;
+    float b = has(BIAS) ? loadf_bias(bias_at + i * bias_step, DTYPE) : 0.0;
+    float y = scaled(vec4(value(at, i)), mean, factor, vec4(w), vec4(b)).x;
+    return by_floats(i) ? cut(y) : y;
+}
 // The results from element `first` on, eight or as many as there are.
 void finish(const uvec4 at, const uint first, const float mean, const float factor)
 {
-    for (uint i = first; i < min(first + 8u, n); i++) {
-        float w = has(WEIGHT) ? loadf_weight(weight_at + i * weight_step, DTYPE) : 1.0;
-        float b = has(BIAS) ? loadf_bias(bias_at + i * bias_step, DTYPE) : 0.0;
-        float y = scaled(vec4(value(at, i)), mean, factor, vec4(w), vec4(b)).x;
-        storef_y(at.x + i, DTYPE, by_floats(i) ? cut(y) : y);
-    }
+    for (uint i = first; i < min(first + 8u, n); i++) storef_y(at.x + i, DTYPE, result(at, i, mean, factor));
 }
 
 #ifdef BY_EIGHTS
@@ -254,6 +261,22 @@ void store_loose(const uvec4 at, const uint lane, const uint groups)
     }
     loose_few_y(first, count, DTYPE, rest);
 }
+// The same through shared memory; `numbers`: the words are results.
+void store_staged(const uvec4 at, const uint lane, const uint groups, const bool numbers, const float mean, const float factor)
+{
+    uint row = gl_LocalInvocationID.x / LANES * ROW_WORDS;
+    [[unroll]] for (uint i = 0u; i < HELD; i++)
+        [[unroll]] for (uint k = 0u; k < WORDS; k++)
+            if (numbers && lane + i * LANES < groups) staged[row + (lane + i * LANES) * WORDS + k] = words[i * WORDS + k];
+    if (TESTED && !numbers)                            // halves
+        for (uint g = lane; g < groups; g += LANES)
+            for (uint k = 0u; k < 4u; k++) {
+                uint i = 8u * g + 2u * k, low = float_to_bits(result(at, min(i, n - 1u), mean, factor), DTYPE);
+                staged[row + g][k] = low | float_to_bits(result(at, min(i + 1u, n - 1u), mean, factor), DTYPE) << 16;
+            }
+    barrier();
+    if (groups > 0u) loose_row_y(row, at.x, n, DTYPE, lane, LANES);
+}
 
 void by_eights(const uvec4 at, const uint lane, const bool inside)
 {
@@ -290,6 +313,10 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
         hold_result(i, v);
     }
     bool numbers = !TESTED || all_numbers();           // nothing is stored yet, so that what is not can be made again
+    if (STAGED != 0u) {
+        store_staged(at, lane, groups, numbers, mean, factor);
+        return;
+    }
     if (LOOSE != 0u && (BESIDES & 2u) == 0u) store_loose(at, lane, numbers ? groups : 0u);
     else [[unroll]] for (uint i = 0u; i < HELD; i++)
         if (numbers && lane + i * LANES < groups)

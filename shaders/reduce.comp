@@ -158,15 +158,15 @@ uvec2 locate(uint row)
 
 // ---- rows ----
 
-// Four elements side by side from anywhere: one load, or two that hold them.
+// Four elements side by side from anywhere: one load, or two that hold them, and none in a branch, so that all of a thread's are
+// on their way at once.
 Four fetch(const uint i)
 {
-    uint s = LAYOUT == ANYWHERE ? i & 3u : 0u;
-    Four a = load_four(i / 4u);
-    if (s == 0u) return a;
-    uvec4 b = load_four(i / 4u + 1u).low;
-    if (s == 1u) return Four(uvec4(a.low.yzw, b.x), uvec4(0u));
-    return Four(s == 2u ? uvec4(a.low.zw, b.xy) : uvec4(a.low.w, b.xyz), uvec4(0u));
+    Four v = load_four(i / 4u);
+    if (LAYOUT != ANYWHERE) return v;
+    uint s = i & 3u;
+    uvec4 a = v.low, b = load_four((i + 3u) / 4u).low, two = (s & 2u) != 0u ? uvec4(a.zw, b.xy) : a;
+    return Four((s & 1u) != 0u ? uvec4(two.yzw, (s & 2u) != 0u ? b.z : b.x) : two, uvec4(0u));
 }
 // Is the quad at `at` whole, and what is loaded for it inside the row?
 bool loadable(const uint row, const uint at, const uint end)

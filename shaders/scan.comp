@@ -10,6 +10,7 @@ layout(constant_id = 5) const uint WIDTH = 256;
 layout(constant_id = 6) const uint HOLD = 1;           // fours a thread has in a tile
 layout(constant_id = 7) const uint LEVELS = 0;         // of columns: see climb()
 layout(constant_id = 8) const uint TOTALS = 0;         // 1: of columns, no more than what each part comes to
+layout(constant_id = 9) const uint ANYWHERE = 0;       // rows: 1: the operand's begin anywhere; 2, no PAIR, WIDTH > 1: results do, stored side by side
 //! enum SCAN_: flags
 const uint REVERSE = 1, EXCLUSIVE = 2, CARRY = 4;
 
@@ -95,6 +96,10 @@ void spread(const uint lane, const uint first)
     barrier();
 }
 
+// Results of a tile, which begin anywhere: threads side by side store elements side by side.
+#ifndef PAIR
+shared uvec4 staged[(ANYWHERE & 2u) != 0u ? SIZE : 1u];
+#endif
 void write_four(const uint at, const uint skip, const uint count, const uvec2 v[4])   // elements at .. at + 3, which are `skip` .. of `count`
 {
     if (at % 4u == 0u && skip + 4u <= count && skip < count) {
@@ -111,6 +116,16 @@ void write_four(const uint at, const uint skip, const uint count, const uvec2 v[
         }
 }
 
+// Four from element i on, and from no fours behind number `last`; of eight bytes each aligned ones.
+Four fetch(const uint i, const uint last)
+{
+    if (eight() || (ANYWHERE & 1u) == 0u) return load_four(i / 4u);
+    uint s = i & 3u;
+    uvec4 a = load4_src(i / 4u, FROM), b = load4_src(min((i + 3u) / 4u, last), FROM);
+    uvec4 two = (s & 2u) != 0u ? uvec4(a.zw, b.xy) : a;
+    return Four((s & 1u) != 0u ? uvec4(two.yzw, (s & 2u) != 0u ? b.z : b.x) : two, uvec4(0u));
+}
+
 // The i-th of a row's fours from where it begins; the last one beyond them.
 uint four_at(const uint i, const uint fours, const bool reverse) { return reverse ? fours - 1u - min(i, fours - 1u) : min(i, fours - 1u); }
 
@@ -122,33 +137,34 @@ void rows()
     bool there = row < outer, reverse = (flags & REVERSE) != 0u, exclusive = (flags & EXCLUSIVE) != 0u;
     uint base = locate(there ? row : 0u) + first, count = there ? min(chunk, n - first) : 0u, out_at = to + row * n + first;
     uint fours = (count + 3u) / 4u, rounds = (min(chunk, n) + 3u) / 4u;
+    const bool anywhere = (ANYWHERE & 2u) != 0u;
     ACC before_tile = there ? carried(task) : identity();
-    // Tiles of whole, aligned fours: loaded before the tile before them is scanned, and not in branches.
-    bool even = base % 4u == 0u, whole_fours = even && count % 4u == 0u && count > 0u;
+    // Loaded before the tile before them is scanned, and not in branches; what is not of the row counts for nothing.
+    bool ahead_of = count > 0u && (base % 4u == 0u || !eight());
+    uint last = (base + max(count, 1u) - 1u) / 4u;
     Four next[HOLD];
-    if (whole_fours)
-        [[unroll]] for (uint v = 0u; v < HOLD; v++) next[v] = load_four(base / 4u + four_at(v * WIDTH + lane, fours, reverse));
+    if (ahead_of)
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) next[v] = fetch(base + 4u * four_at(v * WIDTH + lane, fours, reverse), last);
     for (uint tile = 0u; tile < rounds; tile += WIDTH * HOLD) {        // i counts fours
         ACC x[HOLD * 4u];
-        if (whole_fours && tile + WIDTH * HOLD <= fours) {
-            [[unroll]] for (uint v = 0u; v < HOLD; v++)
-                [[unroll]] for (uint k = 0u; k < 4u; k++) x[4u * v + k] = value(of_four(next[v], k), 0u);
-            [[unroll]] for (uint v = 0u; v < HOLD; v++)
-                next[v] = load_four(base / 4u + four_at(tile + (HOLD + v) * WIDTH + lane, fours, reverse));
-        } else
-        [[unroll]] for (uint v = 0u; v < HOLD; v++) {
-            uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i;
-            bool whole = even && i < fours && 4u * g + 4u <= count;
-            Four f = Four(uvec4(0u), uvec4(0u));
-            if (whole) f = load_four(base / 4u + g);
-            [[unroll]] for (uint k = 0u; k < 4u; k++) {
-                uint j = 4u * g + k;
-                bool here = i < fours && j < count;
-                x[4u * v + k] = identity();
-                if (whole) x[4u * v + k] = value(of_four(f, k), 0u);
-                else if (here) x[4u * v + k] = value(load_one(base + j), 0u);
+        bool whole = 4u * (tile + WIDTH * HOLD) <= count && (!reverse || count % 4u == 0u);
+        [[unroll]] for (uint v = 0u; v < HOLD; v++)
+            [[unroll]] for (uint k = 0u; k < 4u; k++) x[4u * v + k] = ahead_of ? value(of_four(next[v], k), 0u) : identity();
+        if (!whole)
+            [[unroll]] for (uint v = 0u; v < HOLD; v++) {
+                uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i;
+                [[unroll]] for (uint k = 0u; k < 4u; k++)
+                    if (i >= fours || 4u * g + k >= count) x[4u * v + k] = identity();
             }
-        }
+        if (ahead_of)
+            [[unroll]] for (uint v = 0u; v < HOLD; v++)
+                next[v] = fetch(base + 4u * four_at(tile + (HOLD + v) * WIDTH + lane, fours, reverse), last);
+        else
+            [[unroll]] for (uint v = 0u; v < HOLD; v++) {
+                uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i;
+                [[unroll]] for (uint k = 0u; k < 4u; k++)
+                    if (i < fours && 4u * g + k < count) x[4u * v + k] = value(load_one(base + 4u * g + k), 0u);
+            }
         if (reverse)
             [[unroll]] for (uint v = 0u; v < HOLD; v++) {
                 ACC a = x[4u * v], b = x[4u * v + 1u];
@@ -168,9 +184,22 @@ void rows()
                 a = b;
             }
             if (reverse) { uvec2 p = y[0], q = y[1]; y[0] = y[3]; y[1] = y[2]; y[2] = q; y[3] = p; }
-            if (i < fours) write_four(out_at + 4u * g, 4u * g, count, y);
             before_tile = combine(before_tile, sums[v]);
+#ifndef PAIR
+            uint l = v * WIDTH + lane;
+            if (anywhere) staged[slot * WIDTH * HOLD + (reverse ? WIDTH * HOLD - 1u - l : l)] = uvec4(y[0].x, y[1].x, y[2].x, y[3].x);
+#endif
+            if (!anywhere && i < fours) write_four(out_at + 4u * g, 4u * g, count, y);
         }
+#ifndef PAIR
+        if (!anywhere) continue;
+        barrier();                                     // the next one is spread()'s
+        int start = 4 * int(reverse ? fours - tile - WIDTH * HOLD : tile);
+        [[unroll]] for (uint k = 0u; k < 4u * HOLD; k++) {
+            uint l = k * WIDTH + lane, j = uint(start + int(l));
+            if (j < count) store_dst(out_at + j, TO, staged[slot * WIDTH * HOLD + l / 4u][l % 4u]);
+        }
+#endif
     }
 }
 

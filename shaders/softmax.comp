@@ -16,6 +16,7 @@ layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
 layout(constant_id = 6) const uint LOOSE = 0;          // HELD, STEP 8: 1: rows begin and end anywhere; 2: the operand's begin anywhere
 layout(constant_id = 7) const uint FOURS = 0;          // APPLY, STEP 4: 1: of four columns, whose maxima and sums are one load
+layout(constant_id = 8) const uint STAGED = 0;         // LOOSE: no load in a branch; 1: results go through shared memory
 
 layout(push_constant) uniform softmax_push {
     uint n, outer, inner, from, to, most_at, sums_at;        // the first element of operand, result, maxima and sums
@@ -29,6 +30,9 @@ ACCESS(dst)
 ACCESS(src)
 #include "loose.glsl"
 LOOSE_STORE(dst)
+const uint ROW_WORDS = T == F32 ? WIDTH * HOLD : (WIDTH * HOLD + 1u) / 2u;
+shared uvec4 staged[STAGED == 1u ? gl_WorkGroupSize.x / WIDTH * ROW_WORDS : 1u];
+LOOSE_ROW(dst)
 uvec4 loose_quad(const uint which, const uint i) { return src128[i]; }
 
 const float LOWEST = -3.402823466e+38;
@@ -166,7 +170,7 @@ void load_all(const uint base, const uint me, out vec4 x[HOLD])
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
             uint i = spot_of(k, me);
             x[k] = x[k + 1u] = vec4(-INFINITY);
-            if (i >= n) continue;
+            if (STAGED == 0u && i >= n) continue;
             eight r = loose_eight(loose_load(0u, base + i, base + n - 1u, T), T);
             x[k] = mix(r.a, x[k], greaterThanEqual(i + four, uvec4(n)));
             x[k + 1u] = mix(r.b, x[k + 1u], greaterThanEqual(i + 4u + four, uvec4(n)));
@@ -196,6 +200,23 @@ void store_loose(const uint at, const uint me, const vec4 x[HOLD], const float s
         }
     }
     loose_few_dst(at + first, count, T, rest);
+}
+
+// The same through shared memory. All threads take part; a row that is not there has no elements.
+void store_staged(const uint at, const uint me, const uint slot, const vec4 x[HOLD], const float s, const bool nowhere, const bool there)
+{
+    uint row = slot * ROW_WORDS;
+    [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
+        uint i = spot_of(k, me);
+        vec4 a = x[k] * s, b = x[k + 1u] * s;
+        if (i >= n) continue;
+        if (T == F32) {
+            staged[row + i / 4u] = floatBitsToUint(a);
+            staged[row + i / 4u + 1u] = floatBitsToUint(b);
+        } else staged[row + i / 8u] = nowhere ? eight_shares(a, b) : uvec4(0x7fff7fffu);
+    }
+    barrier();
+    if (there) loose_row_dst(row, at, n, T, me, WIDTH);
 }
 
 // Of halves the words themselves: what is beyond the row is filled in by twos, and 16384 rows of 8192 take an H200 139 us, not 140.
@@ -232,8 +253,9 @@ void held(const uint row, const uint me, const uint slot)
     fold(me, slot);
     [[unroll]] for (uint i = 0u; i < PIECES; i++) s += piece_sum(slot, i);
     s = share_of(s);
-    if (!there) return;
     bool nowhere = !is_nan(s);                         // NaN is in all of the row, or nowhere: no result needs a test
+    if (STAGED == 1u) store_staged(at, me, slot, x, s, nowhere, there);
+    if (STAGED == 1u || !there) return;
     if (LOOSE == 1u) store_loose(at, me, x, s, nowhere);
     else if (STEP == 8u && T != F32)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {

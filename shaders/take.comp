@@ -62,11 +62,13 @@ void copy_rows()
         }
 }
 
-// The same, SCALARS neighbours a thread, of units of at most 4 bytes: no row is shorter, so they are of two rows at most.
+// The same, SCALARS neighbours a thread, of units of at most 4 bytes: no row is shorter, so they are of two rows at most. Stored
+// together, where all are there.
 void copy_runs()
 {
-    uint first = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * SCALARS;
-    uint row = first / shape[0], in_row = first - row * shape[0], from[2];
+    const uint PER_WORD = TO == U32 ? 1u : TO == U16 ? 2u : 4u, WORDS = SCALARS / PER_WORD;
+    uint first = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * SCALARS, to = offset[0] + first;
+    uint row = first / shape[0], in_row = first - row * shape[0], from[2], w[8];
     bool there[2];
     for (uint k = 0u; k < 2u; k++) {
         uint r = min(row + k, n / shape[0] - 1u), outer = r / shape[1];
@@ -74,10 +76,20 @@ void copy_runs()
         there[k] = OP == STARTS || at != NOWHERE;
         from[k] = offset[1] + outer * stride[1][0] + at * stride[1][1] + in_row - k * shape[0];
     }
+    if (first + SCALARS <= n && there[0] && there[1] && offset[0] % SCALARS == 0u) {
+        [[unroll]] for (uint k = 0u; k < SCALARS; k++) {
+            uint raw = load_src(in_row + k < shape[0] ? from[0] + k : from[1] + k, TO) << 32u / PER_WORD * (k % PER_WORD);
+            w[k / PER_WORD & 7u] = k % PER_WORD == 0u ? raw : w[k / PER_WORD & 7u] | raw;
+        }
+        if (WORDS == 1u) dst32[to / 4u] = w[0];
+        else if (WORDS == 2u) dst64[to / SCALARS] = uvec2(w[0], w[1]);
+        else [[unroll]] for (uint k = 0u; k < WORDS; k += 4u)
+            dst128[to / (4u * PER_WORD) + k / 4u] = uvec4(w[k & 7u], w[k + 1u & 7u], w[k + 2u & 7u], w[k + 3u & 7u]);
+        return;
+    }
     for (uint k = 0u; k < SCALARS; k++) {
         bool same = in_row + k < shape[0];
-        if (first + k < n && (same ? there[0] : there[1]))
-            store_dst(offset[0] + first + k, TO, load_src((same ? from[0] : from[1]) + k, TO));
+        if (first + k < n && (same ? there[0] : there[1])) store_dst(to + k, TO, load_src((same ? from[0] : from[1]) + k, TO));
     }
 }
 
