@@ -607,7 +607,8 @@ struct capabilities {
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
     /* n of n x n x n cooperative matrices, float16 and bfloat16; 0: none */
     uint8_t coopmat_size[2];
-    bool push_descriptor, mapped, subgroup_forced, memory_budget, memory_priority, robustness, float_controls;
+    bool push_descriptor, mapped, subgroup_forced, memory_budget, memory_priority, robustness;
+    bool half_modes;                                 /* shaders may say that halves round to even and stay small */
     bool extensions[MLXVK_MEMORY_KINDS];             /* that take part in memory of this kind */
     size_t host_align;                               /* of the host's memory, to be imported */
     bool cached;                                     /* the host reads mapped memory as fast as its own */
@@ -1160,9 +1161,11 @@ static uint32_t capability_bits(struct device *d, const struct features *f,
     if (f->bfloat16.shaderBFloat16Type) bits |= CAP_BFLOAT16;
     if (f->v12.vulkanMemoryModel) bits |= CAP_MEMORY_MODEL;
     if (f->dot.shaderIntegerDotProduct) bits |= CAP_INT_DOT;
-    if (d->gate[GATE_HALF_CONVERSION] && fc->shaderRoundingModeRTEFloat16 && fc->shaderDenormPreserveFloat16 &&
+    d->caps.half_modes = d->gate[GATE_HALF_CONVERSION] &&
+        fc->shaderRoundingModeRTEFloat16 && fc->shaderDenormPreserveFloat16 &&
         fc->roundingModeIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE &&
-        fc->denormBehaviorIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE) bits |= CAP_HALF_CONVERSION;
+        fc->denormBehaviorIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE;
+    if (d->caps.half_modes) bits |= CAP_HALF_CONVERSION;
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         d->caps.subgroup >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel) {
@@ -2575,7 +2578,8 @@ static void reap_events(struct device *d, bool all)
 
 enum spirv { SPIRV_HEADER = 5, SPIRV_BOUND = 3, SPIRV_STORAGE_BUFFER = 12, SPIRV_ARRAY_STRIDE = 6, SPIRV_GL_COMPUTE = 5,
              SPIRV_LOCAL_SIZE = 17, SPIRV_LOCAL_SIZE_ID = 38, SPIRV_SPEC_ID = 1, SPIRV_BUILT_IN = 11,
-             SPIRV_WORKGROUP_SIZE = 25, SPIRV_BINDING = 33, SPIRV_SET = 34 };
+             SPIRV_WORKGROUP_SIZE = 25, SPIRV_BINDING = 33, SPIRV_SET = 34, SPIRV_DENORM_PRESERVE = 4459,
+             SPIRV_ROUNDING_MODE_RTE = 4462 };
 enum spirv_op { SPIRV_NAME = 5, SPIRV_ENTRY_POINT = 15, SPIRV_EXECUTION_MODE = 16, SPIRV_CAPABILITY = 17,
                 SPIRV_TYPE_VOID = 19, SPIRV_TYPE_BOOL = 20, SPIRV_TYPE_INT = 21, SPIRV_TYPE_FLOAT = 22,
                 SPIRV_TYPE_RUNTIME_ARRAY = 29, SPIRV_TYPE_POINTER = 32, SPIRV_TYPE_FUNCTION = 33, SPIRV_TYPE_LAST = 39,
@@ -2647,21 +2651,16 @@ static uint32_t module_needs(const uint32_t *spirv, size_t words)
     return needs;
 }
 
-/* What of that the device lacks. Storage of bytes and halves is emulated, but not that of float types. Cooperative
- * matrices may be of any size, of which CAP_COOPMAT says one, but where a module needs the second extension. */
+/* What of that the device lacks. Storage of bytes and halves is emulated, but not that of float types. How a module
+ * rounds halves is between it and the driver: mlxvk's own do without. Cooperative matrices may be of any size, of
+ * which CAP_COOPMAT says one, but where a module needs the second extension. */
 static uint32_t lacking(const struct device *d, uint32_t needs)
 {
-    uint32_t missing = needs & ~d->caps.bits;
+    uint32_t missing = needs & ~d->caps.bits & ~(uint32_t)CAP_HALF_CONVERSION;
     if (!(needs & (CAP_FLOAT16 | CAP_BFLOAT16))) missing &= ~(uint32_t)CAP_SMALL;
     if (!(needs & CAP_COOPMAT2) && d->caps.coopmat_size[0]) missing &= ~(uint32_t)CAP_COOPMAT;
     if (!(needs & CAP_COOPMAT2) && d->caps.coopmat_size[1]) missing &= ~(uint32_t)(CAP_COOPMAT | CAP_COOPMAT_BF16);
     return missing;
-}
-
-/* The same of a module that is not in the table. How it rounds halves is between it and the driver. */
-static uint32_t module_lacks(const struct device *d, const uint32_t *spirv, size_t words)
-{
-    return lacking(d, module_needs(spirv, words) & ~(uint32_t)CAP_HALF_CONVERSION);
 }
 
 /* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a
@@ -2921,24 +2920,42 @@ static void clear_unroll(uint32_t *spirv, size_t words)
         if ((spirv[at] & 0xffff) == SPIRV_LOOP_MERGE) spirv[at + 3] &= ~1u;
 }
 
-/* Makes the module, rewritten where the device lacks the storage that it declares, or is in trouble with its loops. */
-static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, VkShaderModule *out)
+/* Takes the modes of conversions of halves from a module, which is so many words then. */
+static size_t clear_half_modes(uint32_t *spirv, size_t words)
+{
+    struct spirv_instruction i = spirv_open(spirv, words);
+    size_t kept = SPIRV_HEADER;
+    while (spirv_next(&i)) {
+        bool capability = i.op == SPIRV_CAPABILITY && spirv_need(i.w[0]) == CAP_HALF_CONVERSION;
+        bool mode = i.op == SPIRV_EXECUTION_MODE &&
+                    (i.w[1] == SPIRV_DENORM_PRESERVE || i.w[1] == SPIRV_ROUNDING_MODE_RTE);
+        if (capability || mode) continue;
+        memmove(spirv + kept, i.operands - 1, (i.n + 1) * sizeof *spirv);
+        kept += i.n + 1;
+    }
+    return kept;
+}
+
+/* Makes the module, rewritten where the device lacks the storage that it declares, or the modes of conversions, or is
+ * in trouble with its loops. needs: what of that it declares, as far as it may be taken away. */
+static VkResult build_module(struct device *d, const uint32_t *spirv, size_t size, uint32_t needs, VkShaderModule *out)
 {
     VkShaderModuleCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .codeSize = size,
                                       .pCode = spirv };
     size_t words = size / 4;
     uint32_t *rewritten = NULL;
+    bool unrolls = d->caps.quirks & QUIRK_UNROLLS_FIRST, modes = needs & CAP_HALF_CONVERSION && !d->caps.half_modes;
     VkResult r = VK_SUCCESS;
-    if (module_needs(spirv, words) & CAP_SMALL & ~d->caps.bits) {
-        r = rewrite_module(d, spirv, &words, &rewritten);
+    if (needs & CAP_SMALL & ~d->caps.bits) r = rewrite_module(d, spirv, &words, &rewritten);
+    else if (modes || unrolls) {
+        if (!(rewritten = host_alloc(d, size))) return VK_ERROR_OUT_OF_HOST_MEMORY;
+        memcpy(rewritten, spirv, size);
+    }
+    if (rewritten) {
+        if (modes) words = clear_half_modes(rewritten, words);
+        if (unrolls) clear_unroll(rewritten, words);
         info.pCode = rewritten;
         info.codeSize = 4 * words;
-    }
-    if (r >= 0 && d->caps.quirks & QUIRK_UNROLLS_FIRST) {
-        if (!rewritten && !(rewritten = host_alloc(d, size))) return VK_ERROR_OUT_OF_HOST_MEMORY;
-        if (info.pCode == spirv) memcpy(rewritten, spirv, size);
-        clear_unroll(rewritten, words);
-        info.pCode = rewritten;
     }
     if (r >= 0) r = d->vk.vkCreateShaderModule(d->handle, &info, NULL, out);
     host_free(d, rewritten);
@@ -3460,7 +3477,7 @@ static VkResult open_module(struct device *d, const struct pipeline *p, VkShader
     uint32_t *pruned = wanted ? prune_module(d, row->spirv, &size, p->spec, p->spec_count) : NULL;
     VkShaderModule *module = pruned ? own : &d->modules[p->kernel];
     VkResult r = VK_SUCCESS;
-    if (!*module) r = build_module(d, pruned ? pruned : row->spirv, size, module);
+    if (!*module) r = build_module(d, pruned ? pruned : row->spirv, size, row->needs, module);
     host_free(d, pruned);
     *out = *module;
     return r;
@@ -4493,7 +4510,7 @@ struct late_row {
         { PUSH_WORD(attention_rope, v_at), SLOT_attention_rope_v },                                                 \
         { PUSH_WORD(attention_rope, key_count), NO_SLOT }, { PUSH_WORD(attention_rope, offset), NO_SLOT } } }
 static const struct late_row late_table[] = {
-    LATE_COPY(COPY, copy), LATE_COPY(COPY_HALF, copy_half), LATE_COPY(COPY_WIDE, copy_wide),
+    LATE_COPY(COPY, copy), LATE_COPY(COPY_WIDE, copy_wide),
     { K_ROPE, SLOT_rope_offsets, PUSH_WORD(rope, offsets_at), PUSH_WORD(rope, flags), ROPE_LATE,
       offsetof(rope_constants, dtype) / 4, 2,
       { { PUSH_WORD(rope, y_at), SLOT_rope_y }, { PUSH_WORD(rope, offset), NO_SLOT } } },
@@ -4618,7 +4635,6 @@ static void set_joined(struct encoder *e, uint32_t slot)
  * that. What is read otherwise must not lie where a result is written. */
 static const struct layout_row { uint32_t kernel, dense, flat, own; } layout_table[] = {
     { K_BINARY,        0, 0, ~0u },
-    { K_BINARY_HALF,   0, 0, ~0u },
     { K_NORM,          1 << 0 | 1 << 3, 0, 1 << 1 | 1 << 2 },
     { K_NORM_EIGHTS,   1 << 0 | 1 << 3, 0, 1 << 1 | 1 << 2 },
     { K_QMV,           0, 1 << 4 | 1 << 5, 1 << 5 },
@@ -4962,10 +4978,11 @@ static struct pipeline *pipeline_of(struct encoder *e, const struct step *t)
     struct pipeline *p = t->pipeline;
     struct device *d = e->device;
     VkShaderModule module = VK_NULL_HANDLE;
+    const uint32_t *words = p ? p->words.items : NULL;
     VkResult r;
     if (!p) return find_pipeline(e, (enum kernel_id)t->kernel, t->constants, t->constant_count);
     if (p->handle || p == &d->image_copy) return p;
-    r = build_module(d, p->words.items, p->words.count * sizeof(uint32_t), &module);
+    r = build_module(d, words, p->words.count * sizeof *words, module_needs(words, p->words.count), &module);
     if (r >= 0)
         r = build_pipeline(d, module, p->bindings, p->spec, p->spec_count, robustness_of(d, KERNEL_COUNT), &p->handle);
     d->vk.vkDestroyShaderModule(d->handle, module, NULL);
@@ -6465,15 +6482,19 @@ static uint32_t lanes_of(uint16_t kernel, mlxvk_dtype to, mlxvk_dtype from)
     return kernel == K_FP8 || most > 2 ? 4 : 16 / most;
 }
 
-/* The device's own conversion of f16, where there is one. */
-static enum kernel_id kernel_of_lanes(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to,
-                                      mlxvk_dtype from)
+/* HALF of half.glsl, for numbers of dtype t: does the device itself convert them? */
+static uint32_t own_halves(const struct encoder *e, mlxvk_dtype t)
 {
-    enum kernel_id half = kernel == K_UNARY ? K_UNARY_HALF : kernel == K_BINARY ? K_BINARY_HALF : K_COPY_HALF;
+    return t == MLXVK_FLOAT16 && e->device->caps.bits & CAP_HALF_CONVERSION;
+}
+
+/* The same of the kernels above, which have them do so by eights, and copies of float32 by fours. */
+static uint32_t own_halves_of(const struct encoder *e, uint16_t kernel, uint32_t lanes, mlxvk_dtype to,
+                              mlxvk_dtype from)
+{
     bool copy = kernel == K_COPY && to != from, narrows = copy && lanes == 4 && from == MLXVK_FLOAT32;
-    bool has_half = (copy && to == MLXVK_FLOAT16) ||
-        ((copy || kernel == K_UNARY || kernel == K_BINARY) && from == MLXVK_FLOAT16);
-    return (lanes == 8 || narrows) && has_half && has_kernel(e->device, half) ? half : (enum kernel_id)kernel;
+    if (lanes != 8 && !narrows) return 0;
+    return (copy && own_halves(e, to)) || ((copy || kernel == K_UNARY || kernel == K_BINARY) && own_halves(e, from));
 }
 
 /* Copies of bits from rows to rows: as words, where both sides' rows are whole words. */
@@ -6685,8 +6706,9 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     if (!plan_flat(&w, push.offset, count) && (w.scalars == UINT32_MAX || small))
         plan_strided(e, &w, &push, &g, count, p->kernel == K_BINARY || p->kernel == K_UNARY);
     note_walk(e, p, a, w.mode);
-    USE_AS(e, kernel_of_lanes(e, p->kernel, w.lanes, to, from), binary, &push, .threads = flat_threads(e->device),
-           .mode = w.mode, .scalars = w.scalars, .op = p->op, .to = to, .from = from);
+    USE_AS(e, (enum kernel_id)p->kernel, binary, &push, .threads = flat_threads(e->device), .mode = w.mode,
+           .scalars = w.scalars, .op = p->op, .to = to, .from = from,
+           .half = own_halves_of(e, p->kernel, w.lanes, to, from));
     dispatch_elements(e, push.n / w.lanes + push.n % w.lanes);
 }
 
@@ -27571,8 +27593,10 @@ struct kernel {
 
 static int kernel_build(struct device *d, struct kernel *k, const mlxvk_kernel_desc *desc)
 {
-    uint32_t missing = module_lacks(d, desc->spirv, desc->spirv_size / 4);
-    VkResult r = missing ? VK_ERROR_FEATURE_NOT_PRESENT : build_module(d, desc->spirv, desc->spirv_size, &k->module);
+    uint32_t needs = module_needs(desc->spirv, desc->spirv_size / 4), missing = lacking(d, needs);
+    VkResult r = VK_ERROR_FEATURE_NOT_PRESENT;
+    needs &= ~(uint32_t)CAP_HALF_CONVERSION;         /* its modes are what it says */
+    if (!missing) r = build_module(d, desc->spirv, desc->spirv_size, needs, &k->module);
     if (r == VK_ERROR_FEATURE_NOT_PRESENT) {
         char names[128];
         name_missing(missing ? missing : CAP_SMALL & ~d->caps.bits, names, sizeof names);

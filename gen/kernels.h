@@ -559,16 +559,13 @@ typedef struct attention_walk_constants attention_walk_constants; typedef struct
 enum { SLOT_attention_walk_o = 0, SLOT_attention_walk_q = 1, SLOT_attention_walk_k = 2,
     SLOT_attention_walk_v = 3, SLOT_attention_walk_mask = 4, SLOT_attention_walk_sinks = 5 };
 
-struct elementwise_constants { uint32_t threads, mode, scalars, op, to, from; };
+struct elementwise_constants { uint32_t threads, mode, scalars, op, to, from, half; };
 typedef struct elementwise_constants binary_constants; typedef struct elementwise_push binary_push;
 enum { SLOT_binary_dst = 0, SLOT_binary_a = 1, SLOT_binary_b = 2, SLOT_binary_table = 3 };
 
 typedef struct elementwise_constants binary_complex_constants; typedef struct elementwise_push binary_complex_push;
 enum { SLOT_binary_complex_dst = 0, SLOT_binary_complex_a = 1, SLOT_binary_complex_b = 2,
     SLOT_binary_complex_table = 3 };
-
-typedef struct elementwise_constants binary_half_constants; typedef struct elementwise_push binary_half_push;
-enum { SLOT_binary_half_dst = 0, SLOT_binary_half_a = 1, SLOT_binary_half_b = 2, SLOT_binary_half_table = 3 };
 
 typedef struct elementwise_constants binary_wide_constants; typedef struct elementwise_push binary_wide_push;
 enum { SLOT_binary_wide_dst = 0, SLOT_binary_wide_a = 1, SLOT_binary_wide_b = 2, SLOT_binary_wide_table = 3 };
@@ -614,9 +611,6 @@ enum { SLOT_conv_unfold_d = 0, SLOT_conv_unfold_a = 1 };
 
 typedef struct elementwise_constants copy_constants; typedef struct elementwise_push copy_push;
 enum { SLOT_copy_dst = 0, SLOT_copy_src = 1, SLOT_copy_table = 2 };
-
-typedef struct elementwise_constants copy_half_constants; typedef struct elementwise_push copy_half_push;
-enum { SLOT_copy_half_dst = 0, SLOT_copy_half_src = 1, SLOT_copy_half_table = 2 };
 
 typedef struct elementwise_constants copy_wide_constants; typedef struct elementwise_push copy_wide_push;
 enum { SLOT_copy_wide_dst = 0, SLOT_copy_wide_src = 1, SLOT_copy_wide_table = 2 };
@@ -997,9 +991,6 @@ enum { SLOT_unary_dst = 0, SLOT_unary_src = 1, SLOT_unary_table = 2 };
 typedef struct elementwise_constants unary_complex_constants; typedef struct elementwise_push unary_complex_push;
 enum { SLOT_unary_complex_dst = 0, SLOT_unary_complex_src = 1, SLOT_unary_complex_table = 2 };
 
-typedef struct elementwise_constants unary_half_constants; typedef struct elementwise_push unary_half_push;
-enum { SLOT_unary_half_dst = 0, SLOT_unary_half_src = 1, SLOT_unary_half_table = 2 };
-
 typedef struct elementwise_constants unary_wide_constants; typedef struct elementwise_push unary_wide_push;
 enum { SLOT_unary_wide_dst = 0, SLOT_unary_wide_src = 1, SLOT_unary_wide_table = 2 };
 
@@ -1037,10 +1028,9 @@ enum { SLOT_quant_gather_x = 0 };
     X(attention_vjp_bf16, ATTENTION_VJP_BF16, 8, 0x3, 120, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_vjp_f16, ATTENTION_VJP_F16, 8, 0x3, 120, 7, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(attention_walk, ATTENTION_WALK, 6, 0x1, 128, 7, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(binary, BINARY, 4, 0x1, 120, 6, CAP_SMALL) \
-    X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 6, CAP_SMALL) \
-    X(binary_half, BINARY_HALF, 4, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(binary_wide, BINARY_WIDE, 4, 0x1, 120, 6, CAP_SMALL) \
+    X(binary, BINARY, 4, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(binary_wide, BINARY_WIDE, 4, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(categorical, CATEGORICAL, 4, 0x9, 60, 6, CAP_SMALL) \
     X(classes, CLASSES, 2, 0x1, 20, 3, CAP_SMALL) \
     X(conv_coopmat2_bf16, CONV_COOPMAT2_BF16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
@@ -1051,9 +1041,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(conv_plain, CONV_PLAIN, 3, 0x1, 124, 4, CAP_SMALL) \
     X(conv_tiled, CONV_TILED, 3, 0x1, 124, 11, CAP_SMALL) \
     X(conv_unfold, CONV_UNFOLD, 2, 0x1, 124, 3, CAP_SMALL) \
-    X(copy, COPY, 3, 0x1, 120, 6, CAP_SMALL) \
-    X(copy_half, COPY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(copy_wide, COPY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(copy, COPY, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(copy_wide, COPY_WIDE, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(cross_entropy, CROSS_ENTROPY, 5, 0x1, 28, 5, CAP_STORAGE16) \
     X(dequantize, DEQUANTIZE, 5, 0x8, 28, 8, CAP_SMALL) \
     X(dequantize_rows, DEQUANTIZE_ROWS, 5, 0x8, 40, 7, CAP_SMALL) \
@@ -1062,7 +1051,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(fft_chirp, FFT_CHIRP, 2, 0x3, 16, 1, CAP_SMALL) \
     X(fft_fixed, FFT_FIXED, 4, 0x1, 128, 8, CAP_SMALL) \
     X(fft_more, FFT_MORE, 4, 0x1, 128, 8, CAP_SMALL) \
-    X(fp8, FP8, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(fp8, FP8, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(gated_delta, GATED_DELTA, 8, 0x3, 96, 7, CAP_STORAGE16) \
     X(gated_delta_vjp, GATED_DELTA_VJP, 8, 0x87, 80, 7, CAP_STORAGE16) \
     X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 10, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
@@ -1133,16 +1122,15 @@ enum { SLOT_quant_gather_x = 0 };
     X(scatter, SCATTER, 4, 0x9, 84, 4, CAP_SMALL) \
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 7, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 124, 8, CAP_SMALL) \
-    X(select, SELECT, 5, 0x1, 120, 6, CAP_SMALL) \
+    X(select, SELECT, 5, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(softmax, SOFTMAX, 4, 0x1, 64, 9, CAP_SMALL) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
     X(transpose, TRANSPOSE, 2, 0x1, 72, 5, CAP_SMALL) \
     X(transpose_quads, TRANSPOSE_QUADS, 2, 0x1, 72, 3, CAP_SMALL) \
-    X(unary, UNARY, 3, 0x1, 120, 6, CAP_SMALL) \
-    X(unary_complex, UNARY_COMPLEX, 3, 0x1, 120, 6, CAP_SMALL) \
-    X(unary_half, UNARY_HALF, 3, 0x1, 120, 6, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(unary_wide, UNARY_WIDE, 3, 0x1, 120, 6, CAP_SMALL) \
+    X(unary, UNARY, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(unary_complex, UNARY_COMPLEX, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(unary_wide, UNARY_WIDE, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(vecmat, VECMAT, 4, 0x1, 128, 6, CAP_SMALL) \
     X(winograd, WINOGRAD, 2, 0x1, 124, 4, CAP_SMALL)
 

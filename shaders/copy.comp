@@ -80,13 +80,11 @@ uvec4 converted(const uvec4 w)
         for (uint k = 0u; k < 8u; k++) r[k] = is_float(FROM) ? number(w, k) : as_float(element(w, k, FROM), FROM);
         if (put_numbers(v, r)) return v;
     }
-#ifdef HALF
     vec4 x = uintBitsToFloat(w);
-    if (FROM == F32 && TO == F16 && !is_nan((x.x + x.y) + (x.z + x.w))) {
+    if (HALF != 0u && FROM == F32 && TO == F16 && !is_nan((x.x + x.y) + (x.z + x.w))) {
         uvec2 p = uvec2(packHalf2x16(x.xy), packHalf2x16(x.zw));
         return uvec4(p.x & 0xffffu, p.x >> 16, p.y & 0xffffu, p.y >> 16);
     }
-#endif
     for (uint k = 0u; k < LANES; k++) put_element(v, k, convert(element(w, k, FROM), FROM, TO));
     return v;
 }

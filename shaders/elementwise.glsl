@@ -6,12 +6,6 @@
 #ifndef ELEMENTWISE_GLSL
 #define ELEMENTWISE_GLSL
 #include "common.glsl"
-// HALF: the device itself converts between f16 and float32, with denormals, and to nearest even.
-#ifdef HALF
-#extension GL_EXT_spirv_intrinsics : require
-spirv_execution_mode(capabilities = [4464], 4459, 16);                 // DenormPreserve
-spirv_execution_mode(capabilities = [4467], 4462, 16);                 // RoundingModeRTE
-#endif
 //! enum MODE_: flat walks and strided ones, by elements or vectors; TABLE: strided, by elements; EACH: strided, several a thread
 const uint FLAT = 0, FLAT_4 = 1, STRIDES = 2, TABLE = 3, FLAT_8 = 4, STRIDES_4 = 5, STRIDES_8 = 6, FLAT_16 = 7, STRIDES_16 = 8,
     EACH_4 = 9, EACH_8 = 10, EACH_16 = 11;
@@ -40,11 +34,15 @@ const uint FOUR_ROWS = SCALARS >> FOURS & 1u;
 const uint LANES = SIXTEENS ? 16u : EIGHTS ? 8u : MODE == FLAT_4 || MODE == STRIDES_4 || MODE == EACH_4 ? 4u : 1u;   // elements a thread
 
 // Kernels that say more have a block of their own, which begins as this one: WALK its name, WALKED arrays, and
-// BESIDES, what follows.
+// BESIDES, what follows; they have no conversions by the device.
 #ifndef WALK
 #define WALK elementwise_push
 #define WALKED 4
 #define BESIDES
+#define HALF_ID 6                                      // behind common.glsl, whose own conversions keep all of NaN's bits for copies
+#include "half.glsl"
+#else
+const uint HALF = 0;
 #endif
 layout(push_constant) uniform WALK {
     uint n, ndim;
@@ -200,9 +198,7 @@ bool is_shifted(const uint operand, const uint type) { return EACH && in_word(ty
 float number(const uvec4 w, const uint k)
 {
     if (EIGHTS && FROM == BF16) return uintBitsToFloat((k & 1u) == 0u ? w[k >> 1 & 3u] << 16 : w[k >> 1 & 3u] & 0xffff0000u);
-#ifdef HALF
-    if (EIGHTS && FROM == F16) return unpackHalf2x16(w[k >> 1 & 3u])[k & 1u];
-#endif
+    if (EIGHTS && HALF != 0u && FROM == F16) return unpackHalf2x16(w[k >> 1 & 3u])[k & 1u];
     return bits_to_float(element(w, k, FROM), FROM);
 }
 void put_element(inout uvec4 w, const uint k, const uint raw) { put_raw(w, k, raw, TO); }
@@ -210,11 +206,7 @@ void put_element(inout uvec4 w, const uint k, const uint raw) { put_raw(w, k, ra
 bool put_numbers(out uvec4 w, const float r[8])
 {
     w = uvec4(0u);
-#ifdef HALF
-    const bool packed = TO == F16;
-#else
-    const bool packed = false;
-#endif
+    const bool packed = HALF != 0u && TO == F16;
     if (!EIGHTS || (!packed && TO != BF16) || is_nan(((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7])))) return false;
     for (uint k = 0u; k < 4u; k++) {
         if (packed) {
