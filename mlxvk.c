@@ -8922,7 +8922,8 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
            .from = j->type, .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later,
            .joined = g.joined, .kept = less && j->kept, .times = last && j->times,
            .lanes_each = lanes_each(&g, p.n),
-           .dealt = !dealt ? 0 : is_arg(j->op) ? 1 : min_u32(ceil_div(p.chunk, 64), 4));
+           .dealt = !dealt ? 0 : is_arg(j->op) ? 1 : min_u32(ceil_div(p.chunk, 64), 4),
+           .half = own_halves(e, j->type) || own_halves(e, out->dtype));
     dispatch_groups(e, groups);
 }
 
@@ -9438,7 +9439,7 @@ static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
     }
     w = softmax_way(e->device, &p, (uint32_t)item_size(x), odd);
     USE(e, softmax, &p, .threads = w.threads, .mode = w.mode, .t = x->dtype, .step = w.step, .width = w.width,
-        .hold = w.hold, .loose = w.loose, .staged = w.staged);
+        .hold = w.hold, .loose = w.loose, .staged = w.staged, .half = own_halves(e, x->dtype));
     dispatch_groups(e, ceil_div(p.outer, w.threads / w.width));
     return true;
 }
@@ -9475,7 +9476,8 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     uint32_t hold = serial ? 8 : 1;                  /* of two rows at most */
     while (p.inner == 1 && hold > 1 && hold * step > p.n) hold /= 2;
     USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
-        .hold = hold, .fours = step == 4 && p.inner > 1 && !((p.most_at | p.sums_at) & 3));
+        .hold = hold, .fours = step == 4 && p.inner > 1 && !((p.most_at | p.sums_at) & 3),
+        .half = own_halves(e, x->dtype));
     dispatch_groups(e, ceil_div(ceil_div(x->size, step * hold), REDUCE_THREADS));
 done:
     array_release(most);
@@ -10063,7 +10065,7 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
     USE_AS(e, w.held ? K_norm_eights : K_norm, norm, &p, .threads = w.threads, .lanes = w.lanes, .held = w.held,
            .dtype = a[0]->dtype, .kind = kind, .slots = w.places / w.lanes,
            .loose = !w.loose ? 0 : p.x_step == 1 ? 1 : 2, .besides = w.loose ? (whole ? 2 : 0) | besides : 0,
-           .staged = w.staged);
+           .staged = w.staged, .half = own_halves(e, a[0]->dtype));
     dispatch_groups(e, ceil_div(p.rows, w.threads / w.lanes));
 }
 

@@ -802,7 +802,7 @@ struct merge_constants { uint32_t threads; };
 typedef struct merge_constants merge_constants; typedef struct merge_push merge_push;
 enum { SLOT_merge_dst = 0, SLOT_merge_src = 1, SLOT_merge_place = 2, SLOT_merge_dst_place = 3 };
 
-struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, loose, besides, staged; };
+struct norm_constants { uint32_t threads, lanes, held, dtype, kind, slots, loose, besides, staged, half; };
 typedef struct norm_constants norm_constants; typedef struct norm_push norm_push;
 enum { SLOT_norm_y = 0, SLOT_norm_x = 1, SLOT_norm_residual = 2, SLOT_norm_h = 3, SLOT_norm_weight = 4,
     SLOT_norm_bias = 5 };
@@ -918,7 +918,7 @@ typedef struct random_constants random_constants; typedef struct random_push ran
 enum { SLOT_random_dst = 0, SLOT_random_key = 1 };
 
 struct reduce_constants { uint32_t threads, op, from, to, layout, width, later, joined, kept, times, lanes_each,
-    dealt; };
+    dealt, half; };
 typedef struct reduce_constants reduce_constants; typedef struct reduce_push reduce_push;
 enum { SLOT_reduce_dst = 0, SLOT_reduce_src = 1, SLOT_reduce_joined = 2, SLOT_reduce_largest = 3 };
 
@@ -965,7 +965,7 @@ typedef struct elementwise_constants select_constants; typedef struct elementwis
 enum { SLOT_select_dst = 0, SLOT_select_condition = 1, SLOT_select_x = 2, SLOT_select_y = 3,
     SLOT_select_table = 4 };
 
-struct softmax_constants { uint32_t threads, mode, t, step, width, hold, loose, fours, staged; };
+struct softmax_constants { uint32_t threads, mode, t, step, width, hold, loose, fours, staged, half; };
 typedef struct softmax_constants softmax_constants; typedef struct softmax_push softmax_push;
 enum { SLOT_softmax_dst = 0, SLOT_softmax_src = 1, SLOT_softmax_largest = 2, SLOT_softmax_total = 3 };
 
@@ -1087,8 +1087,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
     X(merge, MERGE, 4, 0x9, 40, 1, CAP_SMALL) \
-    X(norm, NORM, 6, 0x9, 116, 9, CAP_SMALL) \
-    X(norm_eights, NORM_EIGHTS, 6, 0x9, 116, 9, CAP_SMALL) \
+    X(norm, NORM, 6, 0x9, 116, 10, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(norm_eights, NORM_EIGHTS, 6, 0x9, 116, 10, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(norm_vjp, NORM_VJP, 6, 0x31, 40, 5, CAP_SMALL) \
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 128, 12, CAP_SMALL) \
@@ -1111,10 +1111,10 @@ enum { SLOT_quant_gather_x = 0 };
     X(quantize_fp, QUANTIZE_FP, 5, 0x6, 24, 9, CAP_SMALL) \
     X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(random, RANDOM, 2, 0x1, 52, 5, CAP_SMALL) \
-    X(reduce, REDUCE, 4, 0x5, 112, 12, CAP_SMALL) \
-    X(reduce_index, REDUCE_INDEX, 3, 0x5, 112, 12, CAP_SMALL) \
-    X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 12, CAP_SMALL) \
-    X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 12, CAP_SMALL) \
+    X(reduce, REDUCE, 4, 0x5, 112, 13, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(reduce_index, REDUCE_INDEX, 3, 0x5, 112, 13, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 13, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 13, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 10, CAP_SMALL) \
     X(scan_once, SCAN_ONCE, 6, 0x15, 52, 8, CAP_SUBGROUP | CAP_SMALL) \
@@ -1123,7 +1123,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(scatter_runs, SCATTER_RUNS, 6, 0x31, 84, 7, CAP_SMALL) \
     X(search, SEARCH, 4, 0x1, 124, 8, CAP_SMALL) \
     X(select, SELECT, 5, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(softmax, SOFTMAX, 4, 0x1, 64, 9, CAP_SMALL) \
+    X(softmax, SOFTMAX, 4, 0x1, 64, 10, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
     X(transpose, TRANSPOSE, 2, 0x1, 72, 5, CAP_SMALL) \

@@ -202,7 +202,12 @@ ACC value(const uvec2 raw, const uint at)
         uint bits = raw.x | raw.y;
         return (FROM == F32 ? bits & 0x7fffffffu : FROM == F16 || FROM == BF16 ? bits & 0x7fffu : bits) != 0u ? 1u : 0u;
     }
-    return floats() ? floatBitsToUint(as_float(raw.x, FROM)) : sign_extend(raw.x, FROM);
+    if (!floats()) return sign_extend(raw.x, FROM);
+    float x = as_float(raw.x, FROM);
+#ifdef HALF_ID                                         // the largest and smallest keep NaN's sign, which the device may not
+    if (HALF != 0u && FROM == F16 && (OP == MAX || OP == MIN) && is_nan(x)) return 0x7fc00000u | (raw.x & 0x8000u) << 16;
+#endif
+    return floatBitsToUint(x);
 }
 uvec2 finish(const ACC a) { return uvec2(OP == ALL || OP == ANY || !floats() ? a : float_to_bits(uintBitsToFloat(a), TO), 0u); }
 ACC scaled(const ACC a, const float scale) { return floatBitsToUint(uintBitsToFloat(a) * scale); }

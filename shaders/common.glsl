@@ -54,8 +54,14 @@ uvec2 bf16_of_four(const vec4 x)                                             // 
     u += 0x7fffu + ((u >> 16) & 1u);
     return uvec2((u.x >> 16) | (u.y & 0xffff0000u), (u.z >> 16) | (u.w & 0xffff0000u));
 }
+#ifdef HALF_ID                                                              // of a constant that says who converts f16
+#include "half.glsl"
+#endif
 float f16_to_float(const uint bits)                                          // denormals too, whatever the device flushes
 {
+#ifdef HALF_ID
+    if (HALF != 0u) return unpackHalf2x16(bits).x;
+#endif
     uint e = (bits >> 10) & 31u, m = bits & 1023u, s = (bits & 0x8000u) << 16;
     if (e == 31u) return uintBitsToFloat(s | 0x7f800000u | (m << 13));
     if (e == 0u) return uintBitsToFloat(s | floatBitsToUint(float(m) * 5.9604644775390625e-8));
@@ -65,6 +71,9 @@ uint float_to_f16(const float x)                                             // 
 {
     uint u = floatBitsToUint(x), s = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return s | 0x7e00u;
+#ifdef HALF_ID
+    if (HALF != 0u) return packHalf2x16(vec2(x, 0.0));
+#endif
     if (a >= 0x477ff000u) return s | 0x7c00u;                          // 65520 and above
     if (a < 0x38800000u) return s | uint(roundEven(uintBitsToFloat(a) * 16777216.0));
     return s | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13);

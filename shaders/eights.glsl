@@ -14,6 +14,9 @@ vec4 four_halves(const uvec2 w, const uint t)
 {
     uvec4 high = uvec4(w.x << 16, w.x & 0xffff0000u, w.y << 16, w.y & 0xffff0000u);
     if (t == BF16) return uintBitsToFloat(high);
+#ifdef HALF_ID
+    if (HALF != 0u) return vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));
+#endif
     uvec4 s = high & 0x80000000u, e = (high >> 26) & 31u, m = (high >> 16) & 1023u;
     uvec4 number = mix(e + 112u, uvec4(255u), equal(e, uvec4(31u))) << 23 | m << 13;
     return uintBitsToFloat(s | mix(number, floatBitsToUint(vec4(m) * 5.9604644775390625e-8), equal(e, uvec4(0u))));
@@ -27,9 +30,29 @@ uvec4 four_bits(const vec4 x, const uint t)                                     
     half_bits = mix(half_bits, uvec4(0x7c00u), greaterThanEqual(a, uvec4(0x477ff000u)));           // 65520 and above
     return (u >> 16 & 0x8000u) | mix(half_bits, uvec4(0x7e00u), greaterThan(a, uvec4(0x7f800000u)));
 }
+#ifdef HALF_ID
+// Two of f16 by the device. NaN becomes what it becomes elsewhere, with its sign.
+uint two_packed(const vec2 x)
+{
+    uint w = packHalf2x16(x);
+    uvec2 nan = floatBitsToUint(x) >> 16 & 0x8000u | 0x7e00u;
+    if (is_nan(x.x)) w = w & 0xffff0000u | nan.x;
+    return is_nan(x.y) ? w & 0xffffu | nan.y << 16 : w;
+}
+uvec4 eight_packed(const vec4 a, const vec4 b)                                     // with one test for NaN
+{
+    vec4 sum = a + b;
+    if (is_nan((sum.x + sum.y) + (sum.z + sum.w)))
+        return uvec4(two_packed(a.xy), two_packed(a.zw), two_packed(b.xy), two_packed(b.zw));
+    return uvec4(packHalf2x16(a.xy), packHalf2x16(a.zw), packHalf2x16(b.xy), packHalf2x16(b.zw));
+}
+#endif
 // Eight of them, each tested for NaN.
 uvec4 eight_rounded(const vec4 a, const vec4 b, const uint t)
 {
+#ifdef HALF_ID
+    if (HALF != 0u && t == F16) return eight_packed(a, b);
+#endif
     uvec4 p = four_bits(a, t), q = four_bits(b, t);
     return uvec4(p.x | p.y << 16, p.z | p.w << 16, q.x | q.y << 16, q.z | q.w << 16);
 }

@@ -18,6 +18,7 @@ layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
 layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
 layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: bits: weights and biases begin at multiples of PER_WORD; rows of y do, and n is whole eights
 layout(constant_id = 8) const uint STAGED = 0;         // LOOSE: 1: rows of y that begin anywhere go through shared memory
+#define HALF_ID 9                                      // see half.glsl
 #include "rows.glsl"
 BUFFER(0, y)
 BUFFER(1, x)

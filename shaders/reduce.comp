@@ -13,6 +13,7 @@
 // workgroup that ends last (JOINED): it takes all pieces of the row in order, so bits do not depend on which it is.
 //
 // With LESS (and INDEX) a number is subtracted from the elements of each row first, and rounded as binary.comp does.
+#define HALF_ID 12                                     // see half.glsl
 #include "accumulate.glsl"
 //! enum REDUCE_: layouts
 const uint FOURS = 0, ANYWHERE = 1, STRIDED = 2, COLUMNS = 3, FOUR_COLUMNS = 4;

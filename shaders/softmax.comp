@@ -5,6 +5,7 @@
 //   HELD: a row fits the registers of WIDTH threads, 4 * HOLD elements each, and is read once.
 //   LOOPED: three passes over the row: maximum, sum, results.
 //   APPLY: maximum and sum of exponentials are given for each row and each of `inner` columns; operand row-major; HOLD loads.
+#define HALF_ID 9                                      // see half.glsl
 #include "common.glsl"
 #include "eights.glsl"
 //! enum SOFTMAX_: modes
