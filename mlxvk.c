@@ -294,7 +294,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(INT64,         "MLX_VK_ENABLE_INT64",              1, "64-bit integers in shaders")                              \
     X(FLOAT16,       "MLX_VK_ENABLE_FLOAT16",            1, "16-bit floats in shaders")                                \
     X(HALF_CONVERSION, "MLX_VK_ENABLE_HALF_CONVERSION",  1,                                                           \
-      "float16 to float32 and back by the device, where it keeps every bit")                                          \
+      "float16 to float32 and back by the device, where it says that it keeps every bit (2: everywhere)")             \
     X(UNCHECKED,     "MLX_VK_ENABLE_UNCHECKED",          1,                                                           \
       "decoding's kernels without the driver's checks of bounds, where it has pipeline robustness")                   \
     X(SUBGROUP_SIZE, "MLX_VK_SUBGROUP_SIZE",             0,                                                           \
@@ -1165,7 +1165,7 @@ static uint32_t capability_bits(struct device *d, const struct features *f,
         fc->shaderRoundingModeRTEFloat16 && fc->shaderDenormPreserveFloat16 &&
         fc->roundingModeIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE &&
         fc->denormBehaviorIndependence != VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE;
-    if (d->caps.half_modes) bits |= CAP_HALF_CONVERSION;
+    if (d->caps.half_modes || d->gate[GATE_HALF_CONVERSION] > 1) bits |= CAP_HALF_CONVERSION;
     if ((sg->supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) && (sg->supportedOperations & basic) == basic &&
         d->caps.subgroup >= 4 && d->gate[GATE_SUBGROUP]) bits |= CAP_SUBGROUP;
     if (f->coopmat.cooperativeMatrix && f->v12.vulkanMemoryModel) {

@@ -183,8 +183,97 @@ static void test_binary(void **state)
     assert_int_equal(failures, 0);
 }
 
+/* ---- the device's own conversions give the bits that mlxvk's give ---- */
+
+enum { CONVERSIONS = 15, LONG = 4096, ODD = 2047, HALVES = 2 * N };
+#define LESS "MLX_VK_ENABLE_SUBTRACT_ARGREDUCE=2"                 /* in the kernel of the argmax */
+
+/* Every number; behind them as many that are small, or not far apart, and few others, so that most rows have none. */
+static void fill_rows(uint16_t *h, struct rng *random)
+{
+    for (int i = 0; i < N; i++) h[i] = (uint16_t)i;
+    for (int i = N; i < HALVES; i++) {
+        int kind = random_int(random, 0, 40000);
+        h[i] = (uint16_t)(kind < 2 ? 0x7c00 | random_int(random, 0, 1) << 15                                   /* infinities */
+                          : kind < 4 ? 0x7c01 + random_int(random, 0, 1022) + (random_int(random, 0, 1) << 15) /* NaN */
+                          : kind < 20000 ? random_int(random, 0, 1023) | random_int(random, 0, 1) << 15         /* denormals */
+                          : random_int(random, 0x3000, 0x4800) | random_int(random, 0, 1) << 15);
+    }
+}
+
+/* What operation `k` gives of rows of `width`, from element `from` on, as so many halves. */
+static size_t convert_rows(const struct setting *on, int k, const uint16_t *h, int width, int from, uint16_t *out)
+{
+    mlxvk_stream s = on->stream;
+    mlxvk_array x = { NULL }, y = { NULL }, none = { NULL }, w = { NULL };
+    int rows = (HALVES - from) / width;
+    size_t n;
+    OK_DEVICE(mlxvk_array_new_data_device(&x, h, (int[]){ HALVES }, 1, MLXVK_FLOAT16, on->device), on->device);
+    OK(mlxvk_slice(&w, x, (int[]){ N / 4 }, 1, (int[]){ N / 4 + width }, 1, (int[]){ 1 }, 1, s), s);
+    OK(mlxvk_slice(&x, x, (int[]){ from }, 1, (int[]){ from + rows * width }, 1, (int[]){ 1 }, 1, s), s);
+    OK(mlxvk_reshape(&x, x, (int[]){ rows, width }, 2, s), s);
+    switch (k) {
+    case 0: OK(mlxvk_softmax_axis(&y, x, 1, true, s), s); break;
+    case 1: OK(mlxvk_softmax_axis(&y, x, 0, true, s), s); break;
+    case 2: OK(mlxvk_fast_rms_norm(&y, x, w, 1e-5f, s), s); break;
+    case 3: OK(mlxvk_fast_rms_norm(&y, x, none, 1e-5f, s), s); break;
+    case 4: OK(mlxvk_fast_layer_norm(&y, x, w, w, 1e-5f, s), s); break;
+    case 5: OK(mlxvk_max_axis(&y, x, 1, false, s), s); break;
+    case 6: OK(mlxvk_min_axis(&y, x, 0, false, s), s); break;
+    case 7: OK(mlxvk_sum_axis(&y, x, 1, false, s), s); break;
+    case 8: OK(mlxvk_argmax_axis(&y, x, 1, false, s), s); break;
+    case 9: OK(mlxvk_argmin_axis(&y, x, 0, false, s), s); break;
+    case 10: OK(mlxvk_logsumexp_axis(&y, x, 1, false, s), s); break;
+    case 11: OK(mlxvk_max_axis(&y, x, 0, false, s), s); break;
+    case 12: OK(mlxvk_max(&y, x, false, s), s); break;
+    case 13: OK(mlxvk_astype(&y, x, MLXVK_BFLOAT16, s), s); break;
+    default:
+        OK(mlxvk_max_axis(&w, x, 1, true, s), s);
+        OK(mlxvk_subtract(&y, x, w, s), s);
+        OK(mlxvk_argmax_axis(&y, y, 1, false, s), s);
+    }
+    n = mlxvk_array_nbytes(y);
+    OK(mlxvk_array_read(y, out, n, s), s);
+    for (mlxvk_array **p = (mlxvk_array *[]){ &x, &y, &w, NULL }; *p; p++) mlxvk_array_free(**p);
+    return n / 2;
+}
+
+/* NaN is NaN, but of the largest, the smallest, and the copy, which are elements: of others the sign is the driver's. */
+static bool same_half(uint16_t a, uint16_t b, int k)
+{
+    bool arithmetic = k < 5 || k == 7 || k == 10;
+    return a == b || (arithmetic && is_nan_half(a, MLXVK_FLOAT16) && is_nan_half(b, MLXVK_FLOAT16));
+}
+
+/* Of devices that say that they keep every bit, and Mesa's driver for CPUs, which does so and does not say it. */
+static void test_conversions(void **state)
+{
+    static uint16_t h[HALVES], own[HALVES], ours[HALVES];
+    const char *driver = "";
+    struct rng random = { 41 };
+    size_t has = 0;
+    (void)state;
+    OK_DEVICE(mlxvk_device_info_get_string(&driver, device, "driver"), device);
+    struct setting with = start(strncmp(driver, "llvmpipe", 8) ? LESS : LESS " MLX_VK_ENABLE_HALF_CONVERSION=2");
+    struct setting without = start(LESS " MLX_VK_ENABLE_HALF_CONVERSION=0");
+    OK_DEVICE(mlxvk_device_info_get_size(&has, with.device, "half_conversion"), with.device);
+    fill_rows(h, &random);
+    for (int k = 0; k < CONVERSIONS * 4 && has; k++) {
+        const int width = (const int[]){ LONG, 24, ODD, 512 }[k % 4], from = k % 4 == 3 ? 3 : 0, op = k / 4;
+        size_t n = convert_rows(&with, op, h, width, from, own);
+        assert_int_equal(n, convert_rows(&without, op, h, width, from, ours));
+        for (size_t i = 0; i < n; i++)
+            if (!same_half(own[i], ours[i], op))
+                fail_msg("operation %d of rows of %d: %zu is 0x%04x, and 0x%04x by bits", op, width, i, own[i], ours[i]);
+    }
+    finish(&without);
+    finish(&with);
+    if (!has) skip();
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_unary), cmocka_unit_test(test_binary) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_unary), cmocka_unit_test(test_binary),
+                                        cmocka_unit_test(test_conversions) };
     return run_group("halves", tests, set_up, tear_down);
 }
