@@ -9658,7 +9658,7 @@ static void scan_of_rows(struct encoder *e, enum reduction op, struct array *fro
     }
     p.from = set_input(e, SLOT_scan_src, from);
     p.to = set_output(e, SLOT_scan_dst, out);
-    hold = !alone && p.chunk > 4 * REDUCE_THREADS ? 4 : 1;
+    hold = alone ? 1 : min_u32(pow2_at_least(ceil_div(p.chunk, 4 * REDUCE_THREADS)), 4);
     width = alone ? 1 : min_u32(pow2_at_least((p.chunk + 3) / 4), REDUCE_THREADS);
     if (width == 2) width = 4;                           /* the kernel walks by fours */
     bool pairs = in_pairs(op, from->dtype), apart = (p.to | p.n | p.chunk) & 3 && !pairs && width > 1;

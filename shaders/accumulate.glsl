@@ -168,12 +168,27 @@ uvec2 finish(const ACC a) { return TO == C64 ? a.xz : uvec2(a.z, 0u); }
 ACC scaled(const ACC a, const float scale) { return a; }
 #else
 bool floats() { return is_float(FROM) || OP == MEAN; }
+// The largest and smallest of floats by signed integers in their order, which is one instruction each: NaN, of either sign, is
+// beyond all others.
+bool ordered() { return floats() && (OP == MAX || OP == MIN); }
+uint key_of(const uint u)
+{
+    uint sign = u >> 31, key = u ^ (0u - sign) >> 1;
+    if ((u & 0x7fffffffu) <= 0x7f800000u) return key;
+    return OP == MAX ? 0x7ffffffeu | sign : 0x80000001u ^ sign;
+}
+uint of_key(const uint key)
+{
+    uint last = OP == MAX ? key : ~key;                // NaN's is 0x7ffffffe or 0x7fffffff so
+    return last - 0x7ffffffeu < 2u ? 0x7fc00000u | last << 31 : key ^ (0u - (key >> 31)) >> 1;
+}
+ACC of_float(const uint bits) { return ordered() ? key_of(bits) : bits; }
 ACC identity()
 {
     if (OP == ALL) return 1u;
     if (OP == PROD) return floats() ? 0x3f800000u : 1u;
     uint bits = is_small(FROM) ? 8u : is_half(FROM) ? 16u : 32u, top = FROM == BOOL ? 1u : ~0u >> (32u - bits);
-    if (OP == MAX) return floats() ? 0xff800000u : is_signed(FROM) ? ~(top >> 1) : 0u;
+    if (OP == MAX) return floats() ? 0x807fffffu : is_signed(FROM) ? ~(top >> 1) : 0u;
     if (OP == MIN) return floats() ? 0x7f800000u : is_signed(FROM) ? top >> 1 : top;
     return 0u;
 }
@@ -184,11 +199,8 @@ ACC combine(const ACC a, const ACC b)
     if (floats()) {
         float x = uintBitsToFloat(a), y = uintBitsToFloat(b);
         if (OP == PROD) return floatBitsToUint(x * y);
-        if ((OP == MAX || OP == MIN) && (is_nan(x) || is_nan(y)))      // else it may become max()
-            return is_nan(x) && is_nan(y) ? max(a, b) : is_nan(x) ? a : b;
-        if ((OP == MAX || OP == MIN) && x == y) return OP == MAX ? a & b : a | b;   // +0 or -0
-        if (OP == MAX) return x > y ? a : b;
-        if (OP == MIN) return x < y ? a : b;
+        if (OP == MAX) return uint(max(int(a), int(b)));
+        if (OP == MIN) return uint(min(int(a), int(b)));
         return floatBitsToUint(x + y);
     }
     if (OP == PROD) return a * b;
@@ -203,13 +215,17 @@ ACC value(const uvec2 raw, const uint at)
         return (FROM == F32 ? bits & 0x7fffffffu : FROM == F16 || FROM == BF16 ? bits & 0x7fffu : bits) != 0u ? 1u : 0u;
     }
     if (!floats()) return sign_extend(raw.x, FROM);
-    float x = as_float(raw.x, FROM);
+    uint u = floatBitsToUint(as_float(raw.x, FROM));
 #ifdef HALF_ID                                         // the largest and smallest keep NaN's sign, which the device may not
-    if (HALF != 0u && FROM == F16 && (OP == MAX || OP == MIN) && is_nan(x)) return 0x7fc00000u | (raw.x & 0x8000u) << 16;
+    if (HALF != 0u && FROM == F16 && ordered()) u = (u & 0x7fffffffu) | (raw.x & 0x8000u) << 16;
 #endif
-    return floatBitsToUint(x);
+    return of_float(u);
 }
-uvec2 finish(const ACC a) { return uvec2(OP == ALL || OP == ANY || !floats() ? a : float_to_bits(uintBitsToFloat(a), TO), 0u); }
+uvec2 finish(const ACC a)
+{
+    if (OP == ALL || OP == ANY || !floats()) return uvec2(a, 0u);
+    return uvec2(float_to_bits(uintBitsToFloat(ordered() ? of_key(a) : a), TO), 0u);
+}
 ACC scaled(const ACC a, const float scale) { return floatBitsToUint(uintBitsToFloat(a) * scale); }
 #endif
 

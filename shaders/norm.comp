@@ -215,6 +215,8 @@ eight within(eight v, const uint i, const uint lane)
     v.b = mix(v.b, vec4(0.0), greaterThanEqual(k + 4u, uvec4(n)));
     return v;
 }
+// Is a thread's eight of the row? Asked where rows end anywhere: of those a little longer than a power of two many are not.
+bool is_there(const uint i, const uint lane, const uint groups) { return LOOSE == 0u || lane + i * LANES < groups; }
 // x + residual, rounded, to the words and to h.
 void add_residual(const uvec4 at, const uint lane, const uint groups)
 {
@@ -295,17 +297,19 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
             if (lane + i / WORDS * LANES >= groups) words[i] = uvec4(0u);
     if (has(MEAN)) {
         clear_places();
-        [[unroll]] for (uint i = 0u; i < HELD; i++) place[i % SLOTS] += sum_of(within(held(i), i, lane));
+        [[unroll]] for (uint i = 0u; i < HELD; i++) if (is_there(i, lane, groups)) place[i % SLOTS] += sum_of(within(held(i), i, lane));
         mean = row_total() / float(n);
     }
     clear_places();
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
+        if (!is_there(i, lane, groups)) continue;
         float squares = squares_of(within(minus(held(i), mean), i, lane));
         place[i % SLOTS] += !has(MEAN) || lane + i * LANES < groups ? squares : 0.0;
     }
     float factor = factor_of(row_total());
     [[unroll]] for (uint i = 0u; i < HELD; i++) {
         uint g = min(lane + i * LANES, last);
+        if (!is_there(i, lane, groups)) continue;
         eight v = held(i), w = eight(vec4(1.0), vec4(1.0)), b = eight(vec4(0.0), vec4(0.0));
         ask(g);
         if (has(WEIGHT)) w = eight_of(WEIGHT, weight_at, 8u * g);

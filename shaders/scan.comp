@@ -41,7 +41,7 @@ ACC carried(const uint i)
 #ifdef PAIR
     return carry64[before + i];
 #else
-    if (floats()) return carry32[before + i];
+    if (floats()) return of_float(carry32[before + i]);
     return combine(identity(), carry32[before + i]);         // which may be of a wider type there
 #endif
 }
