@@ -6873,6 +6873,33 @@ static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
     return NULL;
 }
 
+/* A copy whose rows are so long, with zeros behind what is there, or with anything (`zeros` false). Bytes: whole words. */
+static struct array *widened(struct encoder *e, const struct array *a, int width, bool zeros)
+{
+    int shape[MAXD], last = a->ndim - 1;
+    struct array *copy, words, to, from = *a;
+    memcpy(shape, a->shape, sizeof shape);
+    shape[last] = width;
+    copy = lowering_array(e, a->dtype, a->ndim, shape);
+    if (!copy) return NULL;
+    if (zeros && copy->size) {
+        struct arange_push push = { .n = (uint32_t)(array_bytes(copy) / 4) };
+        words = *copy;
+        words.dtype = MLXVK_UINT32;
+        words.ndim = 1;
+        words.shape[0] = (int)push.n;
+        words.strides[0] = 1;
+        words.size = push.n;
+        push.offset = set_output(e, SLOT_arange_dst, &words);
+        USE(e, arange, &push, .threads = flat_threads(e->device), .to = MLXVK_UINT32);
+        dispatch_elements(e, ceil_div(push.n, 4));
+    }
+    to = part_of(copy, last, 0, a->shape[last]);
+    from.refs = 1;
+    copy_split(e, &to, &from);
+    return copy;
+}
+
 /* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once,
  * neighbours elsewhere. */
 enum { ACROSS_LEAST = 1 << 20 };
@@ -14700,6 +14727,66 @@ static void attention_whole(struct encoder *e, struct attention *a)
     for (size_t i = 0; i < COUNT(operand); i++) array_release(copies[i]);
 }
 
+/* A result, which lies there as (B, L, H, Dv), seen as (B, H, L, Dv). */
+static struct array heads_first(const struct array *a)
+{
+    struct array o = *a;
+    o.refs = 1;
+    o.shape[1] = a->shape[2];
+    o.shape[2] = a->shape[1];
+    o.strides[1] = a->strides[2];
+    o.strides[2] = a->strides[1];
+    o.row = row_contiguous(&o);
+    return o;
+}
+
+/* Features that are no whole eights, for which there is the slowest kernel only, where copies of them that are, with
+ * zeros behind, take less: from so many multiplications on. (An H200, 32 heads of 512 queries and keys, widths of 65
+ * and 64: 1990 and 20 us; a key then takes that kernel longer than it takes to copy it, whatever the queries are.) Not
+ * with GATE_INVARIANT, by which the kernel does not depend on the number of rows. */
+enum { WIDEN_LEAST = 1 << 16 };
+static bool widens(const struct encoder *e, const struct attention *a)
+{
+    const struct array *operand[] = { a->q, a->k, a->v, a->o };
+    if (wide_features(a) || is_invariant(e) || attention_work(a) < WIDEN_LEAST || !a->o->size) return false;
+    for (size_t i = 0; i < COUNT(operand); i++) {
+        size_t width = (size_t)operand[i]->shape[3], rows = operand[i]->size / width;
+        if (rows * round_up(width, 8) > binding_room(e->device, item_size(a->q)) / item_size(a->q)) return false;
+    }
+    return true;
+}
+
+static void attention_widened(struct encoder *e, const struct attention *a)
+{
+    int d = a->q->shape[3], dv = a->v->shape[3];
+    int width = (int)round_up((size_t)d, 8), value_width = (int)round_up((size_t)dv, 8);
+    struct array *q = NULL, *k = NULL, *v = NULL, *o = NULL, out, from;
+    struct attention one = *a;
+    if (width != d) {
+        one.q = q = widened(e, a->q, width, true);
+        one.k = k = widened(e, a->k, width, true);
+    }
+    if (value_width != dv) {                         /* what lies behind is of columns that are left out */
+        const struct array *r = a->o;
+        one.v = v = widened(e, a->v, value_width, false);
+        o = lowering_array(e, r->dtype, 4, (int[]){ r->shape[0], r->shape[2], r->shape[1], value_width });
+        if (o) {
+            out = heads_first(o);
+            one.o = &out;
+        }
+    }
+    set_work(e, attention_work(a));
+    if (!e->code) attention_whole(e, &one);
+    if (o && !e->code) {
+        from = part_of(&out, 3, 0, dv);
+        copy_split(e, a->o, &from);
+    }
+    array_release(q);
+    array_release(k);
+    array_release(v);
+    array_release(o);
+}
+
 /* For lowering: the operand itself where its matrices, or only its rows, are dense, else a copy; with a reference. */
 static struct array *dense_of(struct encoder *e, struct array *a, bool matrix)
 {
@@ -14721,6 +14808,7 @@ static void attention_split(struct encoder *e, const struct attention *a)
     if (axis < 0) axis = axis_to_split(e, (struct array *[]){ a->o, a->q, a->mask }, 3, 8);
     if (axis < 0 && (too_long(e, attention_work(a)) || too_many_parts(e, a)))
         axis = a->q->shape[0] > 1 ? 0 : heads > 1 ? 1 : queries > 1 ? 2 : -1;
+    if (axis < 0 && widens(e, a)) { attention_widened(e, a); return; }
     if (axis < 0) { set_work(e, attention_work(a)); attention_whole(e, &one); return; }
     first = axis == 1 && heads > 1 ? heads / 2 * (int)head_group(a) : a->q->shape[axis] / 2;
     for (int half = 0; half < 2 && !e->code; half++) {
@@ -14742,21 +14830,10 @@ static void attention_split(struct encoder *e, const struct attention *a)
     }
 }
 
-/* The result, which lies there as (B, L, H, Dv), seen as (B, H, L, Dv). */
-static struct array attention_result(const struct node *n)
-{
-    struct array o = *n->out[0];
-    o.shape[1] = n->out[0]->shape[2];
-    o.shape[2] = n->out[0]->shape[1];
-    o.strides[1] = n->out[0]->strides[2];
-    o.strides[2] = n->out[0]->strides[1];
-    return o;
-}
-
 static void lower_attention(struct encoder *e, const struct node *n)
 {
     struct array *q = dense_of(e, n->in[0], false), *k = dense_of(e, n->in[1], false);
-    struct array *v = dense_of(e, n->in[2], false), o = attention_result(n);
+    struct array *v = dense_of(e, n->in[2], false), o = heads_first(n->out[0]);
     struct array *sinks = n->in[4] ? rows_of(e, n->in[4]) : NULL;
     struct attention a = { &o, q, k, v, n->in[3], sinks, n->p.attention.flags, n->p.attention.keys,
                            n->p.attention.scale };
@@ -22105,7 +22182,7 @@ static bool fuse_attention(struct encoder *e, struct stream *s, struct members *
     step.v = &v;
     step.freqs = rope->in[2];
     step.rope = &rope->p.rope;
-    o = attention_result(n);
+    o = heads_first(n->out[0]);
     a = (struct attention){ &o, n->in[0], n->in[1], n->in[2], NULL, NULL, n->p.attention.flags, n->p.attention.keys,
                             n->p.attention.scale };
     if (!newest_fit(e, &a, &step) || decode_fits(e, &a) ||
