@@ -6873,29 +6873,34 @@ static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
     return NULL;
 }
 
-/* A copy whose rows are so long, with zeros behind what is there, or with anything (`zeros` false). Bytes: whole words. */
-static struct array *widened(struct encoder *e, const struct array *a, int width, bool zeros)
+/* Fills memory of the lowering's own, which is whole words, with zeros. */
+static void clear(struct encoder *e, const struct array *a)
 {
-    int shape[MAXD], last = a->ndim - 1;
-    struct array *copy, words, to, from = *a;
-    memcpy(shape, a->shape, sizeof shape);
-    shape[last] = width;
-    copy = lowering_array(e, a->dtype, a->ndim, shape);
+    struct arange_push push = { .n = (uint32_t)(array_bytes(a) / 4) };
+    struct array words = *a;
+    if (e->code || !push.n) return;
+    words.dtype = MLXVK_UINT32;
+    words.ndim = 1;
+    words.shape[0] = (int)push.n;
+    words.strides[0] = 1;
+    words.size = push.n;
+    push.offset = set_output(e, SLOT_arange_dst, &words);
+    USE(e, arange, &push, .threads = flat_threads(e->device), .to = MLXVK_UINT32);
+    dispatch_elements(e, ceil_div(push.n, 4));
+}
+
+/* A copy of a shape that is larger along some axes, `first` (NULL: 0) positions of which are in front; with zeros
+ * where nothing is, or with anything. */
+static struct array *copy_within(struct encoder *e, const struct array *a, const int *shape, const int *first,
+                                 bool zeros)
+{
+    struct array *copy = lowering_array(e, a->dtype, a->ndim, shape), to, from = *a;
     if (!copy) return NULL;
-    if (zeros && copy->size) {
-        struct arange_push push = { .n = (uint32_t)(array_bytes(copy) / 4) };
-        words = *copy;
-        words.dtype = MLXVK_UINT32;
-        words.ndim = 1;
-        words.shape[0] = (int)push.n;
-        words.strides[0] = 1;
-        words.size = push.n;
-        push.offset = set_output(e, SLOT_arange_dst, &words);
-        USE(e, arange, &push, .threads = flat_threads(e->device), .to = MLXVK_UINT32);
-        dispatch_elements(e, ceil_div(push.n, 4));
-    }
-    to = part_of(copy, last, 0, a->shape[last]);
+    if (zeros) clear(e, copy);
+    if (!a->size) return copy;
+    to = *copy;
     from.refs = 1;
+    for (int i = 0; i < a->ndim; i++) to = part_of(&to, i, first ? first[i] : 0, a->shape[i]);
     copy_split(e, &to, &from);
     return copy;
 }
@@ -11537,6 +11542,39 @@ static void product_vector(struct encoder *e, const void *job)
     }
 }
 
+/* What few rows or columns take less apart, by reading the other matrix once more, than tiles that they leave empty: a
+ * convolution of 256 channels to 257, in float32, was 36 products of 257 columns that took an H200 1.6 times as long as
+ * those of 256. Parts of the job: all but those, and those; false: not so. */
+static bool few_apart(const struct encoder *e, const struct product *p, struct product *whole, struct product *few)
+{
+    uint32_t parts;
+    const struct tile_row *r = choose_tiled(e, p, &parts);
+    double cost = tile_cost(e, p, r, parts);
+    if (!e->device->tuning->deep || is_invariant(e) || has_epilogue(p) || p->gather || p->segments ||
+        e->device->gate[GATE_MATMUL_TILE] || e->device->gate[GATE_MATMUL_KERNEL] ||
+        p->array[MAT_A]->dtype != MLXVK_FLOAT32) return false;
+    for (int axis = AXIS_M; axis <= AXIS_N; axis++) {
+        const struct cut cut = { .axis = axis, .operand = MATRICES };
+        int64_t n = axis == AXIS_N ? p->n : p->m, other = axis == AXIS_N ? p->m : p->n, left = n % tiled_rows[0].bn;
+        double again = 4 * (double)other * (double)p->k * (double)product_batches(p) / e->device->tuning->bandwidth;
+        if (!left || left > FEW_ROWS || left == n || other <= FEW_ROWS) continue;
+        *whole = *few = *p;
+        take_part(whole, &cut, 0, n - left);
+        take_part(few, &cut, n - left, left);
+        r = choose_tiled(e, whole, &parts);
+        if (tile_cost(e, whole, r, parts) + again + 5 < cost && !vector_fits(e, few)) return true;
+    }
+    return false;
+}
+
+static void product_tiles_and_few(struct encoder *e, const void *job)
+{
+    struct product whole, few;
+    if (!few_apart(e, job, &whole, &few)) { product_tiled(e, job); return; }
+    product_tiled(e, &whole);
+    product_vector(e, &few);
+}
+
 /* Whole tiles, and what they leave of rows, then of columns; of few columns first, or those alone. */
 static void product_passes(struct encoder *e, const void *job)
 {
@@ -11632,7 +11670,7 @@ static double few_units_cost(const struct encoder *e, const void *job)
 static const struct candidate product_ways[] = {
     { "matmul_plain",                   plain_fits,    plain_cost,    product_plain },
     { "matvec and vecmat",              vector_fits,   vector_cost,   product_vector },
-    { "matmul_tiled",                   tiled_fits,    tiled_cost,    product_tiled },
+    { "matmul_tiled",                   tiled_fits,    tiled_cost,    product_tiles_and_few },
     { "matmul_coopmat",                 coopmat_fits,  coopmat_cost,  product_coopmat },
     { "matmul_coopmat2",                coopmat2_fits, coopmat2_cost, product_coopmat2 },
     { "matmul_coopmat2 of even copies", even_fits,     even_cost,     product_evenly },
@@ -13047,7 +13085,7 @@ static struct conv_push bind_conv(struct encoder *e, const struct conv *v, struc
 }
 
 /* Bits: the input, the kernel, the result can be accessed `count` channels at a time; the result's rows follow on. */
-static uint32_t conv_even(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
+static uint32_t conv_vectors(const struct conv *v, const struct conv_push *q, bool split, uint32_t count)
 {
     uint32_t in = q->offset_a | q->channels | q->C, kernel = q->offset_b | q->b_row | q->C, out = q->offset_out | q->N;
     for (int i = 0; i < SPACE && !split; i++) out |= q->out_step[i];
@@ -13061,7 +13099,7 @@ static void conv_plain(struct encoder *e, const void *job)
     const struct conv *v = job;
     struct conv_push q = bind_conv(e, v, v->out);
     USE(e, conv_plain, &q, .threads = flat_threads(e->device), .type = v->out->dtype,
-        .vector = conv_even(v, &q, false, 4) & 3);
+        .vector = conv_vectors(v, &q, false, 4) & 3);
     dispatch_elements(e, (uint64_t)q.M * q.N * q.part);
 }
 
@@ -13074,7 +13112,7 @@ static void conv_depthwise(struct encoder *e, const void *job)
     uint64_t runs = (uint64_t)(v->batch * v->out_size[0] * v->out_size[1]) * ceil_div((uint64_t)v->out_size[2], run);
     all.n = all.c = v->channels;                     /* of all groups */
     q = bind_conv(e, &all, v->out);
-    even = conv_even(&all, &q, false, 4);
+    even = conv_vectors(&all, &q, false, 4);
     q.C = 1;
     USE(e, conv_depthwise, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .run = run,
         .vector = (even & 1) | (even >> 1 & 2));
@@ -13099,7 +13137,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     q = bind_conv(e, v, sums ? sums : v->out);
     q.part = ceil_div(ceil_div((uint64_t)p.k, parts), r->bk) * r->bk;
     parts = sums ? ceil_div((uint64_t)p.k, q.part) : 1;
-    even = conv_even(v, &q, sums != NULL, matrices ? 8 : 4);
+    even = conv_vectors(v, &q, sums != NULL, matrices ? 8 : 4);
     if (matrices)
         USE_AS(e, bf16 ? K_CONV_COOPMAT_BF16 : K_CONV_COOPMAT_F16, conv_coopmat_f16, &q, .threads = r->threads * lanes,
                .type = type, .epilogue = epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk, .wm = r->tm, .wn = r->tn,
@@ -13605,15 +13643,212 @@ static double conv_unfolded_cost(const struct encoder *e, const void *job)
     return conv_in_proportion(e, v, between_cost(e, matrix) + tile_cost(e, &p, r, parts));
 }
 
-/* In float32 products, by tiles of 64 rows. A few multiplications are not worth the steps. */
+/* In float32 products, by tiles of 64 rows. A few multiplications are not worth the steps. Half types take more of what
+ * conv_coopmat is counted in (an H200, bfloat16, 32 images of 64 x 64, 255 channels to 256: 1424 us, 1290 by that). */
+static const double HALF_WINOGRAD = 1.4;
 static double conv_winograd_cost(const struct encoder *e, const void *job)
 {
     const struct conv *v = job;
+    bool half = item_size(v->in) < 4 && e->device->tuning->deep;
     double tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c), padded = ceil((double)tiles / 64) * 64;
     double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
     double work = WINOGRAD_POINTS * padded * pairs + e->device->tuning->winograd_byte * bytes;
     if (conv_work(v) < 1 << 26 || work >= conv_work(v) || !conv_coopmat_fits(e, v)) return INFINITY;
-    return speed_cost(e, work, 1.5, 1);
+    return speed_cost(e, work, 1.5, 1) * (half ? HALF_WINOGRAD : 1);
+}
+
+/* ---- odd channels of half types, or what begins at odd places: copies in whole eights ---- */
+
+/* What v is then, with the arrays that it has: its own, or copies that are not there yet, of these many bytes. */
+struct even_conv {
+    struct conv v;
+    struct array in, kernel, out;
+    bool copies[3], zeros;                           /* the input, the kernel, the result; zeros: in the input's copy */
+    size_t bytes[3];
+};
+
+/* Channels as cooperative matrices like them: whole steps of K, unless more than a quarter of them were nothing. */
+static int64_t even_channels(int64_t c)
+{
+    for (size_t step = 64; step > 16; step /= 2)
+        if ((int64_t)round_up((size_t)c, step) * 4 <= c * 5) return (int64_t)round_up((size_t)c, step);
+    return (int64_t)round_up((size_t)c, 16);
+}
+
+/* A copy of the input has the padding, too. */
+static void conv_evenly_in(const struct conv *v, struct even_conv *f, int64_t c)
+{
+    struct conv *w = &f->v;
+    f->copies[0] = c != v->c || ((v->in_first | v->channels) & 7) || v->in->offset % 16;
+    if (!f->copies[0]) return;
+    f->zeros = c != v->c || conv_pads(v);
+    f->in.offset = 0;
+    w->in_first = 0;
+    w->in_batch = w->channels = v->groups * c;
+    for (int i = 0; i < SPACE; i++) {
+        w->base[i] = 0;
+        w->in_size[i] = conv_reach(v, i);
+        w->in_batch *= w->in_size[i];
+    }
+    f->bytes[0] = (size_t)(v->batch * w->in_batch) * item_size(v->in);
+}
+
+static void conv_evenly(const struct conv *v, struct even_conv *f)
+{
+    const int64_t c = even_channels(v->c), n = (int64_t)round_up((size_t)v->n, 8);
+    int64_t odd = v->b_row | v->b_first, odd_out = v->out_first | v->out_batch | v->n;
+    struct conv *w = &f->v;
+    *f = (struct even_conv){ .v = *v, .in = *v->in, .kernel = *v->kernel, .out = *v->out };
+    w->in = &f->in;
+    w->kernel = &f->kernel;
+    w->out = &f->out;
+    w->c = c;
+    w->n = n;
+    conv_evenly_in(v, f, c);
+    for (int i = 0; i < SPACE; i++) { odd |= v->b_tap[i]; odd_out |= v->out_step[i]; }
+    f->copies[1] = c != v->c || n != v->n || (odd & 7) || v->kernel->offset % 16;
+    if (f->copies[1]) {
+        f->kernel.offset = w->b_first = 0;
+        w->b_row = c;
+        for (int i = SPACE - 1; i >= 0; i--) { w->b_tap[i] = w->b_row; w->b_row *= v->taps[i]; }
+        f->bytes[1] = (size_t)(v->groups * n * w->b_row) * item_size(v->in);
+    }
+    f->copies[2] = (odd_out & 7) || v->out->offset % 16;
+    if (f->copies[2]) {
+        f->out.offset = w->out_first = 0;
+        w->out_batch = v->groups * n;
+        for (int i = SPACE - 1; i >= 0; i--) { w->out_step[i] = w->out_batch; w->out_batch *= v->out_size[i]; }
+        f->bytes[2] = (size_t)(v->batch * w->out_batch) * item_size(v->in);
+    }
+}
+
+/* What v reads or writes, with groups apart. */
+static struct array conv_view(const struct array *a, int64_t first, const int64_t *shape, const int64_t *strides)
+{
+    struct array view = *a;
+    view.refs = 1;
+    view.ndim = SPACE + 3;
+    view.size = 1;
+    view.offset += first * (int64_t)item_size(a);
+    for (int i = 0; i < view.ndim; i++) {
+        view.shape[i] = (int)shape[i];
+        view.strides[i] = strides[i];
+        view.size *= (size_t)shape[i];
+    }
+    view.row = row_contiguous(&view);
+    return view;
+}
+
+/* The input's positions that taps meet, within those and padding. */
+static struct array *conv_even_in(struct encoder *e, const struct conv *v, const struct even_conv *f)
+{
+    int64_t step = v->channels, at = v->in_first, strides[SPACE + 3] = { v->in_batch, 0, 0, 0, v->c, 1 };
+    int64_t size[SPACE + 3] = { v->batch, 0, 0, 0, v->groups, v->c };
+    int shape[SPACE + 3] = { (int)v->batch, 0, 0, 0, (int)v->groups, (int)f->v.c }, first[SPACE + 3] = { 0 };
+    struct array from;
+    for (int i = SPACE - 1; i >= 0; step *= v->in_size[i--]) {
+        int64_t low = v->base[i] > 0 ? v->base[i] : 0, high = v->base[i] + conv_reach(v, i);
+        if (high > v->in_size[i]) high = v->in_size[i];
+        if (low > high) low = high;
+        if (high < 0) low = high = 0;
+        strides[1 + i] = step;
+        size[1 + i] = high - low;
+        shape[1 + i] = (int)f->v.in_size[i];
+        first[1 + i] = size[1 + i] ? (int)(low - v->base[i]) : 0;
+        at += low * step;
+    }
+    from = conv_view(v->in, at, size, strides);
+    return copy_within(e, &from, shape, first, f->zeros);
+}
+
+static struct array *conv_even_kernel(struct encoder *e, const struct conv *v, const struct even_conv *f)
+{
+    const int64_t *t = v->taps, *step = v->b_tap, size[] = { v->groups, v->n, t[0], t[1], t[2], v->c };
+    const int64_t strides[] = { v->n * v->b_row, v->b_row, step[0], step[1], step[2], 1 };
+    const int shape[] = { (int)v->groups, (int)f->v.n, (int)t[0], (int)t[1], (int)t[2], (int)f->v.c };
+    struct array from = conv_view(v->kernel, v->b_first, size, strides);
+    return copy_within(e, &from, shape, NULL, f->v.c != v->c);
+}
+
+/* The result's channels without those that are too many. */
+static void conv_even_out(struct encoder *e, const struct conv *v, const struct even_conv *f, const struct array *a)
+{
+    const int64_t *o = v->out_size, *x = v->out_step, *y = f->v.out_step;
+    const int64_t size[] = { v->batch, o[0], o[1], o[2], v->groups, v->n };
+    const int64_t to_step[] = { v->out_batch, x[0], x[1], x[2], v->n, 1 };
+    const int64_t step[] = { f->v.out_batch, y[0], y[1], y[2], f->v.n, 1 };
+    struct array to = conv_view(v->out, v->out_first, size, to_step), from = conv_view(a, 0, size, step);
+    copy_split(e, &to, &from);
+}
+
+/* By cooperative matrices of a workgroup or, where they do not take it, of subgroups. */
+static bool even_by_workgroups(const struct encoder *e, const struct conv *v) { return !conv_coopmat2_fits(e, v); }
+
+/* Images at a time whose copies are not too large; none: 0. */
+static int64_t even_at_once(const struct encoder *e, const struct conv *v)
+{
+    size_t most = min_size(CONV_UNFOLDED, binding_room(e->device, item_size(v->in)));
+    struct even_conv f;
+    for (int64_t images = v->batch; images; images /= 2) {
+        struct conv part = *v;
+        part.batch = images;
+        conv_evenly(&part, &f);
+        if (f.bytes[0] <= most && f.bytes[1] <= most && f.bytes[2] <= most) return images;
+    }
+    return 0;
+}
+
+static void conv_even(struct encoder *e, const void *job)
+{
+    const struct conv *all = job;
+    const int64_t images = even_at_once(e, all);
+    struct array *kernel = NULL;
+    for (int64_t at = 0; at < all->batch && !e->code; at += images) {
+        struct array *in = NULL, *out = NULL;
+        struct conv v = *all;
+        struct even_conv f;
+        v.batch = all->batch - at < images ? all->batch - at : images;
+        v.in_first += at * v.in_batch;
+        v.out_first += at * v.out_batch;
+        conv_evenly(&v, &f);
+        set_work(e, 0);                              /* it is the convolution's */
+        if (f.copies[0]) f.v.in = in = conv_even_in(e, &v, &f);
+        if (f.copies[1] && !kernel) kernel = conv_even_kernel(e, &v, &f);
+        if (kernel) f.v.kernel = kernel;
+        if (f.copies[2]) f.v.out = out = scratch(e, f.bytes[2] / item_size(v.out), v.out->dtype);
+        set_work(e, conv_work(&v));
+        if (!e->code && even_by_workgroups(e, &f.v)) conv_coopmat2(e, &f.v);
+        else if (!e->code) conv_coopmat(e, &f.v);
+        if (out && !e->code) conv_even_out(e, &v, &f, out);
+        array_release(in);
+        array_release(out);
+    }
+    array_release(kernel);
+}
+
+static const char *conv_even_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    struct even_conv f;
+    if (v->out->dtype != MLXVK_BFLOAT16 && v->out->dtype != MLXVK_FLOAT16) return "no half type";
+    if (!conv_depth(v)) return "nothing to multiply";
+    conv_evenly(v, &f);
+    if (!f.copies[0] && !f.copies[1] && !f.copies[2]) return "there is nothing odd";
+    if (!even_at_once(e, v)) return "there is no room for copies";
+    return even_by_workgroups(e, &f.v) ? NULL : conv_coopmat_fits(e, &f.v);
+}
+
+/* What copies take: zeros, what is read, and what is written and read again. */
+static double conv_even_cost(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    double time = 0;
+    struct even_conv f;
+    conv_evenly(v, &f);
+    if (conv_pointwise(v) || conv_work(v) < EVEN_WORK || conv_coopmat_cost(e, &f.v) == INFINITY) return INFINITY;
+    if (!even_by_workgroups(e, &f.v) || !conv_at_once(e, &f.v, &time)) time = conv_tiles_time(e, &f.v);
+    for (int i = 0; i < 3; i++) if (f.copies[i]) time += between_cost(e, 2 * (double)f.bytes[i]);
+    return conv_in_proportion(e, v, time);
 }
 
 /* In the order of MLX_VK_CONV_KERNEL. */
@@ -13626,6 +13861,7 @@ static const struct candidate conv_ways[] = {
     { "conv_unfold and a product",   conv_unfolded_fits,  conv_unfolded_cost,  conv_unfolded },
     { "winograd",                    conv_winograd_fits,  conv_winograd_cost,  conv_winograd },
     { "conv_coopmat2",               conv_coopmat2_fits,  conv_coopmat2_cost,  conv_coopmat2 },
+    { "cooperative matrices of even copies", conv_even_fits, conv_even_cost,   conv_even },
 };
 
 static void conv_choose(struct encoder *e, const struct conv *v)
@@ -14754,6 +14990,12 @@ static bool widens(const struct encoder *e, const struct attention *a)
         if (rows * round_up(width, 8) > binding_room(e->device, item_size(a->q)) / item_size(a->q)) return false;
     }
     return true;
+}
+
+static struct array *widened(struct encoder *e, const struct array *a, int width, bool zeros)
+{
+    const int shape[] = { a->shape[0], a->shape[1], a->shape[2], width };
+    return copy_within(e, a, shape, NULL, zeros);
 }
 
 static void attention_widened(struct encoder *e, const struct attention *a)

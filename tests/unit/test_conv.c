@@ -332,6 +332,36 @@ static void test_coopmat2(void **state)
     }
 }
 
+/* Channels that are no whole eights, of a group, of the input, of the result, and what begins at odd places: by copies with
+ * zeros, whose memory is NaN before that; some images at a time; as grouped, dilated, flipped and strided as they come. */
+static void run_even(const char *gates, int cases)
+{
+    const char *text = getenv("CONV_CASES");
+    mlxvk_device device = open_device(gates);
+    mlxvk_stream s = open_stream(device);
+    for (int i = 0; i < (text ? atoi(text) : cases); i++) {
+        struct rng r = { (uint64_t)i * 4751 + 1 };
+        struct problem p = wide_problem(&r);
+        p.channels = p.groups * ONE_OF(&r, 1, 3, 15, 17, 20, 31, 33, 48, 63, 65);
+        p.outputs = p.groups * ONE_OF(&r, 63, 65, 66, 64, 72);
+        run_problem(&p, &r, s);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
+static void test_even(void **state)
+{
+    const char *all = "MLX_VK_POISON=2 MLX_VK_CONV_KERNEL=9";
+    uint64_t before;
+    (void)state;
+    need_capability("cooperative_matrix_size");
+    before = dispatches_of(all, "conv_coopmat");
+    run_even(all, 10);
+    assert_true(dispatches_of(all, "conv_coopmat") > before + 3);
+    run_even("MLX_VK_POISON=2 MLX_VK_CONV_KERNEL=9 MLX_VK_MAX_BINDING_RANGE=65536", 4);
+}
+
 static void test_negative_padding(void **state)
 {
     static const float x[] = { 0, 1, 2, 3, 4 }, one[] = { 1 };
@@ -474,7 +504,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_even), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
         cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),

@@ -449,6 +449,53 @@ static void test_tiled_whole(void **state)
     finish(&s);
 }
 
+/* Small integers, whose sums are exact. */
+static mlxvk_array small_integers(int batch, int rows, int columns, mlxvk_stream s)
+{
+    mlxvk_array a = normals((int[]){ batch, rows, columns }, 3, MLXVK_FLOAT32, 5, s);
+    OK(mlxvk_add(&a, a, a, s) || mlxvk_add(&a, a, a, s) || mlxvk_round(&a, a, 0, s), s);
+    return a;
+}
+
+/* A row or a column, up to eight of them and nine, beyond whole tiles of float32, which a GPU does apart: the product is that of
+ * the parts. b lies along its rows or its columns. */
+static void test_few_apart(void **state)
+{
+    static const int left[] = { 1, 4, 8, 9 };
+    enum { BATCH = 40, M = 512, N = 128, K = 256 };
+    struct setting t = start("MLX_VK_POISON=2");
+    const char *type = "";
+    (void)state;
+    OK_DEVICE(mlxvk_device_info_get_string(&type, t.device, "type"), t.device);
+    for (int i = 0; i < (strcmp(type, "cpu") ? 8 : 2); i++) {
+        int more = left[i / 2], batch = BATCH;
+        bool same = true;
+        mlxvk_array a = small_integers(batch, M, K, t.stream), b = small_integers(batch, N + more, K, t.stream), y = { NULL }, z = { NULL };
+        mlxvk_array first = { NULL }, rest = { NULL }, ab[2] = { { NULL }, { NULL } }, equal = { NULL };
+        OK(mlxvk_slice(&first, b, (int[]){ 0, 0, 0 }, 3, (int[]){ batch, N, K }, 3, (int[]){ 1, 1, 1 }, 3, t.stream), t.stream);
+        OK(mlxvk_slice(&rest, b, (int[]){ 0, N, 0 }, 3, (int[]){ batch, N + more, K }, 3, (int[]){ 1, 1, 1 }, 3, t.stream), t.stream);
+        OK(mlxvk_swapaxes(&z, b, 1, 2, t.stream) || mlxvk_swapaxes(&first, first, 1, 2, t.stream) ||
+           mlxvk_swapaxes(&rest, rest, 1, 2, t.stream), t.stream);
+        if (i % 2) OK(mlxvk_contiguous(&z, z, false, t.stream), t.stream);
+        OK(mlxvk_matmul(&y, a, z, t.stream), t.stream);
+        OK(mlxvk_matmul(&ab[0], a, first, t.stream) || mlxvk_matmul(&ab[1], a, rest, t.stream), t.stream);
+        mlxvk_vector_array parts = mlxvk_vector_array_new_data(ab, 2);
+        OK(mlxvk_concatenate_axis(&z, parts, 2, t.stream), t.stream);
+        OK(mlxvk_array_equal(&equal, y, z, false, t.stream), t.stream);
+        OK(mlxvk_array_read(equal, &same, 1, t.stream), t.stream);
+        assert_true(same);
+        OK(mlxvk_swapaxes(&a, a, 1, 2, t.stream), t.stream);                    /* rows beyond tiles */
+        OK(mlxvk_matmul(&z, b, a, t.stream) || mlxvk_swapaxes(&z, z, 1, 2, t.stream), t.stream);
+        OK(mlxvk_array_equal(&equal, y, z, false, t.stream), t.stream);
+        OK(mlxvk_array_read(equal, &same, 1, t.stream), t.stream);
+        assert_true(same);
+        mlxvk_vector_array_free(parts);
+        for (int k = 0; k < 8; k++) mlxvk_array_free(*(mlxvk_array *[]){ &a, &b, &y, &z, &first, &rest, &ab[0], &ab[1] }[k]);
+        mlxvk_array_free(equal);
+    }
+    finish(&t);
+}
+
 /* An argument is a pattern of test names: "test_coop*". */
 int main(int argc, char **argv)
 {
@@ -458,7 +505,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_large), cmocka_unit_test(test_odd_batches), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
-        cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_tiled_whole),
+        cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_tiled_whole), cmocka_unit_test(test_few_apart),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("matmul", tests, NULL, NULL);
