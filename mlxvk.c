@@ -11032,18 +11032,22 @@ static double idle_share(const struct encoder *e, int64_t tiles)
 static bool counts_subgroups(const struct tile_row *r) { return r->threads <= 8; }
 
 /* What tiles of few threads take, which are meant to be several on a processor: one alone takes as long as those. Of
- * cooperative matrices they read more, in all, which counts where b comes from memory. (An H200, us, chosen so and
- * before: float32 16 x 4096 x 4096 133, 284; bfloat16 64 and 128 x 4096 x 4096 23 and 30, 49 and 52.) */
+ * cooperative matrices they read more, in all, which counts where b comes from memory, and wait for it in each step. (An
+ * H200, us, chosen so and before: float32 16 x 4096 x 4096 133, 284; bfloat16 64 and 128 x 4096 x 4096 23 and 30, 49 and
+ * 52; 32 and 63 rows were 51 and 59 in 64 steps, 31 and 64 rows 28 in parts.) */
+static const double STEP_TIME = 0.8;                 /* microseconds */
 static double crowd_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t tiles,
                          int64_t depth)
 {
     enum { MANY_THREADS = 256, IN_CACHE = 24 << 20 };
-    double bytes = 2.0 * (double)p->n * (double)p->k * (double)product_batches(p);
+    int64_t crowd = MANY_THREADS / r->threads, processors = e->device->tuning->processors;
+    double bytes = 2.0 * (double)p->n * (double)p->k * (double)product_batches(p), read, steps;
     if (r->threads >= MANY_THREADS || counts_subgroups(r)) return 0;
-    if (!r->tm) return bytes < IN_CACHE ? 0 : (double)(tiles * depth * (r->bm + r->bn)) * 2 /
-                                              (0.75 * e->device->tuning->bandwidth);
-    int64_t crowd = MANY_THREADS / r->threads;
-    return rounds_cost(e, r, ceil_div((uint64_t)tiles, (uint64_t)crowd), depth) * (double)crowd;
+    if (r->tm) return rounds_cost(e, r, ceil_div((uint64_t)tiles, (uint64_t)crowd), depth) * (double)crowd;
+    if (bytes < IN_CACHE) return 0;
+    read = (double)(tiles * depth * (r->bm + r->bn)) * 2 / (0.75 * e->device->tuning->bandwidth);
+    steps = (double)(depth / r->bk * ceil_div((uint64_t)tiles, (uint64_t)(crowd * processors)));
+    return fmax(read, STEP_TIME * steps);
 }
 
 /* Microseconds that a product takes by tiles of a shape and with K in parts, about: theirs, and what adding up the
@@ -11214,20 +11218,27 @@ static void product_coopmat2(struct encoder *e, const void *job)
     launch_tiles(e, p, &l, r);
 }
 
-/* Are all rows read and written in whole steps of 16 bytes (of half types)? */
-static bool in_eights(const struct product *p)
+/* Are the rows of an operand read or written in whole steps of 16 bytes (of half types)? */
+static bool rows_in_eights(const struct product *p, int operand)
 {
     const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k,
                                      [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k, [MAT_OUT] = p->out_row };
-    if (p->n & 7) return false;                      /* parts of K have rows of n */
-    for (int i = 0; i < MATRICES; i++) {
-        int64_t odd = lead[i] | p->offset[i];
-        if (i == MAT_C) continue;
-        if (lead[i] <= 0) return false;        /* strides of tensor layouts have no sign: the GPU would not come back */
-        for (int k = 0; k < p->ndim; k++) odd |= p->stride[i][k];
-        if ((odd & 7) || p->array[i]->offset % 16) return false;
-    }
-    return true;
+    int64_t odd = lead[operand] | p->offset[operand];
+    if (lead[operand] <= 0) return false;      /* strides of tensor layouts have no sign: the GPU would not come back */
+    for (int k = 0; k < p->ndim; k++) odd |= p->stride[operand][k];
+    return !(odd & 7) && p->array[operand]->offset % 16 == 0;
+}
+
+/* Those of all; parts of K have rows of n. */
+static bool in_eights(const struct product *p)
+{
+    return !(p->n & 7) && rows_in_eights(p, MAT_A) && rows_in_eights(p, MAT_B) && rows_in_eights(p, MAT_OUT);
+}
+
+/* Multiplications: views may be longer than memory. */
+static double product_work(const struct product *p)
+{
+    return (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);
 }
 
 /* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
@@ -11281,22 +11292,35 @@ static struct array *padded_copy(struct encoder *e, struct product *p, int opera
     return copy;
 }
 
+/* Does a copy of the operand stand in for it? More columns than there are would be read of b. */
+static bool copied_evenly(const struct product *p, int operand)
+{
+    if (operand == MAT_OUT && p->out_col != 1) return true;
+    return (operand != MAT_A && p->n & 7) || !rows_in_eights(p, operand);
+}
+
 /* Whole eights of columns: what lies beyond n is computed, and not copied. */
 static void product_evenly(struct encoder *e, const void *job)
 {
     const struct product *p = job;
     struct product q = *p;
-    struct array *a = padded_copy(e, &q, MAT_A, q.a_k == 1), *b = padded_copy(e, &q, MAT_B, q.b_col == 1), *y;
-    struct array to = operand_view(p, MAT_OUT), from;
-    int64_t step = p->m;
-    q.n = q.out_row = (int64_t)round_up((size_t)p->n, 8);
-    q.out_col = 1;
-    q.offset[MAT_OUT] = 0;
-    step *= q.n;
-    for (int i = p->ndim - 1; i >= 0; step *= p->shape[i--]) q.stride[MAT_OUT][i] = step;
-    q.array[MAT_OUT] = y = scratch(e, (size_t)step, to.dtype);
-    if (!e->code) {
-        product_coopmat2(e, &q);
+    struct array *a = NULL, *b = NULL, *y = NULL, to, from;
+    set_work(e, 0);                                  /* it is the product's */
+    if (copied_evenly(p, MAT_A)) a = padded_copy(e, &q, MAT_A, q.a_k == 1);
+    if (copied_evenly(p, MAT_B)) b = padded_copy(e, &q, MAT_B, q.b_col == 1);
+    if (copied_evenly(p, MAT_OUT)) {
+        int64_t step = p->m;
+        q.n = q.out_row = (int64_t)round_up((size_t)p->n, 8);
+        q.out_col = 1;
+        q.offset[MAT_OUT] = 0;
+        step *= q.n;
+        for (int i = p->ndim - 1; i >= 0; step *= p->shape[i--]) q.stride[MAT_OUT][i] = step;
+        q.array[MAT_OUT] = y = scratch(e, (size_t)step, p->array[MAT_OUT]->dtype);
+    }
+    set_work(e, product_work(p));
+    if (!e->code) product_coopmat2(e, &q);
+    if (!e->code && y) {
+        to = operand_view(p, MAT_OUT);
         q.n = p->n;
         from = operand_view(&q, MAT_OUT);
         copy_split(e, &to, &from);
@@ -11307,12 +11331,6 @@ static void product_evenly(struct encoder *e, const void *job)
 }
 
 /* ---- ways to do a product ---- */
-
-/* Multiplications: views may be longer than memory. */
-static double product_work(const struct product *p)
-{
-    return (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);
-}
 
 /* Microseconds of kernels that are `speed` times as fast as the device multiplies without them, once they run, and
  * faster than product_plain from `least` multiplications on. As measured on an H200; elsewhere the order counts, not
@@ -11335,7 +11353,15 @@ static double coopmat_cost(const struct encoder *e, const void *p)
     return job_cost(e, p, in_eights(p) ? 9 : 3, SMALL_PRODUCT);
 }
 
-static double coopmat2_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 20, SMALL_PRODUCT); }
+
+/* With c: and the sums, in float32, are written and read again (an H200, 512 bfloat16 products of 128 x 128 x 128: 35 us,
+ * 86 with c). */
+static double coopmat2_cost(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    double sums = p->array[MAT_C] ? 12 * (double)p->m * (double)p->n * (double)product_batches(p) : 0;
+    return job_cost(e, p, 20, SMALL_PRODUCT) + sums / e->device->tuning->bandwidth;
+}
 
 /* Twice what the fastest tiles reach: few rows leave most of a tile empty; but from three rows on less, where a large b
  * lies across K (an H200, 4096 x 4096: 27 and 57 us for 3 and 8 rows, 24 by matmul_coopmat2). */
@@ -11347,13 +11373,19 @@ static double vector_cost(const struct encoder *e, const void *job)
     return job_cost(e, p, across ? 10 : 40, SMALL_PRODUCT / 8);
 }
 
-/* And each operand is read and written once more. */
+/* And what is copied is read and written once more; of what is read one by one otherwise half of that counts (an H200,
+ * 512 bfloat16 products of 128 x 127 x 128: 230 us by matmul_coopmat, of 128 x 128 x 128 from odd places 118). */
 static double even_cost(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
-    double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-    double elements = (m * k + k * n + m * n) * (double)product_batches(p);
-    return coopmat2_cost(e, p) + 4 * elements / e->device->tuning->bandwidth;
+    const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+    const double elements[MATRICES] = { [MAT_A] = m * k, [MAT_B] = k * n, [MAT_OUT] = m * n };
+    double bytes = 0;
+    for (int i = 0; i < MATRICES; i++) {
+        if (i == MAT_C || !copied_evenly(p, i)) continue;
+        bytes += (i != MAT_OUT && !rows_in_eights(p, i) ? 2 : 4) * elements[i];
+    }
+    return coopmat2_cost(e, p) + bytes * (double)product_batches(p) / e->device->tuning->bandwidth;
 }
 
 static const char *plain_fits(const struct encoder *e, const void *job)

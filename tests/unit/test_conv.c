@@ -357,9 +357,9 @@ static void test_even(void **state)
     (void)state;
     need_capability("cooperative_matrix_size");
     before = dispatches_of(all, "conv_coopmat");
-    run_even(all, 10);
-    assert_true(dispatches_of(all, "conv_coopmat") > before + 3);
-    run_even("MLX_VK_POISON=2 MLX_VK_CONV_KERNEL=9 MLX_VK_MAX_BINDING_RANGE=65536", 4);
+    run_even(all, 6);
+    assert_true(dispatches_of(all, "conv_coopmat") > before);
+    run_even("MLX_VK_POISON=2 MLX_VK_CONV_KERNEL=9 MLX_VK_MAX_BINDING_RANGE=65536", 3);
 }
 
 static void test_negative_padding(void **state)

@@ -496,6 +496,57 @@ static void test_few_apart(void **state)
     finish(&t);
 }
 
+/* A batch of matrices, `rows` long or across, from some element of a pool on, whose rows follow each other at `lead`. */
+static mlxvk_array part_of_pool(mlxvk_array pool, int batch, int rows, int columns, int lead, bool across, int first, mlxvk_stream s)
+{
+    mlxvk_array a = { NULL };
+    int64_t size = (int64_t)lead * (across ? columns : rows), strides[3] = { size, across ? 1 : lead, across ? lead : 1 };
+    OK(mlxvk_as_strided(&a, pool, (int[]){ batch, rows, columns }, 3, strides, 3, (size_t)first, s), s);
+    return a;
+}
+
+/* Half types whose rows are no whole eights, or begin at odd places, of a, of b, of the result, of all: each is copied where it
+ * alone is. Sums are exact: those of float32, rounded. With a row c, too. */
+static void test_even_copies(void **state)
+{
+    static const struct { int batch, m, k, n, first_a, first_b, more; bool at, bt; } cases[] = {
+        { 1, 512, 255, 520, 0, 0, 0, false, true }, { 1, 512, 256, 513, 0, 0, 0, false, true }, { 1, 513, 256, 512, 0, 0, 0, true, false },
+        { 1, 512, 256, 520, 1, 0, 0, false, true }, { 1, 512, 256, 520, 0, 3, 0, false, false }, { 1, 520, 264, 514, 5, 1, 0, true, true },
+        { 64, 128, 127, 128, 0, 0, 0, false, true }, { 64, 128, 128, 127, 0, 0, 0, false, true }, { 64, 127, 128, 128, 0, 0, 0, false, true },
+        { 64, 128, 128, 128, 1, 1, 0, false, true }, { 64, 128, 128, 128, 8, 1, 0, false, false }, { 64, 128, 128, 128, 0, 0, 3, true, false },
+        { 64, 128, 128, 128, 0, 0, 0, false, true }, { 64, 128, 120, 121, 0, 0, 8, true, true },
+    };
+    static const mlxvk_dtype types[] = { MLXVK_BFLOAT16, MLXVK_FLOAT16 };
+    struct setting t = start("MLX_VK_POISON=2");
+    mlxvk_stream s = t.stream;
+    mlxvk_array pool = small_integers(1, 1200, 1024, s);
+    (void)state;
+    for (int i = 0; i < 2 * (int)COUNT(cases); i++) {
+        int batch = cases[i / 2].batch, m = cases[i / 2].m, k = cases[i / 2].k, n = cases[i / 2].n, more = cases[i / 2].more;
+        bool at = cases[i / 2].at, bt = cases[i / 2].bt, same = false;
+        mlxvk_array half = { NULL }, y = { NULL }, z = { NULL }, equal = { NULL }, a, b, c, x[3];
+        OK(mlxvk_astype(&half, pool, types[i % 2], s), s);
+        for (int pass = 0; pass < 2; pass++) {                                  /* of half types, of float32 */
+            mlxvk_array from = pass ? pool : half, *to = pass ? &z : &y;
+            a = part_of_pool(from, batch, m, k, (at ? m : k) + more, at, cases[i / 2].first_a, s);
+            b = part_of_pool(from, batch, k, n, (bt ? k : n) + more, bt, cases[i / 2].first_b, s);
+            c = part_of_pool(from, 1, 1, n, n, false, 7, s);
+            OK(i % 4 < 2 ? mlxvk_matmul(to, a, b, s) : mlxvk_addmm(to, c, a, b, 1, 1, s), s);
+            x[0] = a; x[1] = b; x[2] = c;
+            for (int j = 0; j < 3; j++) mlxvk_array_free(x[j]);
+        }
+        OK(mlxvk_astype(&z, z, types[i % 2], s) || mlxvk_array_equal(&equal, y, z, false, s), s);
+        OK(mlxvk_array_read(equal, &same, 1, s), s);
+        if (!same) fail_msg("case %d of %s", i / 2, mlxvk_dtype_name(types[i % 2]));
+        mlxvk_array_free(half);
+        mlxvk_array_free(y);
+        mlxvk_array_free(z);
+        mlxvk_array_free(equal);
+    }
+    mlxvk_array_free(pool);
+    finish(&t);
+}
+
 /* An argument is a pattern of test names: "test_coop*". */
 int main(int argc, char **argv)
 {
@@ -506,6 +557,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_large), cmocka_unit_test(test_odd_batches), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
         cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_tiled_whole), cmocka_unit_test(test_few_apart),
+        cmocka_unit_test(test_even_copies),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("matmul", tests, NULL, NULL);
