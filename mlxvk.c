@@ -343,7 +343,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6, 8 cooperative matrix, 7 tiled and a few rows; 0 chooses")           \
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
-      "convolution: 1 plain, 3 tiled, 4, 8 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                    \
+      "convolution: 1 plain, 3 tiled, 4, 8, 9 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                 \
     X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")          \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
       "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
@@ -11032,9 +11032,9 @@ static double idle_share(const struct encoder *e, int64_t tiles)
 static bool counts_subgroups(const struct tile_row *r) { return r->threads <= 8; }
 
 /* What tiles of few threads take, which are meant to be several on a processor: one alone takes as long as those. Of
- * cooperative matrices they read more, in all, which counts where b comes from memory, and wait for it in each step. (An
- * H200, us, chosen so and before: float32 16 x 4096 x 4096 133, 284; bfloat16 64 and 128 x 4096 x 4096 23 and 30, 49 and
- * 52; 32 and 63 rows were 51 and 59 in 64 steps, 31 and 64 rows 28 in parts.) */
+ * cooperative matrices they read more, in all, which counts where b comes from memory, and wait for it in each step.
+ * (An H200, us, chosen so and before: float32 16 x 4096 x 4096 133, 284; bfloat16 64 and 128 x 4096 x 4096 23 and 30,
+ * 49 and 52; 32 and 63 rows were 51 and 59 in 64 steps, 31 and 64 rows 28 in parts.) */
 static const double STEP_TIME = 0.8;                 /* microseconds */
 static double crowd_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t tiles,
                          int64_t depth)
@@ -11354,8 +11354,8 @@ static double coopmat_cost(const struct encoder *e, const void *p)
 }
 
 
-/* With c: and the sums, in float32, are written and read again (an H200, 512 bfloat16 products of 128 x 128 x 128: 35 us,
- * 86 with c). */
+/* With c: and the sums, in float32, are written and read again (an H200, 512 bfloat16 products of 128 x 128 x 128:
+ * 35 us, 86 with c). */
 static double coopmat2_cost(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
@@ -11655,9 +11655,16 @@ static struct units_cut cut_units(const struct encoder *e, const struct product 
     return c;
 }
 
+/* Few rows, or few columns: of the transposed product. With GATE_INVARIANT rows alone, which have a kernel of theirs. */
+static struct product with_few_rows(const struct encoder *e, const struct product *p)
+{
+    bool columns = p->n <= UNITS_ROWS && p->n < p->m && !p->gather && !p->segments && !is_invariant(e);
+    return columns ? transposed(p) : *p;
+}
+
 static const char *few_units_fit(const struct encoder *e, const void *job)
 {
-    const struct product *p = job;
+    const struct product few = with_few_rows(e, job), *p = &few;
     uint32_t size = e->device->caps.coopmat_size[p->array[MAT_A]->dtype == MLXVK_BFLOAT16];
     int64_t odd = p->k | p->a_row | p->b_col | p->offset[MAT_A] | p->offset[MAT_B];
     const char *why = half_fits(e, p, K_MATMUL_FEW_F16, K_MATMUL_FEW_BF16);
@@ -11672,7 +11679,7 @@ static const char *few_units_fit(const struct encoder *e, const void *job)
 
 static void product_few_units(struct encoder *e, const void *job)
 {
-    const struct product *p = job;
+    const struct product few = with_few_rows(e, job), *p = &few;
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t lanes = e->device->caps.subgroup;
     struct units_cut c = cut_units(e, p);
@@ -11688,11 +11695,11 @@ static void product_few_units(struct encoder *e, const void *job)
 }
 
 /* Chosen where it was measured: an H100, 8 rows x 4096 x 4096 14.3 us by matvec and 12.8 so, 16 rows 25.7 by tiles and
- * 13.7 so; fewer rows, or a small matrix, take as long by either. */
+ * 13.7 so; fewer rows, or a small matrix, take as long by either. Columns as rows (4096 x 4096 x 9 by tiles: 48). */
 enum { UNITS_FROM = 5, UNITS_LEAST = 1 << 22 };
 static double few_units_cost(const struct encoder *e, const void *job)
 {
-    const struct product *p = job;
+    const struct product few = with_few_rows(e, job), *p = &few;
     bool measured = e->device->tuning->deep && e->device->caps.subgroup == 32 && p->m >= UNITS_FROM &&
                     p->n * p->k >= UNITS_LEAST;
     return measured ? job_cost(e, p, 60, SMALL_PRODUCT / 8) : INFINITY;

@@ -434,6 +434,29 @@ static void test_few_matrices(void **state)
     assert_true(dispatches_of(gates, "matmul_few_") > before);
 }
 
+/* The same kernel for few columns, where no gate keeps from it: of the transposed product, with one thing wrong at a time: a
+ * seventeenth column, the orders, rows that begin anywhere, c. */
+static void test_few_columns(void **state)
+{
+    static const char gates[] = "MLX_VK_POISON=1 MLX_VK_MATMUL_KERNEL=8";
+    static const int sizes[][6] = { /* M, K, N, c, orders, unit */
+        { 48, 512, 9, 0, 2, 8 }, { 40, 1032, 16, 0, 2, 8 }, { 33, 776, 1, 0, 2, 8 }, { 9, 512, 8, 0, 2, 8 }, { 16, 136, 16, 0, 2, 8 },
+        { 48, 512, 17, 0, 2, 8 }, { 48, 512, 9, 0, 0, 8 }, { 48, 512, 9, 0, 3, 8 }, { 48, 1031, 9, 0, 2, 1 }, { 48, 512, 9, 1, 2, 8 } };
+    struct setting s;
+    uint64_t before;
+    (void)state;
+    need_capability("cooperative_matrix_size");
+    before = dispatches_of(gates, "matmul_few_");
+    s = start(gates);
+    rng.state = 31;
+    for (int i = 0; i < 2 * (int)COUNT(sizes); i++) {
+        const int *t = sizes[i / 2];
+        even_case(t, t[4], t[5], i % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, s.stream);
+    }
+    finish(&s);
+    assert_true(dispatches_of(gates, "matmul_few_") >= before + 5);
+}
+
 /* float32 by the largest tiles, where all of them lie inside matrices that are read by fours, and where one thing is
  * wrong at a time: M, N, K, what follows a row, K in parts; in all orders, with and without c. */
 static void test_tiled_whole(void **state)
@@ -556,7 +579,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_large), cmocka_unit_test(test_odd_batches), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
-        cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_tiled_whole), cmocka_unit_test(test_few_apart),
+        cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_few_columns), cmocka_unit_test(test_tiled_whole), cmocka_unit_test(test_few_apart),
         cmocka_unit_test(test_even_copies),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
