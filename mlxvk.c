@@ -11655,7 +11655,7 @@ static struct units_cut cut_units(const struct encoder *e, const struct product 
     return c;
 }
 
-/* Few rows, or few columns: of the transposed product. With GATE_INVARIANT rows alone, which have a kernel of theirs. */
+/* Few rows, or few columns: of the transposed product. With GATE_INVARIANT rows alone: theirs is a kernel apart. */
 static struct product with_few_rows(const struct encoder *e, const struct product *p)
 {
     bool columns = p->n <= UNITS_ROWS && p->n < p->m && !p->gather && !p->segments && !is_invariant(e);
