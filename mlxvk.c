@@ -9440,7 +9440,8 @@ static struct softmax_way softmax_way(const struct device *d, const struct softm
     if (loose) {
         w.loose = both;
         w.staged = d->tuning->each ? 0 : both;
-    } else if (w.step == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
+    }
+    if ((!loose || w.staged) && w.step == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
         /* Of many long rows a thread has twice as much (an H200, bfloat16 16384 x 8192: 146 and 140 us; four times
          * 155). */
         w.threads = w.width /= 2;
@@ -11359,7 +11360,7 @@ static double coopmat_cost(const struct encoder *e, const void *p)
 static double coopmat2_cost(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
-    double sums = p->array[MAT_C] ? 12 * (double)p->m * (double)p->n * (double)product_batches(p) : 0;
+    double sums = p->array[MAT_C] ? 8 * (double)p->m * (double)p->n * (double)product_batches(p) : 0;
     return job_cost(e, p, 20, SMALL_PRODUCT) + sums / e->device->tuning->bandwidth;
 }
 
@@ -17570,8 +17571,8 @@ static void sort_blocks(struct encoder *e, const struct sort_rows *s, const stru
     uint32_t most = sort_threads(e, s->index), row_threads = 1, threads;
     struct sort_push push = { .rows = s->rows, .n = s->n, .dtype = s->in.dtype, .flags = p->flags };
     while (row_threads < most && row_threads * SORT_EACH < s->n) row_threads *= 2;
-    /* A CPU takes threads without elements as well: by eighths of a power of two, that there be few pipelines. */
-    if (e->device->tuning->serial && row_threads >= 16)
+    /* Threads without elements take as long as others: by eighths of a power of two, that there be few pipelines. */
+    if (row_threads >= 16)
         row_threads = (uint32_t)round_up(ceil_div(min_u32(s->n, s->block), SORT_EACH), row_threads / 16);
     threads = row_threads;
     while (2 * threads <= min_u32(most, 256)) threads *= 2;
