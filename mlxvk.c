@@ -9440,8 +9440,7 @@ static struct softmax_way softmax_way(const struct device *d, const struct softm
     if (loose) {
         w.loose = both;
         w.staged = d->tuning->each ? 0 : both;
-    }
-    if ((!loose || w.staged) && w.step == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
+    } else if (w.step == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
         /* Of many long rows a thread has twice as much (an H200, bfloat16 16384 x 8192: 146 and 140 us; four times
          * 155). */
         w.threads = w.width /= 2;

@@ -244,7 +244,6 @@ void held(const uint row, const uint me, const uint slot)
     m = largest_of(m, me, slot);
     [[unroll]] for (uint k = 0u; k < EACH; k++) lane[k] = 0.0;
     [[unroll]] for (uint k = 0u; k < HOLD; k++) {
-        if (STAGED != 0u && spot_of(k, me) >= n) { x[k] = vec4(0.0); continue; }        // of rows a little longer than a power of two many
         x[k] = exp((WORDS ? quad_of(k) : x[k]) - m);
         lane[WIDTH <= 4u ? k : STEP == 8u ? k / 8u * 2u + k % 2u : k / 4u] += quad(x[k]);
     }
