@@ -392,6 +392,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(WINDOW, "MLX_VK_WINDOW", 0, "operations lowered at a time, at first (0: more while the GPU is at work)")        \
     X(SEGMENTS,      "MLX_VK_REPLAY_SEGMENT",            0,                                                           \
       "kept steps from which on they are recorded once, not each time (0: by device; -1: never)")                     \
+    X(TUNING,        "MLX_VK_TUNING",                    0,                                                           \
+      "how work is cut: 1 as for CPU drivers, 2 and 3 a large and a discrete GPU, 4 others (0: by device)")           \
     X(SCAN_COLUMNS,  "MLX_VK_SCAN_COLUMNS",              0,                                                           \
       "scans along another axis than the last: columns (or fours) that are not cut (0: by device)")                   \
     X(LINKS, "MLX_VK_ENABLE_LINKS", 1, "recorded steps and tiles of scans wait for each other (2: on every driver)")   \
@@ -729,9 +731,11 @@ static const struct tuning tunings[] = {
           .segment = { 12, 32 } },
 };
 
-static const struct tuning *tuning_for(uint32_t type, size_t memory)
+/* forced: a row's number from 1 on; 0: as the device is. */
+static const struct tuning *tuning_for(uint32_t type, size_t memory, int64_t forced)
 {
     const struct tuning *t = tunings;
+    if (forced > 0 && forced <= (int64_t)COUNT(tunings)) return &tunings[forced - 1];
     while (t->type >= 0 && ((uint32_t)t->type != type || memory >> 30 < t->memory)) t++;
     return t;
 }
@@ -1330,7 +1334,7 @@ static void read_capabilities(struct device *d, const struct features *f, const 
     c->identity = identity_of(&p.properties, &driver);
     c->most_ahead = timeline.maxTimelineSemaphoreValueDifference;
     choose_memory(d);
-    d->tuning = tuning_for(d->caps.type, d->caps.memory_size);
+    d->tuning = tuning_for(d->caps.type, d->caps.memory_size, d->gate[GATE_TUNING]);
 }
 
 /* ---- choosing a physical device ---- */
@@ -6658,14 +6662,15 @@ static struct array as_rows(const struct array *a, size_t rows, size_t n, size_t
 /* Many rows of odd length with one that is the same for all (a bias): as many of it side by side as make whole
  * vectors, and so many rows count as one. It is a small copy, where there are this many times as many rows; all else has
  * no gaps, and begins with a vector. */
-enum { REPEAT_LEAST = 16 };
+enum { REPEAT_LEAST = 16, REPEAT_WORTH = 1 << 21 };    /* rows a vector's element; elements, on a GPU */
 static bool by_repeated_row(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
                             const struct dims *g)
 {
     struct array view[3], one, *row, *all[3] = { &view[0], &view[1], &view[2] };
     size_t n = g->ndim == 2 ? (size_t)g->shape[1] : 0, lanes = lanes_of(p->kernel, a[0]->dtype, a[count - 1]->dtype);
     int same = 0;
-    if (p->kernel != K_BINARY || count != 3 || a[0]->size < ROWS_LEAST || n % lanes == 0 ||
+    if (p->kernel != K_BINARY || count != 3 || n % lanes == 0 ||
+        a[0]->size < (e->device->tuning->each ? (size_t)ROWS_LEAST : (size_t)REPEAT_WORTH) ||
         (size_t)g->shape[0] % lanes || (size_t)g->shape[0] < REPEAT_LEAST * lanes || n * lanes > INT_MAX ||
         item_size(a[0]) > 4 || item_size(a[1]) > 4)
         return false;

@@ -346,14 +346,14 @@ static const struct group { bool all; const char *gates, *changes[12]; } groups[
 
 /* Gates whose effect other tests compare (fusions in test_fusion, chains in test_chains and test_folds, convolutions in test_conv, Fourier
  * transforms in test_fft, scales' rounding in test_products, random bits in test_random, capabilities in test_profiles,
- * bindings and grids in test_huge, one query in test_attention, decoding steps in test_step, threads and buffers in test_driver, shared memory in test_quantized, memory in test_memory, what clearing leaves in test_shared, self-tests in test_self_test, queues in test_device, replay in
+ * bindings and grids in test_huge, one query in test_attention, decoding steps in test_step, threads and buffers in test_driver, shared memory in test_quantized, memory in test_memory, what clearing leaves in test_shared, self-tests in test_self_test, queues in test_device, tunings in test-profiles, replay in
  * test_replay, columns of scans in test_scans, what comes with a row in test_invariant), and those that change no path, of which this file tests what they print. */
 static const char *const elsewhere[] = {
     "MLX_VK_CONV_KERNEL", "MLX_VK_ENABLE_WINOGRAD", "MLX_VK_ENABLE_STORAGE8", "MLX_VK_ENABLE_STORAGE16", "MLX_VK_ENABLE_INT8", "MLX_VK_ENABLE_INT16",
     "MLX_VK_ENABLE_FLOAT16", "MLX_VK_ENABLE_HALF_CONVERSION", "MLX_VK_SUBGROUP_SIZE", "MLX_VK_FFT_KERNEL",
     "MLX_VK_RANDOM_PRODUCTS", "MLX_VK_BATCH_INVARIANT", "MLX_VK_SDPA_DECODE_ONE_QUERY",
     "MLX_VK_ENABLE_CHAINS", "MLX_VK_ENABLE_CHAIN_REDUCE", "MLX_VK_DEBUG_CHAINS", "MLX_VK_MAX_BINDING_RANGE", "MLX_VK_MAX_GRID",
-    "MLX_VK_MAX_MEMORY_MB", "MLX_VK_SELF_TEST", "MLX_VK_QUEUES",
+    "MLX_VK_MAX_MEMORY_MB", "MLX_VK_SELF_TEST", "MLX_VK_QUEUES", "MLX_VK_TUNING",
     "MLX_VK_MAX_THREADS", "MLX_VK_MAX_SHARED_MEMORY", "MLX_VK_MAX_STORAGE_BUFFERS", "MLX_VK_MAX_MS_PER_BUFFER", "MLX_VK_MAX_US_PER_DISPATCH", "MLX_VK_REPLAY_SEGMENT",
     "MLX_VK_ENABLE_REPLAY", "MLX_VK_ENABLE_LINKS", "MLX_VK_SCAN_COLUMNS", "MLX_VK_WINDOW", "MLX_VK_CLEAR_KEEPS_MB",
     "MLX_VK_ENABLE_ADD_RMSNORM_NATIVE", "MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16", "MLX_VK_ENABLE_ROPE_CACHE_WRITE",

@@ -231,7 +231,7 @@ static void lab_open(struct lab *l, const struct row *row)
     if (row->type == VK_PHYSICAL_DEVICE_TYPE_CPU && row->subgroup == 8) c->quirks = QUIRK_SHORT_LOOPS;
     if (!strncmp(row->name, "H200", 4)) c->quirks = quirks_of(VK_DRIVER_ID_NVIDIA_PROPRIETARY, 0x2335);
     for (int i = 0; i < GATE_COUNT; i++) d->gate[i] = gate_table[i].value;
-    d->tuning = tuning_for(row->type, c->memory_size);
+    d->tuning = tuning_for(row->type, c->memory_size, 0);
     d->vk.vkCreateShaderModule = no_module;
     d->vk.vkDestroyShaderModule = no_module_less;
     d->vk.vkCreateComputePipelines = no_pipeline;
@@ -1326,7 +1326,7 @@ enum { LONGEST_US = 500000 };
 
 static bool is_slow(const struct row *row)
 {
-    const struct tuning *t = tuning_for(row->type, row->memory << 30);
+    const struct tuning *t = tuning_for(row->type, row->memory << 30, 0);
     return t->type < 0 && t->rate == 5e5;
 }
 
