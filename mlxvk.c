@@ -6659,10 +6659,10 @@ static struct array as_rows(const struct array *a, size_t rows, size_t n, size_t
     return view;
 }
 
-/* Many rows of odd length with one that is the same for all (a bias): as many of it side by side as make whole
- * vectors, and so many rows count as one. It is a small copy, where there are this many times as many rows; all else has
- * no gaps, and begins with a vector. */
-enum { REPEAT_LEAST = 16, REPEAT_WORTH = 1 << 21 };    /* rows a vector's element; elements, on a GPU */
+/* Many rows of odd length with one that is the same for all (a bias): as many of it side by side as make whole vectors,
+ * and so many rows count as one. It is a small copy, where there are this many times as many rows, and on GPUs so many
+ * elements; all else has no gaps, and begins with a vector. */
+enum { REPEAT_LEAST = 16, REPEAT_WORTH = 1 << 21 };
 static bool by_repeated_row(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
                             const struct dims *g)
 {
