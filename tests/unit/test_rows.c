@@ -2,6 +2,7 @@
  * chose: reductions, softmax and norms of random rows, all at once in several layouts, beside each row on its own. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 #include "numbers.h"
 #include "support.h"
 
@@ -697,6 +698,69 @@ static void nearest_shares(void **state)
     }
 }
 
+/* ---- a CPU driver's ways and a GPU's give the same bits, wherever rows begin and end ---- */
+
+enum way { WAY_SOFTMAX, WAY_RMS, WAY_LAYER, WAY_MAX, WAY_ARGMAX, WAY_CUMMAX, WAY_CUMSUM, WAY_EXP, WAY_BIAS, WAY_TAKE, WAYS };
+static const char *const way_names[WAYS] = { "softmax", "rms_norm", "layer_norm", "max", "argmax", "cummax", "cumsum of integers",
+                                             "exp", "adding a row", "take" };
+enum { WAY_MOST = 1100 * 1025 + 8 };
+
+static size_t by_way(const struct setting *on, enum way way, mlxvk_dtype dtype, const float *values, int rows, int width, int from,
+                     uint8_t *out)
+{
+    mlxvk_stream s = on->stream;
+    mlxvk_array x = array_of(on->device, MLXVK_FLOAT32, values, (int[]){ from + rows * width }, 1), y = { NULL }, w = { NULL };
+    mlxvk_array at = array_of(on->device, MLXVK_INT32, (int[]){ rows - 1, 0, 1, 1, rows / 2 }, (int[]){ 5 }, 1);
+    size_t n;
+    OK(mlxvk_astype(&x, x, way == WAY_CUMSUM ? MLXVK_INT32 : dtype, s), s);
+    OK(mlxvk_slice(&w, x, (int[]){ 0 }, 1, (int[]){ width }, 1, (int[]){ 1 }, 1, s), s);
+    OK(mlxvk_slice(&x, x, (int[]){ from }, 1, (int[]){ from + rows * width }, 1, (int[]){ 1 }, 1, s), s);
+    OK(mlxvk_reshape(&x, x, (int[]){ rows, width }, 2, s), s);
+    switch (way) {
+    case WAY_SOFTMAX: OK(mlxvk_softmax_axis(&y, x, 1, true, s), s); break;
+    case WAY_RMS: OK(mlxvk_fast_rms_norm(&y, x, w, 1e-5f, s), s); break;
+    case WAY_LAYER: OK(mlxvk_fast_layer_norm(&y, x, w, w, 1e-5f, s), s); break;
+    case WAY_MAX: OK(mlxvk_max_axis(&y, x, 1, false, s), s); break;
+    case WAY_ARGMAX: OK(mlxvk_argmax_axis(&y, x, 1, false, s), s); break;
+    case WAY_CUMMAX: OK(mlxvk_cummax(&y, x, 1, true, true, s), s); break;
+    case WAY_CUMSUM: OK(mlxvk_cumsum(&y, x, 1, false, true, s), s); break;
+    case WAY_EXP: OK(mlxvk_exp(&y, x, s), s); break;
+    case WAY_BIAS: OK(mlxvk_add(&y, x, w, s), s); break;
+    default: OK(mlxvk_take_axis(&y, x, at, 0, s), s);
+    }
+    n = mlxvk_array_nbytes(y);
+    OK(mlxvk_array_read(y, out, n, s), s);
+    for (mlxvk_array **p = (mlxvk_array *[]){ &x, &y, &w, &at, NULL }; *p; p++) mlxvk_array_free(**p);
+    return n;
+}
+
+static void by_any_ways(void **state)
+{
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16 };
+    static const struct { int rows, width; } sizes[] = { { 5, 1 }, { 5, 7 }, { 33, 63 }, { 5, 257 }, { 1100, 1025 }, { 5, 2049 }, { 3, 4095 },
+                                                         { 3, 8193 } };
+    static float x[WAY_MOST];
+    static uint8_t cpu[4 * WAY_MOST], gpu[4 * WAY_MOST];
+    struct setting one = start("MLX_VK_TUNING=1"), other = start("MLX_VK_TUNING=3");
+    struct rng random = { 43 };
+    (void)state;
+    for (int i = 0; i < WAY_MOST; i++) x[i] = (float)random_int(&random, -1000, 1000) / 128;
+    for (int k = 0; k < WAYS * (int)COUNT(dtypes) * (int)COUNT(sizes); k++) {
+        const enum way way = (enum way)(k % WAYS);
+        const mlxvk_dtype dtype = dtypes[k / WAYS % (int)COUNT(dtypes)];
+        const int size = k / WAYS / (int)COUNT(dtypes), rows = sizes[size].rows, width = sizes[size].width;
+        for (int from = 0; from < 6; from += 5) {
+            size_t n = by_way(&one, way, dtype, x, rows, width, from, cpu);
+            memset(gpu, 0xa5, n);
+            assert_int_equal(by_way(&other, way, dtype, x, rows, width, from, gpu), n);
+            if (memcmp(cpu, gpu, n))
+                fail_msg("%s of %d x %d in %s, from element %d on", way_names[way], rows, width, mlxvk_dtype_name(dtype), from);
+        }
+    }
+    finish(&other);
+    finish(&one);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits), cmocka_unit_test(many_rows), cmocka_unit_test(many_long_rows),
@@ -705,6 +769,7 @@ int main(void)
                                         cmocka_unit_test(wide_arguments_in_parts), cmocka_unit_test(rows_beyond_a_binding),
                                         cmocka_unit_test(complex_products), cmocka_unit_test(not_only_numbers),
                                         cmocka_unit_test(far_from_zero), cmocka_unit_test(at_the_mean), cmocka_unit_test(rounded_once),
-                                        cmocka_unit_test(nearest_shares), cmocka_unit_test(small_shares) };
+                                        cmocka_unit_test(nearest_shares), cmocka_unit_test(small_shares),
+                                        cmocka_unit_test(by_any_ways) };
     return run_group("rows", tests, set_up_poisoned, tear_down);
 }
