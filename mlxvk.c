@@ -10112,7 +10112,8 @@ static void norm_rows(struct encoder *e, const struct norm_job *j, struct array 
 enum { NORM_ACROSS = 1 << 16 };
 static struct array *walkable(struct encoder *e, struct array *a)
 {
-    if (a && last_stride(a) != 1 && a->size >= NORM_ACROSS && !e->device->tuning->each) return copied(e, a);
+    bool across = a && dim_of(a, -1) > 1 && last_stride(a) > 1;
+    if (across && a->size >= NORM_ACROSS && !e->device->tuning->each) return copied(e, a);
     if (!a || (row_dims(&a, 1).ndim <= NORM_DIMS && fits_binding(e->device, a))) {
         if (a) a->refs++;
         return a;
@@ -14577,7 +14578,8 @@ static void attention_decode(struct encoder *e, const void *job)
 
 static double attention_work(const struct attention *a)
 {
-    return (double)a->q->size * a->k->shape[2] * (1 + (double)a->v->shape[3] / a->q->shape[3]);
+    const int *q = a->q->shape;
+    return (double)q[0] * q[1] * q[2] * a->k->shape[2] * ((double)q[3] + a->v->shape[3]);
 }
 
 /* What the one query of a decoding step meets first: its key and value, which are not in the cache yet. q, k: before
@@ -15028,7 +15030,8 @@ enum { WIDEN_LEAST = 1 << 16 };
 static bool widens(const struct encoder *e, const struct attention *a)
 {
     const struct array *operand[] = { a->q, a->k, a->v, a->o };
-    if (wide_features(a) || is_invariant(e) || attention_work(a) < WIDEN_LEAST || !a->o->size) return false;
+    if (wide_features(a) || is_invariant(e) || attention_work(a) < WIDEN_LEAST) return false;
+    if (!a->o->size || !a->q->shape[3]) return false;
     for (size_t i = 0; i < COUNT(operand); i++) {
         size_t width = (size_t)operand[i]->shape[3], rows = operand[i]->size / width;
         if (rows * round_up(width, 8) > binding_room(e->device, item_size(a->q)) / item_size(a->q)) return false;

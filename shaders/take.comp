@@ -66,7 +66,7 @@ void copy_rows()
 // together, where all are there.
 void copy_runs()
 {
-    const uint PER_WORD = TO == U32 ? 1u : TO == U16 ? 2u : 4u, WORDS = SCALARS / PER_WORD;
+    const uint PER_WORD = TO == U32 ? 1u : TO == U16 ? 2u : 4u, WORDS = SCALARS / PER_WORD, RUN = max(SCALARS, 1u);
     uint first = (group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x) * SCALARS, to = offset[0] + first;
     uint row = first / shape[0], in_row = first - row * shape[0], from[2], w[8];
     bool there[2];
@@ -76,13 +76,13 @@ void copy_runs()
         there[k] = OP == STARTS || at != NOWHERE;
         from[k] = offset[1] + outer * stride[1][0] + at * stride[1][1] + in_row - k * shape[0];
     }
-    if (first + SCALARS <= n && there[0] && there[1] && offset[0] % SCALARS == 0u) {
+    if (first + SCALARS <= n && there[0] && there[1] && offset[0] % RUN == 0u) {
         [[unroll]] for (uint k = 0u; k < SCALARS; k++) {
             uint raw = load_src(in_row + k < shape[0] ? from[0] + k : from[1] + k, TO) << 32u / PER_WORD * (k % PER_WORD);
             w[k / PER_WORD & 7u] = k % PER_WORD == 0u ? raw : w[k / PER_WORD & 7u] | raw;
         }
         if (WORDS == 1u) dst32[to / 4u] = w[0];
-        else if (WORDS == 2u) dst64[to / SCALARS] = uvec2(w[0], w[1]);
+        else if (WORDS == 2u) dst64[to / RUN] = uvec2(w[0], w[1]);
         else [[unroll]] for (uint k = 0u; k < WORDS; k += 4u)
             dst128[to / (4u * PER_WORD) + k / 4u] = uvec4(w[k & 7u], w[k + 1u & 7u], w[k + 2u & 7u], w[k + 3u & 7u]);
         return;

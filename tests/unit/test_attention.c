@@ -361,6 +361,7 @@ static void test_odd_widths(void **state)
         { { 1, 60, 10, 40, 40, 1, 3, CAUSAL, false }, MLXVK_FLOAT32, 0.125f, 0 },
         { { 1, 2, 1, 9, 20, 65, 65, CAUSAL, true }, MLXVK_FLOAT16, 0.125f, 0 },
         { { 1, 2, 1, 40, 0, 65, 65, NO_MASK, false }, MLXVK_FLOAT16, 0.125f, 0 },
+        { { 1, 2, 1, 100, 60, 0, 8, NO_MASK, false }, MLXVK_FLOAT32, 0.125f, 0 },
     };
     (void)state;
     for (size_t g = 0; g < COUNT(gates); g++) {
