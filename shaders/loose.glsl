@@ -3,15 +3,9 @@
 #ifndef LOOSE_GLSL
 #define LOOSE_GLSL
 #include "eights.glsl"
+#include "words.glsl"
 struct Loose { uvec4 a, b; };                          // halves: a alone
 
-// Four words from word s of a and b on.
-uvec4 words_from(const uint s, const uvec4 a, const uvec4 b)
-{
-    bvec4 two = bvec4((s & 2u) != 0u), one = bvec4((s & 1u) != 0u);
-    uvec4 c = mix(a, uvec4(a.zw, b.xy), two);
-    return mix(c, uvec4(c.yzw, mix(b.x, b.z, two.x)), one);
-}
 Loose loose_of(const uint i, const uint t, const uvec4 a, const uvec4 b, const uvec4 c)
 {
     if (t == F32) return Loose(words_from(i & 3u, a, b), words_from(i & 3u, b, c));

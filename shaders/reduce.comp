@@ -15,6 +15,7 @@
 // With LESS (and INDEX) a number is subtracted from the elements of each row first, and rounded as binary.comp does.
 #define HALF_ID 12                                     // see half.glsl
 #include "accumulate.glsl"
+#include "words.glsl"
 //! enum REDUCE_: layouts
 const uint FOURS = 0, ANYWHERE = 1, STRIDED = 2, COLUMNS = 3, FOUR_COLUMNS = 4;
 layout(constant_id = 4) const uint LAYOUT = FOURS;     // rows: aligned, side by side, with gaps; columns, by fours
@@ -165,9 +166,7 @@ Four fetch(const uint i)
 {
     Four v = load_four(i / 4u);
     if (LAYOUT != ANYWHERE) return v;
-    uint s = i & 3u;
-    uvec4 a = v.low, b = load_four((i + 3u) / 4u).low, two = (s & 2u) != 0u ? uvec4(a.zw, b.xy) : a;
-    return Four((s & 1u) != 0u ? uvec4(two.yzw, (s & 2u) != 0u ? b.z : b.x) : two, uvec4(0u));
+    return Four(words_from(i & 3u, v.low, load_four((i + 3u) / 4u).low), uvec4(0u));
 }
 // Is the quad at `at` whole, and what is loaded for it inside the row?
 bool loadable(const uint row, const uint at, const uint end)
@@ -295,13 +294,13 @@ ACC quads(const uint row, const uint first, const uint at, const uint end)
 {
     ACC a = identity();
     [[unroll]] for (uint j = 0u; j < DEALT; j++) {
-        uint i = at + 64u * j, s = row & 3u;
+        uint i = at + 64u * j;
         Four v;
         if (LAYOUT == STRIDED) v = fetch_loose(row + min(i, end - 1u) * stride, min(end - min(i, end - 1u), 4u));
         else v = load_four(min((row + i) / 4u + (LAYOUT == ANYWHERE ? 1u : 0u), last_four));
         if (LAYOUT == ANYWHERE) {
-            uvec4 next = v.low, two = (s & 2u) != 0u ? uvec4(held[j].zw, next.xy) : held[j];
-            v.low = (s & 1u) != 0u ? uvec4(two.yzw, (s & 2u) != 0u ? next.z : next.x) : two;
+            uvec4 next = v.low;
+            v.low = words_from(row & 3u, held[j], next);
             held[j] = next;
         }
         a = with_elements(a, v, first + i, max(end, i) - i);

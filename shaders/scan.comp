@@ -5,6 +5,7 @@
 // into `parts` has what came before each in `carry`.
 #define SCAN
 #include "accumulate.glsl"
+#include "words.glsl"
 layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours, 2: columns, fours of each
 layout(constant_id = 5) const uint WIDTH = 256;
 layout(constant_id = 6) const uint HOLD = 1;           // fours a thread has in a tile
@@ -120,10 +121,7 @@ void write_four(const uint at, const uint skip, const uint count, const uvec2 v[
 Four fetch(const uint i, const uint last)
 {
     if (eight() || (ANYWHERE & 1u) == 0u) return load_four(i / 4u);
-    uint s = i & 3u;
-    uvec4 a = load4_src(i / 4u, FROM), b = load4_src(min((i + 3u) / 4u, last), FROM);
-    uvec4 two = (s & 2u) != 0u ? uvec4(a.zw, b.xy) : a;
-    return Four((s & 1u) != 0u ? uvec4(two.yzw, (s & 2u) != 0u ? b.z : b.x) : two, uvec4(0u));
+    return Four(words_from(i & 3u, load4_src(i / 4u, FROM), load4_src(min((i + 3u) / 4u, last), FROM)), uvec4(0u));
 }
 
 // The i-th of a row's fours from where it begins; the last one beyond them.

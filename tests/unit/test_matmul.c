@@ -409,6 +409,20 @@ static void test_coopmat2_tiles(void **state)
     }
 }
 
+/* Products of these sizes (M, K, N, c, orders, unit) in both half types; how many of their dispatches were matmul_few's. */
+static uint64_t few_dispatches(const char *gates, const int (*sizes)[6], size_t count, uint64_t seed)
+{
+    const uint64_t before = dispatches_of(gates, "matmul_few_");
+    struct setting s = start(gates);
+    rng.state = seed;
+    for (size_t i = 0; i < 2 * count; i++) {
+        const int *t = sizes[i / 2];
+        even_case(t, t[4], t[5], i % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, s.stream);
+    }
+    finish(&s);
+    return dispatches_of(gates, "matmul_few_") - before;
+}
+
 /* Up to 16 rows under the gate by one dispatch of matrices: K of parts that are whole, begun and several rounds of them,
  * columns that fill no matrix; then one thing wrong at a time: a seventeenth row, the orders of a and b, rows that begin
  * anywhere, c. */
@@ -419,19 +433,9 @@ static void test_few_matrices(void **state)
         { 1, 512, 48, 0, 2, 8 }, { 1, 1024, 33, 0, 2, 8 }, { 2, 136, 16, 0, 2, 8 }, { 3, 8, 5, 0, 2, 8 }, { 5, 2568, 40, 0, 2, 8 },
         { 8, 5120, 24, 0, 2, 8 }, { 9, 776, 50, 0, 2, 8 }, { 16, 1152, 64, 0, 2, 8 }, { 17, 512, 48, 0, 2, 8 }, { 4, 512, 48, 0, 0, 8 },
         { 4, 512, 48, 0, 3, 8 }, { 4, 516, 48, 0, 2, 1 }, { 4, 1031, 48, 0, 2, 1 }, { 4, 1024, 48, 1, 2, 8 } };
-    struct setting s;
-    uint64_t before;
     (void)state;
     need_capability("cooperative_matrix_size");
-    before = dispatches_of(gates, "matmul_few_");
-    s = start(gates);
-    rng.state = 29;
-    for (int i = 0; i < 2 * (int)COUNT(sizes); i++) {
-        const int *t = sizes[i / 2];
-        even_case(t, t[4], t[5], i % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, s.stream);
-    }
-    finish(&s);
-    assert_true(dispatches_of(gates, "matmul_few_") > before);
+    assert_true(few_dispatches(gates, sizes, COUNT(sizes), 29) > 0);
 }
 
 /* The same kernel for few columns, where no gate keeps from it: of the transposed product, with one thing wrong at a time: a
@@ -442,19 +446,9 @@ static void test_few_columns(void **state)
     static const int sizes[][6] = { /* M, K, N, c, orders, unit */
         { 48, 512, 9, 0, 2, 8 }, { 40, 1032, 16, 0, 2, 8 }, { 33, 776, 1, 0, 2, 8 }, { 9, 512, 8, 0, 2, 8 }, { 16, 136, 16, 0, 2, 8 },
         { 48, 512, 17, 0, 2, 8 }, { 48, 512, 9, 0, 0, 8 }, { 48, 512, 9, 0, 3, 8 }, { 48, 1031, 9, 0, 2, 1 }, { 48, 512, 9, 1, 2, 8 } };
-    struct setting s;
-    uint64_t before;
     (void)state;
     need_capability("cooperative_matrix_size");
-    before = dispatches_of(gates, "matmul_few_");
-    s = start(gates);
-    rng.state = 31;
-    for (int i = 0; i < 2 * (int)COUNT(sizes); i++) {
-        const int *t = sizes[i / 2];
-        even_case(t, t[4], t[5], i % 2 ? MLXVK_FLOAT16 : MLXVK_BFLOAT16, s.stream);
-    }
-    finish(&s);
-    assert_true(dispatches_of(gates, "matmul_few_") >= before + 5);
+    assert_true(few_dispatches(gates, sizes, COUNT(sizes), 31) >= 5);
 }
 
 /* float32 by the largest tiles, where all of them lie inside matrices that are read by fours, and where one thing is
