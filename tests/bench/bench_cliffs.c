@@ -2,6 +2,7 @@
  * and fails where a case takes more than 1.5 times what its better neighbour takes, work for work.
  *
  *     build/bench/bench_cliffs [part of a family's name]      (make bench-cliffs)
+ *     build/bench/bench_cliffs @FILE                           cases alone, with their kernels: lines of "family: parameters"
  *
  * A case's work is the time that its bytes take at the copy bandwidth, or its arithmetic at the best speed that its family
  * reached in this run, whichever is longer. What a launch takes is subtracted, and nothing is expected to take less than a few
@@ -257,9 +258,10 @@ static void summary(const int over[])
 
 static const struct cliff_family *family_of(const char *name)
 {
-    const struct cliff_family *f = cliff_families;
-    while (strcmp(f->name, name)) f++;
-    return f;
+    for (int f = 0; f < cliff_family_count; f++)
+        if (!strcmp(cliff_families[f].name, name)) return &cliff_families[f];
+    fprintf(stderr, "no family is called %s\n", name);
+    exit(1);
 }
 
 /* What a launch takes and how fast a copy is: the better of what it was before and after the cases. */
@@ -276,6 +278,55 @@ static void gauge(void)
     launch = one.seconds;
 }
 
+/* ---- cases alone ---- */
+
+static void print_kernel(const char *kernel, uint64_t count, uint64_t nanoseconds, void *unused)
+{
+    (void)unused;
+    printf(", %s", kernel);
+    if (count > 1) printf(" x %d", (int)count);
+    if (nanoseconds) printf(" %.1f us", 1e-3 * (double)nanoseconds);
+}
+
+/* One line's time and what it runs, with times of each under MLX_VK_PROFILE=1. The operands are those of the last round. */
+static void case_alone(const struct cliff_family *f, const char *words)
+{
+    struct sample s = { .family = f };
+    char text[128];
+    cliff_set(f, s.p, f->defaults);
+    cliff_set(f, s.p, words);
+    measure(&s, usual());
+    measure(&s, usual());
+    printf("%s %s: %.1f us", f->name, cliff_text(f, s.p, text), 1e6 * s.seconds);
+    used = 0;
+    copies = 1;
+    cliffs.x = sets[0];
+    f->prepare(s.p);
+    check(mlxvk_synchronize(stream), "synchronize");
+    check(mlxvk_reset_stats(device), "reset_stats");
+    round_of(&s, 1);
+    check(mlxvk_kernel_stats(device, print_kernel, NULL), "kernel_stats");
+    printf("\n");
+    fflush(stdout);
+    for (int i = 0; i < CLIFF_OPERANDS; i++) release(&sets[0][i]);
+}
+
+static int cases_alone(const char *path)
+{
+    FILE *file = fopen(path, "r");
+    char line[256];
+    if (!file) { perror(path); return 1; }
+    while (fgets(line, sizeof line, file)) {
+        char *colon = strchr(line, ':');
+        line[strcspn(line, "\n")] = 0;
+        if (!colon) { fprintf(stderr, "%s: no family: %s\n", path, line); return 1; }
+        *colon = 0;
+        case_alone(family_of(line), colon + 1 + strspn(colon + 1, " "));
+    }
+    fclose(file);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     int over[MOST_FAMILIES] = { 0 }, count;
@@ -286,6 +337,7 @@ int main(int argc, char **argv)
     open_device(ONE_SUBMISSION);
     cliffs = (struct cliffs){ .gpu = gpu, .stream = stream, .strided = strided, .positions = positions, .zeros = zeros };
     if (cliff_family_count > MOST_FAMILIES) { fprintf(stderr, "too many families\n"); return 1; }
+    if (*wanted == '@') return cases_alone(wanted + 1);
     gauge();
     for (int f = 0; f < cliff_family_count; f++) {
         if (!strstr(cliff_families[f].name, wanted)) continue;

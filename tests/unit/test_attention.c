@@ -251,8 +251,8 @@ static void test_prompt_assumptions(void **state)
         { PROMPT, { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 } },
         { PROMPT, { { 1, 2, 1, 70, 40, 72, 128, NO_MASK, false }, MLXVK_BFLOAT16, 0.125f, 8 } },
         { PROMPT, { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 4 } },   /* copied first */
-        { PROMPT, { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_FLOAT32, 0.125f, 0 } },
         { PROMPT, { { 1, 2, 1, 70, 40, 60, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 } },   /* copied with zeros behind */
+        { PROMPT, { { 1, 2, 1, 70, 40, 64, 64, CAUSAL, false }, MLXVK_FLOAT32, 0.125f, 0 } },
         /* rows are not aligned, and few */
         { PROMPT, { { 1, 2, 1, 9, 20, 60, 64, CAUSAL, false }, MLXVK_FLOAT16, 0.125f, 0 } },
         /* features beyond 128 */
