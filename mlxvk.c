@@ -6573,6 +6573,33 @@ static bool count_rows(struct dims *g, uint32_t *offset, int count, int lanes, u
     return true;
 }
 
+/* On GPUs, where an operand lies along the rows: so that those of a subgroup have few vectors of a row, and the rest
+ * below each other, whole lines of both sides; what other threads of a workgroup read is then below, too. (As rows
+ * come, each read of such an operand would take a line of its own.) The walk's last dimension is cut for that. */
+enum { TURN_VECTORS = 4 };
+static bool count_turned(struct dims *g, uint32_t *offset, int count, int lanes, uint32_t *scalars)
+{
+    struct dims d = *g;
+    uint32_t at[MAX_OPERANDS], bits;
+    int row = g->ndim - 2, last = g->ndim - 1;
+    memcpy(at, offset, (size_t)count * sizeof *at);
+    if (g->ndim == PUSH_DIMS || !count_rows(&d, at, count, lanes, &bits) || !(bits >> SCALARS_TURNED)) return false;
+    if (d.shape[last] % TURN_VECTORS) return false;
+    *g = d;
+    g->ndim++;
+    g->shape[row] = d.shape[last] / TURN_VECTORS;
+    g->shape[row + 1] = d.shape[row];
+    g->shape[row + 2] = TURN_VECTORS;
+    for (int k = 0; k < count; k++) {
+        g->stride[k][row] = d.stride[k][last] * TURN_VECTORS;
+        g->stride[k][row + 1] = d.stride[k][row];
+        g->stride[k][row + 2] = d.stride[k][last];
+    }
+    memcpy(offset, at, (size_t)count * sizeof *at);
+    *scalars = bits;
+    return true;
+}
+
 /* Walks that vectors do not fit, with several elements a thread all the same: neighbours along the last dimension,
  * which has as many at least, so that they reach into one more row at most. Where not `any` may be (on GPUs, which join
  * what threads side by side read and write) only results that are flat, and operands that are or stay. In *scalars
@@ -6624,8 +6651,8 @@ static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementw
 {
     uint32_t lanes = w->lanes, each = lanes;
     bool neighbours = e->device->tuning->each;
-    bool rows = has_rows && lanes > 1 && neighbours && push->n >= ROWS_LEAST &&
-                count_rows(g, push->offset, count, (int)lanes, &w->scalars);
+    bool rows = has_rows && lanes > 1 && push->n >= ROWS_LEAST &&
+                (neighbours ? count_rows : count_turned)(g, push->offset, count, (int)lanes, &w->scalars);
     if (rows) push->n /= ROWS_EACH;
     while (!rows && lanes > 1 && !count_vectors(g, push->offset, count, (int)lanes, &w->scalars))
         lanes = lanes > 4 ? 4 : 1;
@@ -6634,13 +6661,32 @@ static void plan_strided(struct encoder *e, struct walk_plan *w, struct elementw
     w->mode = set_dims(e, push, SLOT_elementwise_dst + (uint32_t)count, g, count);
     w->lanes = lanes > 1 ? lanes : each;
     /* A CPU driver computes with dimensions that are not there as well. */
-    if (lanes > 1 && neighbours) w->scalars |= (uint32_t)g->ndim << SCALARS_NDIM;
+    if (rows || (lanes > 1 && neighbours)) w->scalars |= (uint32_t)g->ndim << SCALARS_NDIM;
     if (lanes > 1) w->mode = mode_of_lanes(lanes, MODE_STRIDES_4, MODE_STRIDES_8, MODE_STRIDES_16);
     else if (each > 1) w->mode = mode_of_lanes(each, MODE_EACH_4, MODE_EACH_8, MODE_EACH_16);
     else w->scalars = 0;
 }
 
+/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once,
+ * neighbours elsewhere. */
+enum { ACROSS_LEAST = 1 << 20 };
+
+static bool runs_across(const struct array *a)
+{
+    int last = a->ndim - 1;
+    bool along = false;
+    if (a->size < ACROSS_LEAST || !a->storage->device->gate[GATE_TRANSPOSE]) return false;
+    while (last >= 0 && a->shape[last] == 1) last--;
+    for (int i = 0; i <= last; i++) {
+        if (!a->strides[i] && a->shape[i] > 1) return false;
+        if (i < last && a->strides[i] == 1 && a->shape[i] >= TRANSPOSE_LEAST) along = true;
+    }
+    if (reads_across(a->storage->device, a->shape[last], a->strides[last], item_size(a))) return false;
+    return along && a->strides[last] != 1 && a->shape[last] >= TRANSPOSE_LEAST;
+}
+
 static struct array *copied(struct encoder *e, struct array *a);
+static struct array *rows_of(struct encoder *e, struct array *a);
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
                                  int count);
 
@@ -6689,6 +6735,44 @@ static bool by_repeated_row(struct encoder *e, const struct elementwise_params *
     return true;
 }
 
+/* Does the kernel take several elements a thread? */
+static bool is_small(const struct elementwise_params *p, struct array *const *a, int count)
+{
+    return is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
+}
+
+/* Elements a thread, where a walk finds so many side by side; 1: one by one. */
+static uint32_t lanes_wanted(const struct encoder *e, const struct elementwise_params *p, struct array *const *a,
+                             int count, uint32_t scalars)
+{
+    mlxvk_dtype to = a[0]->dtype, from = p->kernel == K_COPY && scalars == 2 ? to : a[count - 1]->dtype;
+    return !is_small(p, a, count) || walk_by_strides(e, p, a[1], scalars) ? 1 : lanes_of(p->kernel, to, from);
+}
+
+static bool has_rows(const struct elementwise_params *p) { return p->kernel == K_BINARY || p->kernel == K_UNARY; }
+
+/* Operands that run across, where the walk does not turn them, are copied first. */
+static bool by_copies(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
+                      const struct dims *g)
+{
+    struct array *all[MAX_OPERANDS] = { a[0] };
+    uint32_t offset[MAX_OPERANDS], scalars, lanes = lanes_wanted(e, p, a, count, UINT32_MAX);
+    struct dims d = *g;
+    bool copies = false, turns = has_rows(p) && lanes > 1 && !e->device->tuning->each;
+    if (p->kernel == K_COPY || p->kernel == K_COPY_WIDE) return false;
+    for (int k = 1; k < count; k++) copies = copies || runs_across(a[k]);
+    for (int k = 0; k < count; k++) offset[k] = place_of_array(e, a[k]);
+    if (!copies || (turns && count_turned(&d, offset, count, (int)lanes, &scalars))) return false;
+    for (int k = 1; k < count; k++) {
+        all[k] = a[k];
+        if (runs_across(a[k])) all[k] = copied(e, a[k]);
+        else a[k]->refs++;
+    }
+    if (!e->code) elementwise_dispatch(e, p, all, count);
+    for (int k = 1; k < count; k++) array_release(all[k]);
+    return true;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
                                  int count)
 {
@@ -6696,20 +6780,19 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     struct elementwise_push push = { .n = (uint32_t)a[0]->size };
     struct walk_plan w = { .mode = MODE_FLAT, .scalars = flat_scalars(&g, count), .lanes = 1 };
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
-    bool small = is_vector_kernel(p->kernel) && item_size(a[0]) <= 4 && item_size(a[count - 1]) <= 4;
+    bool words = false, small = is_small(p, a, count);
     if (p->kernel == K_COPY && w.scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
-    if (by_repeated_row(e, p, a, count, &g)) return;
+    if (by_repeated_row(e, p, a, count, &g) || by_copies(e, p, a, count, &g)) return;
     for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
     if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX &&
         count_words(&g, push.offset, item_size(a[0]))) {
         push.n = (uint32_t)(array_bytes(a[0]) / 4);
         to = from = MLXVK_UINT32;
-        small = true;
+        words = small = true;
     }
-    if (small && !walk_by_strides(e, p, a[1], w.scalars))
-        w.lanes = lanes_of(p->kernel, to, p->kernel == K_COPY && w.scalars == 2 ? to : from);
+    w.lanes = words ? 4 : lanes_wanted(e, p, a, count, w.scalars);
     if (!plan_flat(&w, push.offset, count) && (w.scalars == UINT32_MAX || small))
-        plan_strided(e, &w, &push, &g, count, p->kernel == K_BINARY || p->kernel == K_UNARY);
+        plan_strided(e, &w, &push, &g, count, has_rows(p));
     note_walk(e, p, a, w.mode);
     USE_AS(e, (enum kernel_id)p->kernel, binary, &push, .threads = flat_threads(e->device), .mode = w.mode,
            .scalars = w.scalars, .op = p->op, .to = to, .from = from,
@@ -6910,34 +6993,14 @@ static struct array *copy_within(struct encoder *e, const struct array *a, const
     return copy;
 }
 
-/* Is an operand better copied first, by tiles, than read along the wrong dimension? Many elements, each once,
- * neighbours elsewhere. */
-enum { ACROSS_LEAST = 1 << 20 };
-
-static bool runs_across(const struct array *a)
-{
-    int last = a->ndim - 1;
-    bool along = false;
-    if (a->size < ACROSS_LEAST || !a->storage->device->gate[GATE_TRANSPOSE]) return false;
-    while (last >= 0 && a->shape[last] == 1) last--;
-    for (int i = 0; i <= last; i++) {
-        if (!a->strides[i] && a->shape[i] > 1) return false;
-        if (i < last && a->strides[i] == 1 && a->shape[i] >= TRANSPOSE_LEAST) along = true;
-    }
-    if (reads_across(a->storage->device, a->shape[last], a->strides[last], item_size(a))) return false;
-    return along && a->strides[last] != 1 && a->shape[last] >= TRANSPOSE_LEAST;
-}
-
 static void lower_elementwise(struct encoder *e, const struct node *n)
 {
-    struct array *a[MAX_OPERANDS] = { n->out[0] }, *own[MAX_OPERANDS] = { NULL };
+    struct array *a[MAX_OPERANDS] = { n->out[0] };
     bool copy = n->p.elementwise.kernel == K_COPY;
     for (int i = 0; i < n->inputs; i++) a[i + 1] = n->in[i];
     struct donation *donation = donate(e, n->out[0], n->in, n->inputs);
-    for (int i = 1; i <= n->inputs && !copy; i++) if (runs_across(a[i])) a[i] = own[i] = rows_of(e, a[i]);
     elementwise_split(e, &n->p.elementwise, a, n->inputs + 1);
     if (donation && copy && a[0]->dtype == a[1]->dtype) donation->skip_to = e->plan.steps.count;   /* it is there */
-    for (int i = 1; i <= n->inputs; i++) if (own[i]) array_release(own[i]);
 }
 
 /* ---- fronts: shared helpers ---- */

@@ -277,16 +277,59 @@ static mlxvk_array lying(mlxvk_dtype t, enum way_to_lie way, const int *p, uint6
     return placed(t, &v, seed);
 }
 
+static mlxvk_array together(const int *p, mlxvk_array x[2])
+{
+    mlxvk_array y = { NULL };
+    if (p[5] == WAYS) OK(mlxvk_square(&y, x[0], stream), stream);
+    else OK((p[0] == U8 ? mlxvk_less : mlxvk_add)(&y, x[0], x[1], stream), stream);
+    return y;
+}
+
 static mlxvk_array by_fours(const int *p)
 {
-    mlxvk_array x[2] = { lying((mlxvk_dtype)p[0], (enum way_to_lie)p[4], p, 1), { NULL } }, y = { NULL };
-    if (p[5] == WAYS) OK(mlxvk_square(&y, x[0], stream), stream);
-    else {
-        x[1] = lying((mlxvk_dtype)p[0], (enum way_to_lie)p[5], p, 2);
-        OK((p[0] == U8 ? mlxvk_less : mlxvk_add)(&y, x[0], x[1], stream), stream);
-    }
+    mlxvk_array x[2] = { lying((mlxvk_dtype)p[0], (enum way_to_lie)p[4], p, 1), { NULL } }, y;
+    if (p[5] != WAYS) x[1] = lying((mlxvk_dtype)p[0], (enum way_to_lie)p[5], p, 2);
+    y = together(p, x);
     release(x, 2);
     return y;
+}
+
+/* The same of copies, which lie straight. */
+static mlxvk_array of_copies(const int *p)
+{
+    mlxvk_array x[2] = { lying((mlxvk_dtype)p[0], (enum way_to_lie)p[4], p, 1), { NULL } }, y;
+    if (p[5] != WAYS) x[1] = lying((mlxvk_dtype)p[0], (enum way_to_lie)p[5], p, 2);
+    for (int i = 0; i < 2 && x[i].ctx; i++) OK(mlxvk_contiguous(&x[i], x[i], false, stream), stream);
+    y = together(p, x);
+    release(x, 2);
+    return y;
+}
+
+static void same_as_copies(const int *p)
+{
+    static const struct way ways[2] = { { "rows by fours", by_fours, 0 }, { "their copies", of_copies, 0 } };
+    for (int side = HERE; side < SIDES; side++) {
+        unsigned char *data[2];
+        mlxvk_dtype t;
+        size_t count = 0;
+        for (int i = 0; i < 2; i++) data[i] = given(&ways[i], p, side, &t, &count);
+        if (memcmp(data[0], data[1], count * bytes_of(t)))
+            fail_msg("%d, %d, %d, %d, %d, %d, %d, %d differs from its copies'", p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]);
+        for (int i = 0; i < 2; i++) free(data[i]);
+    }
+}
+
+/* Turned operands, by whatever both kinds of devices do with them: rows of whole strips of vectors, as GPUs take them, and others;
+ * fewer elements than are worth it; rows, and what lies between columns, that are no fours; three matrices; places within vectors. */
+static void test_turned(void **state)
+{
+    (void)state;
+    EACH(t, F32, F16, BF16, U8) EACH(second, STRAIGHT, ACROSS_IT, ONE_FOR_ALL, ONE_EACH, WAYS) {
+        EACH(n, 128, 240, 256, 264) same_as_copies((int[PARAMS]){ t, 1, 96, n, ACROSS_IT, second, 0, 0 });
+        same_as_copies((int[PARAMS]){ t, 3, 100, 128, ACROSS_IT, second, 16, 0 });
+        same_as_copies((int[PARAMS]){ t, 1, 98, 256, ACROSS_IT, second, 0, 0 });
+        EACH(offset, 1, 4) same_as_copies((int[PARAMS]){ t, 2, 64, 256, STRAIGHT, ACROSS_IT, offset, offset });
+    }
 }
 
 static void test_rows_by_fours(void **state)
@@ -678,7 +721,8 @@ static int close_sides(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_transposed), cmocka_unit_test(test_elementwise), cmocka_unit_test(test_rows_by_fours), cmocka_unit_test(test_taken), cmocka_unit_test(test_scattered),
+        cmocka_unit_test(test_transposed), cmocka_unit_test(test_elementwise), cmocka_unit_test(test_rows_by_fours),
+        cmocka_unit_test(test_turned), cmocka_unit_test(test_taken), cmocka_unit_test(test_scattered),
         cmocka_unit_test(test_sorted), cmocka_unit_test(test_reduced), cmocka_unit_test(test_softmax), cmocka_unit_test(test_normed),
         cmocka_unit_test(test_multiplied), cmocka_unit_test(test_quantized), cmocka_unit_test(test_transformed),
     };
