@@ -17933,10 +17933,10 @@ static void scatter_level(struct encoder *e, struct scatter_work *w, struct scat
     struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper, bool roomy)
 {
     uint32_t most = 16 / (uint32_t)item_size(w->out), width = set_window(e, w, values, &p, most, false);
-    /* Rows from anywhere: what a CPU driver spends on an entry is little beside as many elements as are 16 bytes. */
-    bool loose = roomy && e->device->tuning->each && width == 1 && most >= 4 && w->window.ndim == 1 &&
+    /* Rows from anywhere: by the 16 bytes of the result that hold them, the first and the last in part. */
+    bool loose = roomy && width == 1 && most >= 4 && w->window.ndim == 1 &&
                  p.stride[0] == 1 && p.shape[0] >= most && p.shape[0] == w->each;
-    if (loose) p.units = ceil_div(p.shape[0], width = most);
+    if (loose) p.units = ceil_div(p.shape[0] + most - 1, width = most);
     p.key_at = set_input(e, SLOT_scatter_runs_key, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
     if (places) p.place_at = set_input(e, SLOT_scatter_runs_place, places);
@@ -17953,7 +17953,7 @@ static void scatter_sorted(struct encoder *e, struct scatter_work *w)
     struct scatter_push p = { .n = (uint32_t)w->number };
     struct array *places = NULL, *keys = w->keys, *values = w->updates;
     mlxvk_dtype wide = item_size(w->out) == 8 ? MLXVK_UINT64 : MLXVK_UINT32;
-    size_t each = round_up(w->each, 16), bytes = dtypes[wide].size;
+    size_t each = round_up(w->each + 15, 16), bytes = dtypes[wide].size;
     bool roomy;                                      /* may parts of windows be as wide as units of 16 bytes? */
     p.each = w->number * w->each < RUN_THREADS ? RUN_FEW : RUN_MANY;
     roomy = 2 * (size_t)ceil_div(w->number, p.each) * each * bytes <= e->device->caps.max_range;

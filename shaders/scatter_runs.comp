@@ -9,9 +9,10 @@ layout(constant_id = 2) const uint TO = 10;
 layout(constant_id = 3) const uint WIDTH = 1;         // 1, or as many elements as are 16 bytes
 layout(constant_id = 4) const bool UPPER = false;     // not the first level
 layout(constant_id = 5) const uint BATCH = 4;         // entries that are loaded at once
-layout(constant_id = 6) const bool LOOSE = false;     // windows of shape[0] elements side by side, from anywhere: WIDTH of them a unit,
-                                                       // one by one, as many as there are in the last; strides count elements
+layout(constant_id = 6) const bool LOOSE = false;     // windows of shape[0] elements side by side, from anywhere: units are the 16 bytes
+                                                       // of the result that hold them, so there may be one more; strides count elements
 #include "combine.glsl"
+#include "words.glsl"
 BUFFER(0, dst)
 BUFFER(1, src)
 BUFFER(2, key)
@@ -68,31 +69,47 @@ void place_element(inout uvec4 unit, const uint k, const uvec2 raw)
     else unit[k] = raw.x;
 }
 
-uint left() { return min(shape[0] - unit_at * WIDTH, WIDTH); }
-uvec4 load_unit(const uint at)
+// The first element or unit of the window of a key, and where this thread's is; of one that is bound, whatever the key is.
+uint window_of(const uint key) { return dst_at + min(key - key_first, key_count - 1u) * scale; }
+uint place_of(const uint key, const uint window)
 {
-    uvec4 unit = uvec4(0u);
-    if (LOOSE) {
-        [[unroll]] for (uint k = 0; k < WIDTH; k++) place_element(unit, k, uvec2(load_src(at + min(k, left() - 1u), TO), 0u));
-        return unit;
-    }
+    uint first = window_of(key);
+    return LOOSE ? first - first % WIDTH + unit_at * WIDTH : first + window;
+}
+// LOOSE: elements from the window's first to this thread's, below 0 where its unit begins in front of the window.
+int into_window(const uint key) { return int(unit_at * WIDTH) - int(window_of(key) % WIDTH); }
+
+// As many elements of window i as a unit of the result has, from two of the source.
+uvec4 load_loose(const uint i, const uint key)
+{
+    int from = into_window(key);
+    uint first = src_at + i * shape[0], at = first + uint(from), last = (src_at + n * shape[0] - 1u) / WIDTH;
+    bool in_front = from < 0 && first < uint(-from);   // of the source's first: then `at` wraps around, as multiples of WIDTH do
+    uint q = in_front ? 0u : at / WIDTH, byte = at % WIDTH * (16u / WIDTH), bits = byte % 4u * 8u, word = byte / 4u;
+    uvec4 a = src128[min(q, last)], b = src128[min(in_front ? 0u : q + 1u, last)], w = words_from(word, a, b);
+    if (WIDTH == 4u) return w;
+    uint next = (word & 2u) != 0u ? ((word & 1u) != 0u ? b.w : b.z) : (word & 1u) != 0u ? b.y : b.x;
+    return w >> bits | uvec4(w.yzw, next) << 1 << 31u - bits;
+}
+uvec4 load_unit(const uint i, const uint key)
+{
+    uint at = src_at + i * units + unit_at;
+    if (LOOSE) return load_loose(i, key);
     if (WIDTH > 1u) return src128[at];
     return is_wide(TO) ? uvec4(src64[at], 0u, 0u) : uvec4(load_src(at, TO), 0u, 0u, 0u);
 }
 uvec4 load_result(const uint at)
 {
-    uvec4 unit = uvec4(0u);
-    if (LOOSE) {
-        [[unroll]] for (uint k = 0; k < WIDTH; k++) place_element(unit, k, uvec2(load_dst(at + min(k, left() - 1u), TO), 0u));
-        return unit;
-    }
+    if (LOOSE) return dst128[min(at, dst_at + (key_count - 1u) * scale + shape[0] - 1u) / WIDTH];
     if (WIDTH > 1u) return dst128[at];
     return is_wide(TO) ? uvec4(dst64[at], 0u, 0u) : uvec4(load_dst(at, TO), 0u, 0u, 0u);
 }
-void store_result(const uint at, const uvec4 unit)
+void store_result(const uint at, const uint key, const uvec4 unit)
 {
     if (LOOSE) {
-        [[unroll]] for (uint k = 0; k < WIDTH; k++) if (k < left()) store_dst(at + k, TO, element(unit, k).x);
+        int from = into_window(key);
+        if (from >= 0 && from + int(WIDTH) <= int(shape[0])) dst128[at / WIDTH] = unit;
+        else [[unroll]] for (uint k = 0; k < WIDTH; k++) if (uint(from + int(k)) < shape[0]) store_dst(at + k, TO, element(unit, k).x);
         return;
     }
     if (WIDTH > 1u) dst128[at] = unit;
@@ -108,12 +125,12 @@ uvec2 part_value(const uint i, const uint k)
 }
 
 // Sets `old`, combined with the sums or overwritten by them.
-void write_result(const uint at, const uvec4 old, const bool combined)
+void write_result(const uint at, const uint key, const uvec4 old, const bool combined)
 {
     uvec4 unit = uvec4(0u);
     [[unroll]] for (uint k = 0; k < WIDTH; k++)
         place_element(unit, k, raw_value(combined ? combine(value_of(element(old, k)), sums[k], false) : sums[k]));
-    store_result(at, unit);
+    store_result(at, key, unit);
 }
 void write_part(const uint which)
 {
@@ -155,7 +172,7 @@ void main()
     uint g = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
     chunk = g / units;
     unit_at = g - chunk * units;
-    uint first = chunk * each, last = min(first + each, n), window = LOOSE ? unit_at * WIDTH : in_window(unit_at);
+    uint first = chunk * each, last = min(first + each, n), window = LOOSE ? 0u : in_window(unit_at);
     if (first >= n) return;
     uint begin = first, end = last, open_left = none, open_right = none;  // keys of long runs that reach over the edges
     if (first > 0u && key_of(first - 1u) == key_of(first)) {
@@ -182,8 +199,8 @@ void main()
             if (UPPER) there[j] = there[j] && key64[key_at + i].y != 0u;
             else {
                 if ((flags & IN_ORDER) == 0u) i = place32[place_at + i];
-                unit[j] = load_unit(src_at + (LOOSE ? i * shape[0] + unit_at * WIDTH : i * units + unit_at));
-                if (OP != NONE) old[j] = load_result(dst_at + min(key[j] - key_first, key_count - 1u) * scale + window);
+                unit[j] = load_unit(i, key[j]);
+                if (OP != NONE) old[j] = load_result(place_of(key[j], window));
             }
         }
         [[unroll]] for (uint j = 0; j < BATCH; j++) {
@@ -201,15 +218,15 @@ void main()
                 filled = true;
             }
             if (!filled || (key[j] == key[j + 1u] && from + j + 1u < end)) continue;
-            uint p = key[j] - key_first, at = dst_at + p * scale + window;
+            uint at = place_of(key[j], window);
             if (key[j] == open_left || key[j] == open_right) {
                 bool left = key[j] == open_left;
                 write_part(left ? 0u : 1u);
                 full_left = full_left || left;
                 full_right = full_right || !left;
-            } else if (p < key_count) {
-                if (direct[j] || OP == NONE) write_result(at, uvec4(0u), false);
-                else write_result(at, load_result(at), true);
+            } else if (key[j] - key_first < key_count) {
+                if (direct[j] || OP == NONE) write_result(at, key[j], uvec4(0u), false);
+                else write_result(at, key[j], load_result(at), true);
             }
         }
     }

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include "support.h"
 
-enum { MAX_SIZE = 1 << 15, MAX_WINDOWS = 64 };
+enum { MAX_SIZE = 1 << 17, MAX_WINDOWS = 64 };
 
 /* ---- numbers on the host: the bytes of an array, row-major ---- */
 
@@ -430,6 +430,47 @@ static void few_in_order(void **state)
     expect_added(want, PLACES, updates, at, ROWS, WIDTH, &r);
 }
 
+/* Windows that begin anywhere and have any number of elements, of each size, each operation, in runs of few and of many, in views:
+ * whatever is between them stays. */
+static void windows_anywhere(void **state)
+{
+    enum { ROWS = 700, PLACES = 40 };
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_INT16, MLXVK_UINT8 };
+    static const int widths[] = { 4, 5, 8, 9, 15, 17, 18, 33, 130 };
+    static struct numbers a, updates;
+    static int32_t at[ROWS];
+    struct rng r = { 13 };
+    (void)state;
+    for (size_t round = 0; round < COUNT(dtypes) * COUNT(widths) * OPS; round++) {
+        mlxvk_dtype dtype = dtypes[round % COUNT(dtypes)];
+        int width = widths[round / COUNT(dtypes) % COUNT(widths)], rows = random_chance(&r, 50) ? ROWS : 100;
+        enum op op = (enum op)(round / COUNT(dtypes) / COUNT(widths));
+        mlxvk_array x, u, i, res = { NULL };
+        mlxvk_vector_array v;
+        set_shape(&a, dtype, 2, (int[]){ PLACES, width });
+        set_shape(&updates, dtype, 3, (int[]){ rows, 1, width });
+        fill_for(&a, &r, op);
+        fill_for(&updates, &r, op);
+        x = upload(&a, &r);
+        u = upload(&updates, &r);
+        for (int k = 0; k < rows; k++) {
+            at[k] = random_chance(&r, 20) ? 7 : random_chance(&r, 10) ? PLACES + 5 : random_int(&r, 0, PLACES - 1);
+            for (int c = 0; c < width && at[k] < PLACES; c++)
+                set_bits(&a, (size_t)(at[k] * width + c), combined(op, dtype, get_bits(&a, (size_t)(at[k] * width + c)),
+                                                                    get_bits(&updates, (size_t)(k * width + c))));
+        }
+        i = ints(device, at, &rows, 1);
+        v = mlxvk_vector_array_new_value(i);
+        OK(functions[op](&res, x, v, u, (int[]){ 0 }, 1, stream), stream);
+        mlxvk_vector_array_free(v);
+        expect(&a, res, "windows from anywhere");
+        mlxvk_array_free(x);
+        mlxvk_array_free(u);
+        mlxvk_array_free(i);
+        mlxvk_array_free(res);
+    }
+}
+
 static void sorted_by_merges(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=0"); }
 static void sorted_by_digits(void **state) { (void)state; many_to_few("MLX_VK_ENABLE_RADIX_SORT=2 MLX_VK_POISON=1"); }
 
@@ -633,7 +674,7 @@ int main(void)
         cmocka_unit_test(random_gathers), cmocka_unit_test(gathers_refused), cmocka_unit_test(random_scatters),
         cmocka_unit_test(runs_in_order), cmocka_unit_test(few_in_order),
         cmocka_unit_test(sorted_by_merges), cmocka_unit_test(sorted_by_digits), cmocka_unit_test(counts), cmocka_unit_test(nan_updates),
-        cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
+        cmocka_unit_test(windows_anywhere), cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
         cmocka_unit_test(searches)
     };
     return run_group("indexing", tests, set_up_poisoned, tear_down);
