@@ -6420,13 +6420,15 @@ static bool turns_blocks(const struct encoder *e, struct array *const *a, const 
            item_size(a[0]) == 4 && !(transpose_steps(p) & 3);
 }
 
-/* The side of tiles of bytes and halves where both sides' rows are groups of 16 bytes; 0: they are not, or elements
- * change. */
-static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const transpose_push *p)
+/* The side of tiles of bytes and halves, 0 where elements change; *loose: both sides' rows are not whole groups of 16
+ * bytes, which the kernel puts together on GPUs, where they are in order. */
+static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, const transpose_push *p, bool *loose)
 {
     uint32_t size = (uint32_t)item_size(a[0]), all = transpose_steps(p);
     if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
-    if (all % (16 / size)) return 0;
+    *loose = all % (16 / size) != 0;
+    if (*loose && e->device->tuning->each) return 0;
+    for (size_t i = 0; i < COUNT(p->shape) && *loose; i++) if ((int32_t)p->in_stride[i] < 0) return 0;
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
 
@@ -6442,7 +6444,7 @@ static bool reads_across(const struct device *d, int64_t length, int64_t stride,
 static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struct dims *g)
 {
     transpose_push p = { .matrices = 1, .shape = { 1, 1, 1 } };
-    bool wide = item_size(a[0]) == 8, blocks;
+    bool wide = item_size(a[0]) == 8, loose = false, blocks;
     uint32_t tile, quads;
     int last = g->ndim - 1, row = -1, outer = 0;
     if (!e->device->gate[GATE_TRANSPOSE] || e->device->caps.max_threads < 256 || (wide && a[0]->dtype != a[1]->dtype))
@@ -6464,14 +6466,15 @@ static bool copy_by_tiles(struct encoder *e, struct array *const *a, const struc
     p.column_in = (uint32_t)g->stride[1][last];
     p.to = set_output(e, SLOT_transpose_dst, a[0]);
     p.from = set_input(e, SLOT_transpose_src, a[1]);
-    quads = tile_of_quads(e, a, &p);
+    quads = tile_of_quads(e, a, &p, &loose);
     blocks = turns_blocks(e, a, &p);
     if (!blocks && (!quads || p.rows < quads || p.columns < quads) && !wide &&
         reads_across(e->device, p.columns, p.column_in, item_size(a[1]))) return false;
     tile = quads ? quads : !blocks && (wide || e->device->caps.shared_memory < 4 * 64 * 65) ? 32 : 64;
     p.tiles_down = ceil_div(p.rows, tile);
     p.tiles_across = ceil_div(p.columns, tile);
-    if (quads) USE(e, transpose_quads, &p, .threads = 256, .tile = tile, .size = (uint32_t)item_size(a[0]));
+    if (quads) USE(e, transpose_quads, &p, .threads = 256, .tile = tile, .size = (uint32_t)item_size(a[0]),
+                   .loose = loose);
     else USE(e, transpose, &p, .threads = 256, .tile = tile, .to = a[0]->dtype, .from = a[1]->dtype,
              .blocks = blocks);
     dispatch_groups(e, (uint64_t)p.tiles_down * p.tiles_across * p.matrices);

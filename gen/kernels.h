@@ -981,7 +981,7 @@ struct transpose_constants { uint32_t threads, tile, to, from, blocks; };
 typedef struct transpose_constants transpose_constants; typedef struct transpose_push transpose_push;
 enum { SLOT_transpose_dst = 0, SLOT_transpose_src = 1 };
 
-struct transpose_quads_constants { uint32_t threads, tile, size; };
+struct transpose_quads_constants { uint32_t threads, tile, size, loose; };
 typedef struct transpose_quads_constants transpose_quads_constants; typedef struct transpose_push transpose_quads_push;
 enum { SLOT_transpose_quads_dst = 0, SLOT_transpose_quads_src = 1 };
 
@@ -1127,7 +1127,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(sort, SORT, 4, 0x9, 40, 2, CAP_SMALL) \
     X(take, TAKE, 4, 0x1, 128, 6, CAP_SMALL) \
     X(transpose, TRANSPOSE, 2, 0x1, 72, 5, CAP_SMALL) \
-    X(transpose_quads, TRANSPOSE_QUADS, 2, 0x1, 72, 3, CAP_SMALL) \
+    X(transpose_quads, TRANSPOSE_QUADS, 2, 0x1, 72, 4, CAP_SMALL) \
     X(unary, UNARY, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(unary_complex, UNARY_COMPLEX, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(unary_wide, UNARY_WIDE, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \

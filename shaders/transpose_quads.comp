@@ -2,12 +2,16 @@
 #extension GL_GOOGLE_include_directive : require
 // Copies of matrices as in transpose.comp, of elements of 1 and 2 bytes, where rows and columns of both sides are whole groups of
 // 16 bytes: elements become words of neighbours in registers, words lie in shared memory so that no bank is met twice, and all
-// loads and stores are of 16 bytes.
+// loads and stores are of 16 bytes. LOOSE: rows and columns are any, and begin anywhere; what a row has in front of and behind
+// the aligned 16 bytes of a tile is stored by elements.
 #include "common.glsl"
+#include "words.glsl"
 layout(constant_id = 1) const uint TILE = 64;          // elements; at least 128 bytes
 layout(constant_id = 2) const uint SIZE = 2;           // bytes of an element
+layout(constant_id = 3) const bool LOOSE = false;      // no steps between matrices are below 0
 BUFFER(0, dst)
 BUFFER(1, src)
+ACCESS(dst)
 
 layout(push_constant) uniform transpose_push {
     uint rows, columns, to, from;                      // the operand's elements are 1 apart along rows, the result's along columns
@@ -40,6 +44,59 @@ void spread(const uvec4 w[PER], out uint word[V])
     }
 }
 
+// V elements from number s, below V, of those of a and b on.
+uvec4 shifted(const uint s, const uvec4 a, const uvec4 b)
+{
+    uint word = s / PER, bits = s % PER * 8u * SIZE;
+    uint next = (word & 2u) != 0u ? ((word & 1u) != 0u ? b.w : b.z) : (word & 1u) != 0u ? b.y : b.x;
+    uvec4 w = words_from(word, a, b);
+    return w >> bits | uvec4(w.yzw, next) << 1 << 31u - bits;
+}
+
+uint last_group() { return (from + (columns - 1u) * column_in + rows - 1u + (shape[0] - 1u) * in_stride[0] +
+                            (shape[1] - 1u) * in_stride[1] + (shape[2] - 1u) * in_stride[2]) / V; }
+uvec4 load_group(const uint i)
+{
+    if (!LOOSE) return src128[i / V];
+    uint last = last_group();
+    return shifted(i % V, src128[min(i / V, last)], src128[min(i / V + 1u, last)]);
+}
+
+// Group `chunk` of row r of the tile; beyond the first and the last any.
+uvec4 tile_group(const uint r, const uint chunk) { return board[r * CHUNKS + (min(chunk, CHUNKS - 1u) ^ (r / V & 7u))]; }
+uint tile_element(const uint r, const uint e)
+{
+    uint word = tile_group(r, e / V)[e % V / PER];
+    return word >> (e % PER * 8u * SIZE) & (SIZE == 2u ? 0xffffu : 0xffu);
+}
+
+// A tile's row from element `at` of the result on is `front` elements, aligned groups, and `back` elements.
+struct segment { uint at, front, groups, back; };
+segment segment_of(const uint at, const uint count)
+{
+    uint front = min((V - at % V) % V, count), groups = (count - front) / V;
+    return segment(at, front, groups, count - front - groups * V);
+}
+
+// Rows that begin anywhere: groups, then what is alone, as many threads a row as that may be.
+void store_loose(const uint out_at, const uint down, const uint across)
+{
+    const uint ALONE = 2u * V;
+    uint count = min(columns - across * TILE, TILE), high = min(rows - down * TILE, TILE);
+    for (uint u = gl_LocalInvocationID.x; u < CHUNKS * high; u += gl_WorkGroupSize.x) {
+        uint chunk = u % CHUNKS, r = u / CHUNKS;
+        segment g = segment_of(out_at + (down * TILE + r) * row_out + across * TILE, count);
+        uint e = g.front + chunk * V;
+        if (chunk < g.groups) dst128[(g.at + e) / V] = shifted(e % V, tile_group(r, e / V), tile_group(r, e / V + 1u));
+    }
+    for (uint u = gl_LocalInvocationID.x; u < ALONE * high; u += gl_WorkGroupSize.x) {
+        uint k = u % ALONE, r = u / ALONE;
+        segment g = segment_of(out_at + (down * TILE + r) * row_out + across * TILE, count);
+        uint e = k < g.front ? k : g.groups * V + k;
+        if (k < g.front + g.back) store_dst(g.at + e, SIZE == 2u ? U16 : U8, tile_element(r, e));
+    }
+}
+
 void main()
 {
     uint g = group_index(), across = g % tiles_across, down = g / tiles_across % tiles_down, matrix = g / tiles_across / tiles_down;
@@ -54,8 +111,10 @@ void main()
     }
     [[unroll]] for (uint k = 0u; k < UNITS; k++) {     // all loads before the first use; beyond the edge the last ones again
         uint u = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, group = u % 8u + u / (2u * TILE * SIZE) * 8u, pair = u / 8u % (TILE / PER);
-        uint row = min(down * TILE + group * V, rows - V), column = min(across * TILE + pair * PER, columns - PER);
-        [[unroll]] for (uint j = 0u; j < PER; j++) w[k][j] = src128[(at + row + (column + j) * column_in) / V];
+        uint row = down * TILE + group * V, column = across * TILE + pair * PER;
+        if (!LOOSE) row = min(row, rows - V);
+        [[unroll]] for (uint j = 0u; j < PER; j++)
+            w[k][j] = load_group(at + row + (LOOSE ? min(column + j, columns - 1u) : min(column, columns - PER) + j) * column_in);
     }
     [[unroll]] for (uint k = 0u; k < UNITS; k++) {
         uint u = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, group = u % 8u + u / (2u * TILE * SIZE) * 8u, pair = u / 8u % (TILE / PER);
@@ -64,10 +123,13 @@ void main()
         [[unroll]] for (uint j = 0u; j < V; j++) board[(group * V + j) * CHUNKS + (pair / 4u ^ (group & 7u))][pair & 3u] = word[j];
     }
     barrier();
+    if (LOOSE) {
+        store_loose(out_at, down, across);
+        return;
+    }
     [[unroll]] for (uint k = 0u; k < READS; k++) {
         uint u = gl_LocalInvocationID.x + k * gl_WorkGroupSize.x, chunk = u % CHUNKS, r = u / CHUNKS;
         uint row = down * TILE + r, column = across * TILE + chunk * V;
-        if (row < rows && column < columns)
-            dst128[(out_at + row * row_out + column) / V] = board[r * CHUNKS + (chunk ^ (r / V & 7u))];
+        if (row < rows && column < columns) dst128[(out_at + row * row_out + column) / V] = tile_group(r, chunk);
     }
 }
