@@ -19705,17 +19705,30 @@ static uint32_t fft_one_step(const struct encoder *e, const struct fft *f)
     return room;
 }
 
-/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first:
- * what they leave in shared memory does not collide. */
-static uint32_t fft_radices(uint32_t n)
+static uint32_t fft_passes(uint32_t radices)
 {
-    static const uint8_t radices[] = { 13, 11, 9, 7, 3, 10, 5, 16, 8, 4, 2 };
-    uint32_t list = 0, shift = 0;
-    if (n == 8192) { list = 0x777; shift = 12; n /= 512; }        /* 8, 8, 8, 16 in place of 16, 16, 16, 2 */
+    uint32_t passes = 0;
+    for (; radices; radices >>= 4) passes++;
+    return passes;
+}
+
+/* The radices of a length, less one, four bits each; 0 where it has other factors (and for 1). Odd ones come first:
+ * what they leave in shared memory does not collide. `large`: up to 25, where its pass replaces two (in kernels of a
+ * length of their own, whose threads that have fewer elements wait). */
+static uint32_t fft_radices(uint32_t n, bool large)
+{
+    static const uint8_t radices[] = { 13, 11, 9, 7, 3, 25, 10, 5, 16, 8, 4, 2 };
+    uint32_t list = 0, shift = 0, rest = n;
+    if (n == 8192) { list = 0x777; shift = 12; rest /= 512; }     /* 8, 8, 8, 16 in place of 16, 16, 16, 2 */
     for (size_t i = 0; i < COUNT(radices); i++)
-        for (; n % radices[i] == 0 && shift < 32; n /= radices[i], shift += 4)
-            list |= (uint32_t)(radices[i] - 1) << shift;
-    return n == 1 ? list : 0;
+        for (; rest % radices[i] == 0 && shift < 32 && (large || radices[i] <= 16); rest /= radices[i], shift += 4)
+            list |= (uint32_t)(radices[i] == 25 ? FFT_CODE_25 : radices[i] - 1) << shift;
+    if (rest != 1) return 0;
+    if (large) {
+        uint32_t small = fft_radices(n, false);
+        if (fft_passes(small) <= fft_passes(list)) return small;
+    }
+    return list;
 }
 
 static bool fft_smooth(uint32_t n)
@@ -19729,8 +19742,7 @@ static bool fft_smooth(uint32_t n)
  * passes, at 20. */
 static uint32_t fft_cost(uint32_t n, uint32_t room, bool paired)
 {
-    uint32_t lines = room / n / (paired ? 2 : 1), radices = fft_radices(n), passes = 0;
-    for (; radices; radices >>= 4) passes++;
+    uint32_t lines = room / n / (paired ? 2 : 1), passes = fft_passes(fft_radices(n, false));
     return 20 + (lines >= 16 ? 0 : lines >= 8 ? 1 : lines >= 4 ? 3 : 40) + (passes > 2 ? passes - 2 : 0) +
         (n < 32 ? 4 : 0);
 }
@@ -19859,8 +19871,9 @@ static uint32_t fft_together(const struct encoder *e, const struct fft_push *q, 
 static void fft_step(struct encoder *e, const struct fft *f, const struct fft_lines *l, bool transform)
 {
     struct device *d = e->device;
-    uint32_t radices = transform ? fft_radices(l->size) : 0, pairs = ceil_div(l->subs, 2), groups;
+    uint32_t radices = transform ? fft_radices(l->size, false) : 0, pairs = ceil_div(l->subs, 2), groups;
     bool fixed = radices && (f->flags & FFT_CONVOLVED || fft_constant(d, f->rows, f->len, l->size));
+    if (fixed) radices = fft_radices(l->size, true);
     struct fft_push q = {
         .size = l->size, .radices = radices, .ids = f->rows * l->subs, .flags = f->flags, .len = f->len,
         .valid = f->valid, .limit = f->limit, .subs = l->subs, .inner = l->inner, .a1 = l->a1, .a2 = l->a2,

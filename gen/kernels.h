@@ -72,7 +72,7 @@ enum { FFT_LOAD = 7u, FFT_LOAD_COMPLEX = 0u, FFT_LOAD_REAL = 1u, FFT_LOAD_PAIRS 
     FFT_SWAP_LAST = 1u << 11, FFT_LINES_IN = 1u << 12, FFT_LINES_OUT = 1u << 13, FFT_FLAT = 1u << 14,
     FFT_MERGED = 1u << 15, FFT_ACROSS = 1u << 18, FFT_HALVES = 1u << 19, FFT_SHORT = 1u << 20,
     FFT_PAIRED = 1u << 21, FFT_CONVOLVED = 1u << 22, FFT_AHEAD = 1u << 23, FFT_STRAIGHT = 1u << 24,
-    FFT_ALL_IN = 1u << 16, FFT_ALL_OUT = 1u << 17, FFT_HELD = 16 };
+    FFT_ALL_IN = 1u << 16, FFT_ALL_OUT = 1u << 17, FFT_HELD = 16, FFT_CODE_25 = 14 };
 
 /* shaders/gated_delta.comp: flags */
 enum { DELTA_MASK = 1u, DELTA_VECTOR = 2u, DELTA_STATE = 4u };

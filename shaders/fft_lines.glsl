@@ -15,7 +15,7 @@ BUFFER(2, first)
 BUFFER(3, last)
 
 layout(push_constant) uniform fft_push {
-    uint size_, radices_, ids, lines_, flags_;         // radices: less one, four bits each
+    uint size_, radices_, ids, lines_, flags_;         // radices: less one, four bits each; see CODE_25
     uint offset_a, offset_d, offset_first, offset_last;
     uint len, valid, limit;                            // of a row's transform; elements of its operand; results to store
     uint subs_, inner_;                                // lines a row is cut into; of which `inner` follow each other
@@ -58,7 +58,7 @@ const uint SWAP_IN = 1u << 6, TABLE_IN = 1u << 7, TURN = 1u << 8, SWAP_OUT = 1u 
            STRAIGHT = 1u << 24;
 // All elements that are asked for are there, and complex: loads need no branches.
 const uint ALL_IN = 1u << 16, ALL_OUT = 1u << 17;
-const uint HELD = 16;
+const uint HELD = 16, CODE_25 = 14;                     // what stands for a radix of 25 (FIXED)
 
 bool has(const uint flag) { return (flags & flag) != 0u; }
 

@@ -103,10 +103,30 @@ void butterfly10(const uint o)                               // leaves element k
     }
 }
 
+#ifdef FIXED
+const vec2 ROOT25[17] = { vec2(1, 0), vec2(0.96858316112863108, -0.24868988716485479),
+    vec2(0.87630668004386358, -0.48175367410171532), vec2(0.72896862742141155, -0.68454710592868862),
+    vec2(0.53582679497899655, -0.84432792550201508), vec2(0.30901699437494745, -0.95105651629515353),
+    vec2(0.062790519529313527, -0.99802672842827156), vec2(-0.1873813145857246, -0.98228725072868872),
+    vec2(-0.42577929156507272, -0.90482705246601947), vec2(-0.63742398974868975, -0.77051324277578925),
+    vec2(-0.80901699437494734, -0.58778525229247325), vec2(-0.92977648588825135, -0.36812455268467814),
+    vec2(-0.99211470131447776, -0.12533323356430454), vec2(-0.99211470131447788, 0.12533323356430429),
+    vec2(-0.92977648588825146, 0.36812455268467792), vec2(-0.80901699437494778, 0.58778525229247269),
+    vec2(-0.63742398974868952, 0.77051324277578936) };
+void butterfly25(const uint o)                               // leaves element k at (k % 5) * 5 + k / 5
+{
+    [[unroll]] for (uint i = 0; i < 5; i++) butterfly5(o + i, 5u);
+    [[unroll]] for (uint i = 1; i < 5; i++)
+        [[unroll]] for (uint k = 1; k < 5; k++) v[o + i + 5 * k] = multiply(v[o + i + 5 * k], ROOT25[i * k]);
+    [[unroll]] for (uint k = 0; k < 5; k++) butterfly5(o + 5 * k);
+}
+#endif
+
 // Where a group of r leaves its element i.
 uint order(const uint r, const uint i)
 {
-    return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : r == 9u ? i % 3u * 3u + i / 3u : r == 10u ? i % 5u * 2u + i / 5u : i;
+    return r == 16u ? i % 4u * 4u + i / 4u : r == 8u ? i % 4u * 2u + i / 4u : r == 9u ? i % 3u * 3u + i / 3u
+         : r == 10u ? i % 5u * 2u + i / 5u : r == 25u ? i % 5u * 5u + i / 5u : i;
 }
 
 // ---- passes: of radix r, after passes that together transformed `done` elements ----
@@ -114,7 +134,7 @@ uint order(const uint r, const uint i)
 // Multiplies element i of a group of r, with start * root^i; of a result they are out of order.
 void twiddle(const uint o, const uint r, const vec2 start, const vec2 root, const bool ordered, const bool starts)
 {
-    vec2 w[16];
+    vec2 w[25];
     w[0] = start;
     w[1] = root;
     if (r == 16u) {                                    // two products each, but few powers to keep
@@ -161,8 +181,8 @@ void set(const uint o, const uint r, const uint done, const uvec2 g, const uint 
 }
 
 #ifdef FIXED
-const uint R0 = (RADICES & 15u) + 1u, R1 = (RADICES >> 4 & 15u) + 1u, R2 = (RADICES >> 8 & 15u) + 1u, R3 = (RADICES >> 12 & 15u) + 1u,
-           R4 = (RADICES >> 16 & 15u) + 1u, R5 = (RADICES >> 20 & 15u) + 1u, R6 = (RADICES >> 24 & 15u) + 1u, R7 = (RADICES >> 28) + 1u;
+#define RADIX(n) (RADICES >> 4 * n & 15u) == CODE_25 ? 25u : (RADICES >> 4 * n & 15u) + 1u
+const uint R0 = RADIX(0), R1 = RADIX(1), R2 = RADIX(2), R3 = RADIX(3), R4 = RADIX(4), R5 = RADIX(5), R6 = RADIX(6), R7 = RADIX(7);
 const bool EXACT = gl_WorkGroupSize.x * HELD == SIZE * LINES && BINARY;
 
 vec2 fetch(const uint l, const uint e);                            // element e of line l of this workgroup
@@ -182,6 +202,7 @@ void butterflies(const uint r)
         case 10u: butterfly10(o); break;
         case 11u: butterfly11(o); break;
         case 13u: butterfly13(o); break;
+        case 25u: butterfly25(o); break;
         default: butterfly16(o);
         }
 }
