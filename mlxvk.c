@@ -8965,7 +8965,7 @@ static void bind_number(struct encoder *e, const struct reduce_job *j, struct re
 /* Rows and columns on CPUs, where a tree's idle lanes cost as much as others: a thread goes through the tree's lanes
  * in order, alone (lavapipe: the sum of 256 x 2048 from 3.6 to 0.56 ms); argmax and argmin need no tree, and rows have
  * a few threads, of as many as a CPU has side by side (64 x 1025 from 1.88 to 0.14 ms). On GPUs short rows of argmax
- * and argmin, and those that begin anywhere (an H200, 8192 x 1025: 76 and 29 us, 8192 x 8191 230 and 139). */
+ * and argmin that are not free (an H200, 8192 x 1025: 76 and 29 us). */
 enum { DEALT_LONGEST = 4096, DEALT_MANY = 512 };       /* elements, rows */
 static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g,
                      const struct reduce_push *p)
@@ -8973,9 +8973,31 @@ static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const 
     bool serial = e->device->tuning->serial, rows = g->layout < REDUCE_COLUMNS;
     if (j->number || g->later || g->joined) return false;
     if (is_arg(j->op))
-        return serial || (rows && p->outer >= DEALT_MANY &&
-                          (p->n <= DEALT_LONGEST || row_layout(p, p->from, j->type) == REDUCE_ANYWHERE));
+        return serial || (rows && p->outer >= DEALT_MANY && p->n <= DEALT_LONGEST);
     return serial && (rows ? g->width > 1 && g->piece <= 16 * REDUCE_PIECE : g->piece <= REDUCE_PIECE);
+}
+
+/* Rows, or pieces of them, that are read by 16 bytes wherever they begin, for what no order and no tree matters to: keys
+ * of 64 bits do not fit, and products and what is true are left to the tree. On CPUs the positions alone, of rows that
+ * several threads share (lavapipe: argmax of 1024 x 1024 from 2.2 to 1.5 ms, of 4096 x 64 from 0.8 to 1.3). */
+static bool is_free(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g,
+                    const struct reduce_push *p)
+{
+    bool op = is_arg(j->op) || j->op == R_max || j->op == R_min || j->op == R_sum;
+    bool apart = e->device->tuning->serial && (!is_arg(j->op) || p->n <= 16 * DEALT_THREADS);
+    return op && !apart && !order_matters(j->op, j->type) && dtypes[j->type].size <= 4 && p->stride == 1 &&
+           g->layout < REDUCE_COLUMNS && !j->number && !g->later && !g->joined;
+}
+
+/* Threads of such a row: each has 64 bytes at least; where rows are enough to fill a GPU, no more than a subgroup's. */
+enum { FREE_LEAST = 32, FREE_THREADS = 1 << 17 };
+static uint32_t free_width(const struct encoder *e, const struct reduce_grid *g, const struct reduce_push *p,
+                           mlxvk_dtype type)
+{
+    uint32_t width = 1, most = e->device->tuning->serial ? DEALT_THREADS : REDUCE_THREADS;
+    uint64_t bytes = (uint64_t)g->piece * dtypes[type].size, rows = (uint64_t)p->outer * p->parts;
+    while (width < most && 64 * width < bytes && (width < FREE_LEAST || rows * width < FREE_THREADS)) width *= 2;
+    return width;
 }
 
 /* Threads side by side on so many columns: so many that there are a few workgroups. */
@@ -8984,6 +9006,14 @@ static uint32_t dealt_columns(uint64_t columns)
     uint32_t width = REDUCE_THREADS;
     while (width > 16 && columns < 4 * width) width /= 2;
     return width;
+}
+
+/* Single columns, whose rows begin anywhere: 16 threads side by side would read a third 32 bytes for each two of theirs. */
+static bool twice_as_wide(const struct encoder *e, const struct reduce_grid *g, const struct reduce_push *p,
+                          uint64_t columns)
+{
+    return !e->device->tuning->serial && e->device->caps.max_threads >= 2 * REDUCE_THREADS && g->width == 16 &&
+           p->inner_stride == 1 && columns > (uint64_t)(COLUMNS_ENOUGH / 2 - 1) * 2 * g->width;
 }
 
 static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struct array *from, struct array *out,
@@ -8999,14 +9029,16 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
     p.from = set_input(e, SLOT_reduce_src, from);
     p.to = set_output(e, SLOT_reduce_dst, out);
     if (j->most) p.most = set_input(e, SLOT_reduce_largest, j->most);
-    bool last = out->storage == j->out->storage, dealt = is_dealt(e, j, &g, &p);
+    bool last = out->storage == j->out->storage, free_order = is_free(e, j, &g, &p);
+    bool dealt = !free_order && is_dealt(e, j, &g, &p);
+    if (free_order) g.width = free_width(e, &g, &p, j->type);
     if (dealt && g.layout < REDUCE_COLUMNS)
         g.width = !is_arg(j->op) || p.n <= 16 * DEALT_THREADS ? 1 : e->device->tuning->serial ? DEALT_THREADS : 32;
     if (!last) p.scale = 1;
     if (last && j->times) p.most = set_input(e, SLOT_reduce_largest, j->times);
     if (g.joined) set_joined(e, SLOT_reduce_joined);
     if (g.layout < REDUCE_COLUMNS) {
-        g.layout = row_layout(&p, p.from, j->type);
+        g.layout = free_order ? REDUCE_FOURS : row_layout(&p, p.from, j->type);
         if (dealt && e->device->tuning->serial && is_arg(j->op) && g.layout == REDUCE_ANYWHERE)
             g.layout = REDUCE_STRIDED;
         if (less) bind_number(e, j, &p, &g);
@@ -9017,6 +9049,10 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
         if (each == 4 && !by_fours(p.inner, p.inner_stride, p.stride | p.from, p.in_stride, p.ndim)) each = 1;
         g.layout = each == 4 ? REDUCE_FOUR_COLUMNS : REDUCE_COLUMNS;
         uint64_t columns = (uint64_t)p.outer * (p.inner / each) * p.parts;
+        if (each == 1 && twice_as_wide(e, &g, &p, columns)) {
+            threads *= 2;
+            g.width *= 2;
+        }
         if (dealt && !is_arg(j->op) && columns < DEALT_COLUMNS) dealt = false;
         else if (dealt) g.width = is_arg(j->op) ? dealt_columns(columns) : (threads = DEALT_ROWS);
         groups = ceil_div((uint64_t)p.outer * (p.inner / each), g.width) * (uint64_t)p.parts;
@@ -9025,7 +9061,7 @@ static void reduce_dispatch(struct encoder *e, const struct reduce_job *j, struc
            .from = j->type, .to = out->dtype, .layout = g.layout, .width = g.width, .later = g.later,
            .joined = g.joined, .kept = less && j->kept, .times = last && j->times,
            .lanes_each = lanes_each(&g, p.n),
-           .dealt = !dealt ? 0 : is_arg(j->op) ? 1 : min_u32(ceil_div(p.chunk, 64), 4),
+           .free = free_order, .dealt = !dealt ? 0 : is_arg(j->op) ? 1 : min_u32(ceil_div(p.chunk, 64), 4),
            .half = own_halves(e, j->type) || own_halves(e, out->dtype));
     dispatch_groups(e, groups);
 }
@@ -9155,7 +9191,10 @@ static struct reduce_grid grid_of(const struct encoder *e, const struct reduce_j
         return g;
     }
     g.layout = REDUCE_COLUMNS;
-    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !(inner & 3)) g.layout = REDUCE_FOUR_COLUMNS;
+    int64_t others_begin = place_of_array(e, from);
+    for (int i = 0; i < from->ndim - 1; i++) others_begin |= from->strides[i];
+    if (!pairs && inner > 1 && from->strides[from->ndim - 1] == 1 && !((inner | others_begin) & 3))
+        g.layout = REDUCE_FOUR_COLUMNS;
     if (g.layout == REDUCE_FOUR_COLUMNS) others /= 4;
     grid_of_columns(&g, n, others, whole);
     if (serial && others >= DEALT_COLUMNS && n <= min_u32(g.bound, REDUCE_PIECE)) g.piece = n;

@@ -918,7 +918,7 @@ typedef struct random_constants random_constants; typedef struct random_push ran
 enum { SLOT_random_dst = 0, SLOT_random_key = 1 };
 
 struct reduce_constants { uint32_t threads, op, from, to, layout, width, later, joined, kept, times, lanes_each,
-    dealt, half; };
+    dealt, half, free; };
 typedef struct reduce_constants reduce_constants; typedef struct reduce_push reduce_push;
 enum { SLOT_reduce_dst = 0, SLOT_reduce_src = 1, SLOT_reduce_joined = 2, SLOT_reduce_largest = 3 };
 
@@ -1111,10 +1111,10 @@ enum { SLOT_quant_gather_x = 0 };
     X(quantize_fp, QUANTIZE_FP, 5, 0x6, 24, 9, CAP_SMALL) \
     X(radix, RADIX, 5, 0x19, 36, 7, CAP_SUBGROUP | CAP_SMALL) \
     X(random, RANDOM, 2, 0x1, 52, 5, CAP_SMALL) \
-    X(reduce, REDUCE, 4, 0x5, 112, 13, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(reduce_index, REDUCE_INDEX, 3, 0x5, 112, 13, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 13, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 13, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(reduce, REDUCE, 4, 0x5, 112, 14, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(reduce_index, REDUCE_INDEX, 3, 0x5, 112, 14, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(reduce_less, REDUCE_LESS, 5, 0x15, 112, 14, CAP_SMALL | CAP_HALF_CONVERSION) \
+    X(reduce_pair, REDUCE_PAIR, 3, 0x5, 112, 14, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(rope, ROPE, 5, 0x1, 108, 5, CAP_SMALL) \
     X(scan, SCAN, 3, 0x1, 80, 10, CAP_SMALL) \
     X(scan_once, SCAN_ONCE, 6, 0x15, 52, 8, CAP_SUBGROUP | CAP_SMALL) \

@@ -139,8 +139,7 @@ ACC scaled(const ACC a, const float scale) { return pack(unpack(a) * scale); }
 #elif defined(INDEX)
 // Keys grow with the value (argmax) or against it (argmin). What a key starts from, at index 0, is the infinity that no
 // element is beyond, so that NaN is never chosen, and 0 where there is nothing else.
-const uint WORST = 0x007fffffu;
-ACC identity() { return uvec3(is_float(FROM) ? WORST : 0u, 0u, 0u); }
+ACC identity() { return uvec3(0u); }
 ACC combine(const ACC a, const ACC b)
 {
     bool wide = FROM == U64 || FROM == I64;
@@ -159,10 +158,10 @@ ACC value(const uvec2 raw, const uint at)
     uint flip = OP == ARGMIN ? ~0u : 0u;
     if (eight()) return uvec3((FROM == I64 ? raw.y ^ 0x80000000u : raw.y) ^ flip, raw.x ^ flip, at);
     if (!is_float(FROM)) return uvec3((is_signed(FROM) ? sign_extend(raw.x, FROM) ^ 0x80000000u : raw.x) ^ flip, 0u, at);
-    float x = bits_to_float(raw.x, FROM);
-    uint u = x == 0.0 ? 0u : floatBitsToUint(x);
-    u = (u & 0x80000000u) != 0u ? ~u : u | 0x80000000u;
-    return is_nan(x) ? identity() : uvec3(u ^ flip, 0u, at);
+    const uint INF = FROM == F16 ? 0x7c000000u : 0x7f800000u;      // one zero, denormals as they are; what is above is NaN
+    uint u = FROM == F32 ? raw.x : raw.x << 16, turn = uint(int(u) >> 31) ^ flip;
+    uint key = ((u & 0x7fffffffu) ^ turn) - turn + INF;
+    return uvec3(key > 2u * INF ? 0u : key, 0u, at);
 }
 uvec2 finish(const ACC a) { return TO == C64 ? a.xz : uvec2(a.z, 0u); }
 ACC scaled(const ACC a, const float scale) { return a; }

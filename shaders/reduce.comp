@@ -5,7 +5,8 @@
 // The tree. What a row gives depends on its elements and their order alone: not on how many rows there are, where their
 // elements lie, or which threads take them. Everything here, softmax.comp, and what cuts rows in mlxvk.c keeps to it.
 //   quad     four elements in a row, (a + b) + (c + d); those behind the end are the identity
-//   lane     four quads, 16 quads apart, in order: lane l of a block has the quads l, l + 16, l + 32 and l + 48
+//   lane     four quads, 16 quads apart, in order: lane l of a block has the quads l, l + 16, l + 32 and l + 48; sums of
+//            exponentials are relative to the largest element of a lane
 //   block    256 elements: its 16 lanes in order
 //   piece    16 blocks in order; 16 pieces in order are the next piece, and so on until one is left
 // "In order" starts from the identity; a lane, block or piece that is not there adds none or the identity: the same.
@@ -25,6 +26,7 @@ layout(constant_id = 7) const uint JOINED = 0;         // 1: of rows of at most 
 layout(constant_id = 8) const uint KEPT = 0;           // LESS: 1: the difference is written, too
 layout(constant_id = 9) const uint TIMES = 0;          // 1: float32 sums are multiplied by the number at `most`
 layout(constant_id = 10) const uint LANES_EACH = 4;    // WIDTH 256: lanes of a thread; 1, 2 where there are no more
+layout(constant_id = 13) const uint FREE = 0;          // 1: rows whose elements may meet in any order, see free_row()
 layout(constant_id = 11) const uint DEALT = 0;         // no JOINED: INDEX: a thread has every WIDTH-th four, in order, by no tree;
                                                         // else a thread has rows of up to 16 pieces, WIDTH 1, or columns of one: 1 to
                                                         // 4: the fours that a lane of a part has at most
@@ -199,12 +201,53 @@ ACC with_elements(const ACC a, const Four v, const uint at, const uint count)
     }
     return with_four(a, x);
 }
+#if defined(PAIR)
+// A lane of exponentials: relative to its largest element, each once. What is not there is -infinity, which adds nothing.
+bool exponentials() { return OP == LSE && LATER == 0u && FROM != C64; }
+ACC lane_of(const float x[16], const uint fours)
+{
+    float most = -INFINITY;
+    precise float sum = 0.0;
+    [[unroll]] for (uint i = 0u; i < 16u; i++) if (i < 4u * fours) most = max(most, x[i]);
+    float base = clamp(most, LOWEST, -LOWEST);         // of infinities the sum is 0 or infinity, of NaN it is NaN
+    [[unroll]] for (uint j = 0u; j < 4u; j++) {
+        if (j >= fours) break;
+        precise float a = exp(x[4u * j] - base) + exp(x[4u * j + 1u] - base);
+        precise float b = exp(x[4u * j + 2u] - base) + exp(x[4u * j + 3u] - base), quad = a + b;
+        sum = sum + quad;
+    }
+    return pack(vec2(most, sum));
+}
+// Those of v that are before `end`, of which v's first is number `at`.
+void set_four(inout float x[16], const uint j, const Four v, const uint at, const uint end)
+{
+    [[unroll]] for (uint k = 0u; k < 4u; k++) x[4u * j + k] = at + k < end ? as_float(of_four(v, k).x, FROM) : -INFINITY;
+}
+ACC exponentials_lane(const uint row, const uint at, const uint end)
+{
+    float x[16];
+    Four v[4];
+    if (at >= end) return identity();
+    if (loadable(row, at + 3u * STEP, end)) {
+        [[unroll]] for (uint j = 0u; j < 4u; j++) v[j] = fetch(row + at + STEP * j);
+    } else [[unroll]] for (uint j = 0u; j < 4u; j++) {
+        uint i = at + STEP * j;
+        v[j] = Four(uvec4(0u), uvec4(0u));
+        if (loadable(row, i, end)) v[j] = fetch(row + i);
+        else if (i < end) v[j] = fetch_loose(row + i * stride, end - i);
+    }
+    [[unroll]] for (uint j = 0u; j < 4u; j++) set_four(x, j, v[j], at + STEP * j, end);
+    return lane_of(x, min((end - at - 1u) / STEP + 1u, 4u));
+}
+#endif
 // A lane of a row of `end` elements, or of the piece of it that begins at element `first`.
 ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
 {
     ACC a = identity();
     uint at = start_of(lane);
-#if !defined(PAIR)
+#if defined(PAIR)
+    if (exponentials()) return exponentials_lane(row, at, end);
+#else
     const bool apart = DEALT != 0u && LAYOUT == STRIDED;                   // a CPU loads one by one anyway
     if (apart ? at + 3u * STEP + 4u <= end : loadable(row, at + 3u * STEP, end)) {
         Four x[4];
@@ -226,6 +269,19 @@ ACC row_lane(const uint row, const uint first, const uint lane, const uint end)
     }
     return a;
 }
+
+#if !defined(PAIR)
+// The four lanes of a thread of a row of at most 64 elements: each has one quad.
+void four_lanes(const uint row, const uint first, const uint me, const uint to)
+{
+    Four x[4];
+    [[unroll]] for (uint k = 0u; k < 4u; k++) x[k] = fetch(row + 4u * (k * WIDTH + me));
+    [[unroll]] for (uint k = 0u; k < 4u; k++) {
+        uint at = first + 4u * (k * WIDTH + me);
+        board[padded(to + k * WIDTH + me)] = with_elements(identity(), less_number(x[k], at, 4u), at, 4u);
+    }
+}
+#endif
 
 // ---- pieces that are joined ----
 
@@ -263,6 +319,138 @@ ACC join_row(const uint row, const uint me)
     }
 }
 
+#if !defined(PAIR) && !defined(LESS)
+// ---- rows whose elements may meet in any order ----
+//
+// Of numbers of up to four bytes side by side: the best one's position, the largest, the smallest, sums of integers. WIDTH
+// threads take the aligned 16 bytes in a row, packs, wherever it begins; those that it has in part are read one by one.
+// Numbers are compared as signed words that have the number on top and others of its word below.
+const uint BITS = FROM <= U8 || FROM == I8 ? 8u :
+                  FROM == U16 || FROM == I16 || FROM == F16 || FROM == BF16 ? 16u : 32u;
+const uint IN_PACK = 128u / BITS, TOP = ~0u << (32u - BITS);
+const bool FLOATS = FROM == F16 || FROM == F32 || FROM == BF16, SIGNED = FROM == I8 || FROM == I16 || FROM == I32;
+const uint SIGNS = BITS == 8u ? 0x80808080u : BITS == 16u ? 0x80008000u : 0x80000000u;
+const uint TURN = OP == MIN || OP == ARGMIN ? ~0u : 0u;            // the smallest is the largest complement
+const int BEYOND = FROM == F16 ? 0x7c000000 : 0x7f800000;          // infinity's key: larger are NaN
+const int WORST_KEY = FLOATS ? int(~uint(BEYOND) & TOP) : int(0x80000000u);
+
+uint float_key(const uint u) { return u ^ uint(int(u) >> 31) >> 1; }            // and back
+uint of_top(const int key)                                         // the bits of the number that has this key
+{
+    uint u = uint(key) ^ TURN;
+    return (FLOATS ? float_key(u) : SIGNED ? u : u ^ 0x80000000u) >> (32u - BITS);
+}
+void keys_of(const uvec4 v, inout int high, inout int low)
+{
+    [[unroll]] for (uint k = 0u; k < 4u; k++) {
+        uint w = FLOATS ? v[k] : v[k] ^ TURN ^ (SIGNED ? 0u : SIGNS);
+        [[unroll]] for (uint s = 0u; s < 32u; s += BITS) {
+            int key = int(FLOATS ? float_key(w << s) ^ TURN : w << s);
+            high = max(high, key);
+            if (FLOATS && !ANY_ORDER) low = min(low, key);
+        }
+    }
+}
+int alone(const int key) { return int(uint(key) & TOP); }          // a key without what is below it
+int one_zero(const int key) { return FLOATS && key == int(TOP) ? 0 : key; }      // -0 as 0
+uint pack_sum(const uvec4 v)
+{
+    if (BITS == 32u) return (v.x + v.y) + (v.z + v.w);
+    uvec4 w = SIGNED ? v ^ SIGNS : v;                              // from the least on
+    const uint ODD = BITS == 8u ? 0x00ff00ffu : 0x0000ffffu;
+    uvec4 x = (w & ODD) + (w >> BITS & ODD);
+    uint sum = (x.x + x.y) + (x.z + x.w);
+    if (BITS == 8u) sum = (sum & 0xffffu) + (sum >> 16);
+    return SIGNED ? sum - (IN_PACK << (BITS - 1u)) : sum;
+}
+ACC one_by_one(ACC a, const uint from, const uint to, const uint at)       // elements, of which the first is at position `at`
+{
+    [[dont_unroll]] for (uint i = from; i < to; i++) a = combine(a, value(load_one(i), at + (i - from)));
+    return a;
+}
+#if defined(INDEX)
+// The first of the four packs from q on that has the key, and where in it.
+ACC find_key(const int key, uint q, const uint behind, const uint row, const uint first)
+{
+    uvec4 v;
+    [[dont_unroll]] for (uint j = 0u; j < 4u; j++, q += WIDTH) {
+        int high = WORST_KEY, low = 0;
+        v = src128[q = min(q, behind - 1u)];
+        keys_of(v, high, low);
+        if (one_zero(alone(high)) == key) break;
+    }
+    uint raw = 0u, at = 0u;
+    [[unroll]] for (uint k = 4u; k > 0u; k--)
+        [[unroll]] for (uint s = 32u; s > 0u; s -= BITS) {
+            uint bits = v[k - 1u] << (32u - s) >> (32u - BITS), top = bits << (32u - BITS);
+            int other = int((FLOATS ? float_key(top) : SIGNED ? top : top ^ 0x80000000u) ^ TURN);
+            if (one_zero(alone(other)) != key) continue;
+            raw = bits;
+            at = (32u * (k - 1u) + s) / BITS - 1u;
+        }
+    return value(uvec2(raw, 0u), first + (q * IN_PACK + at - row));
+}
+#endif
+// A thread's part of a row of elements [row, end), whose first is at position `first`; whole packs are [full, behind).
+ACC free_packs(ACC a, const uint full, const uint behind, const uint row, const uint first)
+{
+    int high = ANY_ORDER ? WORST_KEY : int(0x80000000u), low = 0x7fffffff;
+    uint sum = 0u, best = 0u, me = gl_LocalInvocationID.x % WIDTH;
+    [[dont_unroll]] for (uint q = full + me; q < behind; q += 4u * WIDTH) {
+        uvec4 v[4];
+        [[unroll]] for (uint j = 0u; j < 4u; j++) v[j] = src128[min(q + j * WIDTH, behind - 1u)];
+        if (OP == SUM) {
+            [[unroll]] for (uint j = 0u; j < 4u; j++) sum += q + j * WIDTH < behind ? pack_sum(v[j]) : 0u;
+            continue;
+        }
+#if defined(INDEX)
+        int here = int(0x80000000u);
+        [[unroll]] for (uint j = 0u; j < 4u; j++) keys_of(v[j], here, low);
+        here = one_zero(alone(here));
+        if (FLOATS && here > BEYOND)                               // there is a NaN among them, which is never the best
+            [[dont_unroll]] for (uint p = q; p < min(behind, q + 4u * WIDTH); p += WIDTH)
+                a = one_by_one(a, p * IN_PACK, p * IN_PACK + IN_PACK, first + (p * IN_PACK - row));
+        else if (here > high) {
+            high = here;
+            best = q;
+        }
+#else
+        [[unroll]] for (uint j = 0u; j < 4u; j++) keys_of(v[j], high, low);
+#endif
+    }
+#if defined(INDEX)
+    return high > WORST_KEY ? combine(a, find_key(high, best, behind, row, first)) : a;
+#else
+    if (full + me >= behind) return a;
+    if (OP == SUM) return a + sum;
+    if (!FLOATS || (alone(high) <= BEYOND && alone(low) >= WORST_KEY)) return combine(a, value(uvec2(of_top(alone(high)), 0u), 0u));
+    [[dont_unroll]] for (uint p = full + me; p < behind; p += WIDTH)     // NaN is the result
+        a = one_by_one(a, p * IN_PACK, p * IN_PACK + IN_PACK, 0u);
+    return a;
+#endif
+}
+void free_row(const uint row, const uint first, const uint count, const uint to, const bool there)
+{
+    const uint tops = WIDTH / 16u;
+    uint me = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
+    uint end = row + count, full = (row + IN_PACK - 1u) / IN_PACK, behind = end / IN_PACK;
+    ACC a = identity();
+    if (me == 0u) a = one_by_one(a, row, min(full * IN_PACK, end), first);
+    if (me == WIDTH - 1u && behind >= full) a = one_by_one(a, behind * IN_PACK, end, first + (behind * IN_PACK - row));
+    a = free_packs(a, full, behind, row, first);
+    if (WIDTH > 1u) {
+        board[padded(gl_LocalInvocationID.x)] = a;
+        barrier();
+        if (tops > 1u) {
+            if (me < tops) board[padded(TOPS + slot * tops + me)] = sixteen(me, WIDTH, slot * WIDTH, 1u);
+            barrier();
+        }
+        if (me == 0u) a = tops > 1u ? sixteen(0u, tops, TOPS + slot * tops, 1u) : sixteen(0u, WIDTH, slot * WIDTH, 1u);
+    }
+    if (me == 0u && there) store(to, a);
+}
+#endif
+
 #if defined(INDEX)
 // The best of this thread's fours, on the board for the row's first thread, which looks through them.
 void deal(const uint row, const uint first, const uint me, const uint count, const uint to, const bool there)
@@ -293,6 +481,9 @@ uint last_four;
 ACC quads(const uint row, const uint first, const uint at, const uint end)
 {
     ACC a = identity();
+#if defined(PAIR)
+    float x[16];
+#endif
     [[unroll]] for (uint j = 0u; j < DEALT; j++) {
         uint i = at + 64u * j;
         Four v;
@@ -303,8 +494,17 @@ ACC quads(const uint row, const uint first, const uint at, const uint end)
             v.low = words_from(row & 3u, held[j], next);
             held[j] = next;
         }
+#if defined(PAIR)
+        if (exponentials()) {
+            set_four(x, j, v, i, end);
+            continue;
+        }
+#endif
         a = with_elements(a, v, first + i, max(end, i) - i);
     }
+#if defined(PAIR)
+    if (exponentials()) return lane_of(x, DEALT);
+#endif
     return a;
 }
 void hold(const uint from)
@@ -349,6 +549,12 @@ void rows()
     uint first = part * chunk, count = there ? min(chunk, n - first) : 0u, base = at.x + first * stride;
     uint rounds = WIDTH == 256u ? (min(chunk, n) - 1u) / (16u * lanes) + 1u : 1u;
     find_shift(0u, there ? row : 0u);
+#if !defined(PAIR) && !defined(LESS)
+    if (FREE != 0u) {
+        free_row(base, place + first, count, at.y + part * part_out, there);
+        return;
+    }
+#endif
 #if defined(INDEX)
     if (DEALT != 0u) {
         deal(base, first, me, count, at.y + part * part_out, there);
@@ -361,7 +567,14 @@ void rows()
     }
 #endif
     for (uint round = 0u; round <= rounds; round++) {
-        [[dont_unroll]] for (uint k = 0u; k < EACH && round < rounds; k++) {
+        uint lanes_left = round < rounds ? EACH : 0u;
+#if !defined(PAIR)
+        if (WIDTH == 4u && LATER == 0u && round == 0u && loadable(base, 4u * (3u * WIDTH + me), count)) {
+            four_lanes(base, first, me, slot * lanes);
+            lanes_left = 0u;
+        }
+#endif
+        [[dont_unroll]] for (uint k = 0u; k < lanes_left; k++) {
             ACC a = row_lane(base, first, round * lanes + k * WIDTH + me, count);
             if (WIDTH == 1u) push(0u, a);
             else board[padded(slot * lanes + k * WIDTH + me)] = a;
@@ -420,9 +633,35 @@ void column_four(const uint base, const uint at, const uint end)
 }
 void column_lane(const uint base, uint at, const uint end)
 {
+#if defined(PAIR)
+    if (exponentials()) {
+        float x[16];
+        const uint fours = DEALT != 0u ? DEALT : 4u;
+        if (DEALT == 0u && at >= end) return;
+        [[unroll]] for (uint r = 0u; r < 4u * fours; r++) {
+            uint i = at + r / 4u * STEP + r % 4u;
+            float y = as_float(load_one(base + min(i, max(end, 1u) - 1u) * stride).x, FROM);
+            x[r] = i < end ? y : -INFINITY;
+        }
+        sums[0] = combine(sums[0], lane_of(x, DEALT != 0u ? DEALT : min((end - at - 1u) / STEP + 1u, 4u)));
+        return;
+    }
+#endif
 #if !defined(INDEX)
     if (DEALT != 0u) {                                 // nothing branches: see deal()
         [[unroll]] for (uint j = 0u; j < DEALT; j++) column_four(base, at + j * STEP, end);
+        return;
+    }
+#endif
+#if !defined(PAIR)
+    if (LAYOUT == COLUMNS && !eight() && at + 3u * STEP + 4u <= end) {       // all of a lane are on their way at once
+        uint raw[16];
+        [[unroll]] for (uint r = 0u; r < 16u; r++) raw[r] = load_one(base + (at + r / 4u * STEP + r % 4u) * stride).x;
+        [[unroll]] for (uint j = 0u; j < 4u; j++) {
+            ACC x[4];
+            [[unroll]] for (uint r = 0u; r < 4u; r++) x[r] = element(uvec2(raw[4u * j + r], 0u), at + j * STEP + r, 0u);
+            sums[0] = with_four(sums[0], x);
+        }
         return;
     }
 #endif

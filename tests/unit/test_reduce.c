@@ -526,10 +526,85 @@ static void joined_in_a_row(void **state)
     finish(&t);
 }
 
+/* ---- rows in any order: what they hold, where they begin ---- */
+
+enum { FREE_ROWS = 5, FREE_MOST = 1100 };
+
+/* Bits of dtypes of four bytes: both zeros, infinities, NaN and the smallest; those of smaller floats are their upper ones. */
+static void fill_special(mlxvk_dtype dtype, unsigned char *bytes, size_t size, int count, bool nan, struct rng *r)
+{
+    static const uint32_t floats_of[] = { 0, 0x80000000u, 0x3f800000u, 0xbf800000u, 0x7f7f0000u, 0xff7f0000u, 0x00010000u,
+                                          0x80010000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00000u };
+    static const uint32_t f16_of[] = { 0, 0x8000, 0x3c00, 0xbc00, 0x7bff, 0xfbff, 1, 0x8001, 0x7c00, 0xfc00, 0x7e00, 0xfe00 };
+    bool f16 = dtype == MLXVK_FLOAT16, integer = !f16 && dtype != MLXVK_FLOAT32 && dtype != MLXVK_BFLOAT16;
+    uint32_t kinds = nan ? 12 : 10, most = (uint32_t)random_bits(r) % kinds + 1;          /* rows of few kinds, too: ties, nothing but the worst */
+    for (int i = 0; i < count; i++) {
+        uint32_t k = (uint32_t)random_bits(r) % most, bits = f16 ? f16_of[k] : floats_of[k] >> (dtype == MLXVK_BFLOAT16 ? 16 : 0);
+        if (integer) bits = k < 6 ? (uint32_t[]){ 0, ~0u, 1, 0x80808080u, 0x7f7f7f7fu, 0x80000000u }[k] : (uint32_t)random_bits(r);
+        memcpy(bytes + (size_t)i * size, &bits, size);
+    }
+}
+
+static double special_of(enum op op, mlxvk_dtype dtype, const unsigned char *row, int n)
+{
+    bool high = op == MAX || op == ARGMAX;
+    double best = high ? -INFINITY : INFINITY, sum = 0;
+    int at = 0, numbers = 0;
+    for (int i = 0; i < n; i++) {
+        double x = load_number(dtype, row, (size_t)i).re;
+        sum += x;
+        numbers += !isnan(x);
+        if (high ? x > best : x < best) best = x, at = i;
+    }
+    return op == SUM ? sum : op == ARGMAX || op == ARGMIN ? at : numbers < n ? NAN : best;
+}
+
+static void check_special(enum op op, mlxvk_array a, mlxvk_dtype dtype, const unsigned char *bytes, size_t step, int n)
+{
+    mlxvk_array y = { NULL };
+    if (op == ARGMAX || op == ARGMIN) OK((op == ARGMAX ? mlxvk_argmax_axis : mlxvk_argmin_axis)(&y, a, 1, false, stream), stream);
+    else OK(reductions[op](&y, a, (int[]){ 1 }, 1, false, stream), stream);
+    unsigned char got[8 * FREE_ROWS];
+    OK(mlxvk_array_read(y, got, mlxvk_array_nbytes(y), stream), stream);
+    for (int row = 0; row < FREE_ROWS; row++) {
+        double x = special_of(op, dtype, bytes + (size_t)row * step, n), z = load_number(mlxvk_array_dtype(y), got, (size_t)row).re;
+        bool same = op == SUM ? fmod(x - z, 4294967296.0) == 0 : isnan(x) ? isnan(z) : x == z;
+        if (!same) fail_msg("%s of dtype %d, row %d of %d elements: %g and not %g", names[op], (int)dtype, row, n, z, x);
+    }
+    mlxvk_array_free(y);
+}
+
+/* The largest, the smallest, where they are, and sums of integers, by packs of 16 bytes that rows share with others. */
+static void in_any_order(void **state)
+{
+    static const struct { mlxvk_dtype dtype; size_t size; } types[] = {
+        { MLXVK_FLOAT32, 4 }, { MLXVK_FLOAT16, 2 }, { MLXVK_BFLOAT16, 2 }, { MLXVK_UINT8, 1 }, { MLXVK_INT8, 1 },
+        { MLXVK_UINT16, 2 }, { MLXVK_INT16, 2 }, { MLXVK_INT32, 4 }, { MLXVK_UINT32, 4 } };
+    static const int lengths[] = { 3, 17, 200, 1000 };
+    static const enum op ops[] = { ARGMAX, ARGMIN, MAX, MIN, SUM };
+    struct rng r = { 77 };
+    (void)state;
+    for (size_t t = 0; t < COUNT(types); t++)
+        for (size_t i = 0; i < 2 * COUNT(lengths); i++) {
+            int n = lengths[i / 2], step = n + (i % 2 ? 1 : 0), from = i % 2 ? 5 : 0, all = FREE_ROWS * step + from;
+            size_t size = types[t].size;
+            unsigned char bytes[4 * FREE_ROWS * FREE_MOST];
+            for (int row = 0; row < FREE_ROWS; row++)
+                fill_special(types[t].dtype, bytes + size * (size_t)(row * step + (row ? from : 0)), size,
+                             row == FREE_ROWS - 1 ? step : step + from, row % 2, &r);
+            mlxvk_array a = array_of(device, types[t].dtype, bytes, &all, 1);
+            OK(mlxvk_as_strided(&a, a, (int[]){ FREE_ROWS, n }, 2, (int64_t[]){ step, 1 }, 2, (size_t)from, stream), stream);
+            for (size_t k = 0; k < COUNT(ops) - (t < 3); k++)
+                check_special(ops[k], a, types[t].dtype, bytes + size * (size_t)from, size * (size_t)step, n);
+            mlxvk_array_free(a);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(random_views), cmocka_unit_test(cut_into_parts), cmocka_unit_test(softmax_rows),
-                                        cmocka_unit_test(nan_stays), cmocka_unit_test(many_that_repeat),
+                                        cmocka_unit_test(nan_stays), cmocka_unit_test(in_any_order),
+                                        cmocka_unit_test(many_that_repeat),
                                         cmocka_unit_test(joined_parts), cmocka_unit_test(joined_in_a_row) };
     return run_group("reduce", tests, set_up, tear_down);
 }
