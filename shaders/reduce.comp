@@ -434,10 +434,9 @@ void free_row(const uint row, const uint first, const uint count, const uint to,
     const uint tops = WIDTH / 16u;
     uint me = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
     uint end = row + count, full = (row + IN_PACK - 1u) / IN_PACK, behind = end / IN_PACK;
-    ACC a = identity();
-    if (me == 0u) a = one_by_one(a, row, min(full * IN_PACK, end), first);
+    ACC a = free_packs(identity(), full, behind, row, first);
+    if (me == 0u) a = one_by_one(a, row, min(full * IN_PACK, end), first);       // of lines that were read by now
     if (me == WIDTH - 1u && behind >= full) a = one_by_one(a, behind * IN_PACK, end, first + (behind * IN_PACK - row));
-    a = free_packs(a, full, behind, row, first);
     if (WIDTH > 1u) {
         board[padded(gl_LocalInvocationID.x)] = a;
         barrier();
