@@ -6504,6 +6504,12 @@ static uint32_t own_halves_of(const struct encoder *e, uint16_t kernel, uint32_t
     return (copy && own_halves(e, to)) || ((copy || kernel == K_UNARY || kernel == K_BINARY) && own_halves(e, from));
 }
 
+static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to move bits */
+{
+    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 :
+           size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
+}
+
 /* Copies of bits from rows to rows: as words, where both sides' rows are whole words. */
 static bool count_words(struct dims *g, uint32_t offset[2], size_t size)
 {
@@ -6776,6 +6782,65 @@ static bool by_copies(struct encoder *e, const struct elementwise_params *p, str
     return true;
 }
 
+/* Are rows whole vectors on both sides, but at the end of a flat one? */
+static bool in_vectors(const struct dims *g, const uint32_t offset[2], uint32_t lanes)
+{
+    const int last = g->ndim - 1;
+    int64_t odd = offset[0] | offset[1] | (last ? g->shape[last] : 0);
+    for (int i = 0; i < last; i++) odd |= g->stride[0][i] | g->stride[1][i];
+    return odd % lanes == 0;
+}
+
+/* What a copy by rows walks, of `row` elements of the result each. */
+static bool plan_rows(struct elementwise_push *push, struct dims *g, uint32_t lanes, int64_t width, int64_t row)
+{
+    const int last = g->ndim - 1;
+    bool flat = true, apart = push->offset[0] % lanes == 0;
+    int64_t count = 1;
+    if (g->ndim > PUSH_DIMS || !apart || (!row && width < lanes)) return false;
+    for (int i = last - 1; i >= 0; i--) {
+        apart = apart && g->stride[0][i] % lanes == 0;
+        flat = flat && g->stride[0][i] == width * count;
+        count *= g->shape[i];
+    }
+    if (!flat && !apart) return false;
+    g->shape[last] = row ? row : flat ? width : (int64_t)round_up((size_t)width, lanes);
+    if (count * g->shape[last] > UINT32_MAX - 16) return false;
+    push->n = (uint32_t)(count * g->shape[last]);
+    push->ndim = (uint32_t)g->ndim;
+    push_dims(push, g, 2);
+    push->stride[2][0] = (uint32_t)width;
+    push->stride[2][1] = row > 0;
+    return true;
+}
+
+/* A copy of bits whose rows are no whole vectors, or begin within one: each vector of the result is put together from
+ * those that hold its elements, on GPUs, which join what threads side by side read (an H200 had 1.1 TB/s without, element
+ * by element). Assumes that neighbours are so along the last dimension of both, that the result begins with a vector, and
+ * that its rows are flat or whole vectors apart. room: the result's rows are its own, and that long; zeros are behind. */
+static bool copy_loosely(struct encoder *e, struct array *const *a, const struct dims *merged, bool room)
+{
+    struct elementwise_push push = { .offset = { place_of_array(e, a[0]), place_of_array(e, a[1]) } };
+    struct dims g = *merged;
+    const int last = g.ndim - 1;
+    size_t size = item_size(a[0]), row = room ? (size_t)a[0]->shape[a[0]->ndim - 1] * size : 0;
+    uint32_t lanes;
+    if (e->device->tuning->each || a[0]->dtype != a[1]->dtype || last < 0 || g.stride[0][last] != 1 ||
+        g.stride[1][last] != 1) return false;
+    if (count_words(&g, push.offset, size)) size = 4;
+    if (size > 4 || row % 16) return false;
+    lanes = 16 / (uint32_t)size;
+    if (!room && in_vectors(&g, push.offset, lanes)) return false;
+    if (!plan_rows(&push, &g, lanes, g.shape[last], (int64_t)(row / size))) return false;
+    set_output(e, SLOT_elementwise_dst, a[0]);
+    set_input(e, SLOT_elementwise_dst + 1, a[1]);
+    USE_AS(e, K_COPY, binary, &push, .threads = flat_threads(e->device), .op = COPY_ROWS, .to = raw_dtype(size),
+           .mode = mode_of_lanes(lanes, MODE_STRIDES_4, MODE_STRIDES_8, MODE_STRIDES_16),
+           .scalars = (uint32_t)g.ndim << SCALARS_NDIM, .from = raw_dtype(size));
+    dispatch_elements(e, ceil_div(push.n, lanes));
+    return true;
+}
+
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
                                  int count)
 {
@@ -6785,6 +6850,7 @@ static void elementwise_dispatch(struct encoder *e, const struct elementwise_par
     mlxvk_dtype to = a[0]->dtype, from = a[count - 1]->dtype;
     bool words = false, small = is_small(p, a, count);
     if (p->kernel == K_COPY && w.scalars == UINT32_MAX && copy_by_tiles(e, a, &g)) return;
+    if (p->kernel == K_COPY && copy_loosely(e, a, &g, false)) return;
     if (by_repeated_row(e, p, a, count, &g) || by_copies(e, p, a, count, &g)) return;
     for (int k = 0; k < count; k++) push.offset[k] = bind_array(e, SLOT_elementwise_dst + (uint32_t)k, a[k], !k);
     if (p->kernel == K_COPY && to == from && array_bytes(a[0]) / 4 <= UINT32_MAX &&
@@ -6980,6 +7046,19 @@ static void clear(struct encoder *e, const struct array *a)
     dispatch_elements(e, ceil_div(push.n, 4));
 }
 
+/* Copies to part of an array that is longer along the last axis alone, with zeros behind; false: it cannot at once. */
+static bool copy_padded(struct encoder *e, struct array *whole, struct array *part, struct array *from)
+{
+    const int last = part->ndim - 1;
+    struct dims g;
+    if (last < 0 || part->shape[last] < 2 || part->shape[last] >= whole->shape[last] ||
+        part->offset != whole->offset || !fits_binding(e->device, whole) || !fits_binding(e->device, from))
+        return false;
+    for (int i = 0; i < last; i++) if (part->shape[i] != whole->shape[i]) return false;
+    g = merge_dims((struct array *[]){ part, from }, 2);
+    return copy_loosely(e, (struct array *[]){ whole, from }, &g, true);
+}
+
 /* A copy of a shape that is larger along some axes, `first` (NULL: 0) positions of which are in front; with zeros
  * where nothing is, or with anything. */
 static struct array *copy_within(struct encoder *e, const struct array *a, const int *shape, const int *first,
@@ -6987,12 +7066,12 @@ static struct array *copy_within(struct encoder *e, const struct array *a, const
 {
     struct array *copy = lowering_array(e, a->dtype, a->ndim, shape), to, from = *a;
     if (!copy) return NULL;
-    if (zeros) clear(e, copy);
-    if (!a->size) return copy;
     to = *copy;
     from.refs = 1;
-    for (int i = 0; i < a->ndim; i++) to = part_of(&to, i, first ? first[i] : 0, a->shape[i]);
-    copy_split(e, &to, &from);
+    for (int i = 0; i < a->ndim && a->size; i++) to = part_of(&to, i, first ? first[i] : 0, a->shape[i]);
+    if (zeros && a->size && copy_padded(e, copy, &to, &from)) return copy;
+    if (zeros) clear(e, copy);
+    if (a->size) copy_split(e, &to, &from);
     return copy;
 }
 
@@ -8060,12 +8139,6 @@ static void gather_views(const struct gather_params *p, struct array view[3])
         indexed->shape[p->axis] = indices.shape[p->axis];
         indexed->strides[p->axis] = 0;
     }
-}
-
-static mlxvk_dtype raw_dtype(size_t size)            /* of that many bytes, to move bits */
-{
-    return size == 1 ? MLXVK_UINT8 : size == 2 ? MLXVK_UINT16 : size == 4 ? MLXVK_UINT32 :
-           size == 8 ? MLXVK_UINT64 : MLXVK_COMPLEX64;
 }
 
 /* How many elements can be moved as one: neighbours in result and source that share an index, with everything else in
@@ -11368,7 +11441,7 @@ static void set_strides(struct product *p, int operand, const int64_t *strides)
  * more than the operand's holds anything. Matrices that are one, again and again, are copied once. */
 static struct array *padded_copy(struct encoder *e, struct product *p, int operand, int inner)
 {
-    struct array from = operand_view(p, operand), to, *copy;
+    struct array from = operand_view(p, operand), to, whole, *copy;
     const int along = p->ndim + inner, across = p->ndim + 1 - inner, last = p->ndim + 1;
     int64_t strides[MAXD], step = (int64_t)round_up((size_t)from.shape[along], 8);
     strides[along] = 1;
@@ -11396,7 +11469,10 @@ static struct array *padded_copy(struct encoder *e, struct product *p, int opera
     }
     from.row = row_contiguous(&from);
     to.row = row_contiguous(&to);
-    copy_split(e, &to, &from);
+    whole = to;
+    whole.shape[last] = (int)round_up((size_t)to.shape[last], 8);
+    whole.size = to.size / (size_t)to.shape[last] * (size_t)whole.shape[last];
+    if (!copy_padded(e, &whole, &to, &from)) copy_split(e, &to, &from);
     p->array[operand] = copy;
     p->offset[operand] = 0;
     set_strides(p, operand, strides);

@@ -42,6 +42,9 @@ enum { SCATTER_NONE = 0, SCATTER_SUM = 1, SCATTER_PROD = 2, SCATTER_MAX = 3, SCA
 enum { DTYPE_BOOL = 0, DTYPE_U8 = 1, DTYPE_U16 = 2, DTYPE_U32 = 3, DTYPE_U64 = 4, DTYPE_I8 = 5, DTYPE_I16 = 6,
     DTYPE_I32 = 7, DTYPE_I64 = 8, DTYPE_F16 = 9, DTYPE_F32 = 10, DTYPE_BF16 = 12, DTYPE_C64 = 13 };
 
+/* shaders/copy.comp: OP */
+enum { COPY_ROWS = 1 };
+
 /* shaders/copy.comp: flag in divisor_shifts */
 enum { COPY_LATE = 0x40000000u };
 

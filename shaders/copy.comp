@@ -1,8 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 // Copies with conversion between any dtypes and any layouts. WIDE: one side is a 64-bit integer or complex64. LATE: the table
-// says, at offset[2], how many elements further dst is.
+// says, at offset[2], how many elements further dst is. ROWS: bits of rows that lie anywhere.
 #include "elementwise.glsl"
+#include "words.glsl"
 BUFFER(0, dst)
 BUFFER(1, src)
 BUFFER(2, table)
@@ -88,7 +89,44 @@ uvec4 converted(const uvec4 w)
     for (uint k = 0u; k < LANES; k++) put_element(v, k, convert(element(w, k, FROM), FROM, TO));
     return v;
 }
+
+// OP ROWS: LANES elements are 16 bytes; dst begins at a multiple of them, and src has stride[2][0] elements a row. Of dst
+// shape[DIMS - 1] are walked a row: as many, where its rows are flat, else whole vectors. stride[2][1]: then those behind a row's
+// elements belong to dst, and become 0.
+uvec4 row_from(const uint s, const uvec4 a, const uvec4 b)
+{
+    return is_small(TO) ? bytes_from(s, a, b) : is_half(TO) ? halves_from(s, a, b) : words_from(s, a, b);
+}
+// `count` elements of src, of at most a vector, from no other 16 bytes than they lie in; behind them anything.
+uvec4 row_part(const uint at, const uint count)
+{
+    return row_from(at % LANES, src128[at / LANES], src128[(at + count - 1u) / LANES]);
+}
+// The first `count` of a, at least one and not all, with b behind them.
+uvec4 joined(const uvec4 a, const uint count, const uvec4 b) { return row_from(LANES - count, row_from(count, uvec4(0u), a), b); }
+void copy_rows(const uint i, const uint late)
+{
+    uint first = i * LANES, row = shape[DIMS - 1u], width = stride[2][0];
+    if (first >= n) return;
+    uint column = DIMS > 1u ? first - quotient_of(first, DIMS - 1u) * row : first;
+    uint there = column < width ? min(width - column, LANES) : 0u;
+    uvec4 at = locate(first) + uvec4(late, 0u, 0u, 0u), w = uvec4(0u);
+    if (there != 0u) w = row_part(at.y, there);
+    if (there != 0u && there < LANES) {
+        uvec4 behind = uvec4(0u);
+        if (row == width && n - first >= LANES) behind = row_part(locate(first + there).y, LANES - there);
+        else if (stride[2][1] == 0u) {
+            for (uint k = 0u; k < there; k++) store_dst(at.x + k, TO, element(w, k, TO));
+            return;
+        }
+        w = joined(w, there, behind);
+    }
+    dst128[at.x / LANES] = w;
+}
 #endif
+
+//! enum COPY_: OP
+const uint ROWS = 1;
 
 //! enum COPY_: flag in divisor_shifts
 const uint LATE = 0x40000000u;
@@ -96,11 +134,14 @@ const uint LATE = 0x40000000u;
 void main()
 {
     uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x;
+    uint late = (divisor_shifts & LATE) != 0u ? table32[offset[2]] : 0u;
+#ifndef WIDE
+    if (OP == ROWS) { copy_rows(i, late); return; }
+#endif
     bool whole = LANES > 1u && i < n / LANES;
     if (!whole) i += n / LANES * (LANES - 1u);                         // the leftover elements, one a thread
     if (i >= n) return;
     uvec4 at = places_of(whole, i);
-    uint late = (divisor_shifts & LATE) != 0u ? table32[offset[2]] : 0u;
 #ifndef WIDE
     if (whole) {
         uvec4 v = (SCALARS & 2u) != 0u ? repeated(convert(load_src(at.y, FROM), FROM, TO), TO)

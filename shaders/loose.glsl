@@ -9,10 +9,7 @@ struct Loose { uvec4 a, b; };                          // halves: a alone
 Loose loose_of(const uint i, const uint t, const uvec4 a, const uvec4 b, const uvec4 c)
 {
     if (t == F32) return Loose(words_from(i & 3u, a, b), words_from(i & 3u, b, c));
-    uint s = i / 2u & 3u;
-    uvec4 w = words_from(s, a, b);
-    uint next = (s & 2u) != 0u ? ((s & 1u) != 0u ? b.w : b.z) : (s & 1u) != 0u ? b.y : b.x;
-    return Loose(mix(w, w >> 16 | uvec4(w.yzw, next) << 16, bvec4((i & 1u) != 0u)), uvec4(0u));
+    return Loose(halves_from(i & 7u, a, b), uvec4(0u));
 }
 eight loose_eight(const Loose w, const uint t)
 {

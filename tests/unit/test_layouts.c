@@ -176,6 +176,73 @@ static void test_into_parts(void **state)
     }
 }
 
+/* A pool of bytes that as_strided views, and where they are. */
+static void view_of_pool(mlxvk_array *a, mlxvk_array pool, const int shape[3], const int64_t strides[3], int first, mlxvk_stream s)
+{
+    OK(mlxvk_as_strided(a, pool, shape, 3, strides, 3, (size_t)first, s), s);
+}
+
+/* Rows that begin anywhere, copied to flat ones and to part of rows that are whole vectors or not, as a GPU does: bits, and none of
+ * what is beside. Rows shorter than a vector, repeated, backwards, of more dimensions than are merged; results that begin within
+ * a vector. */
+static void test_rows_apart(void **state)
+{
+    static const mlxvk_dtype types[] = { MLXVK_BOOL, MLXVK_UINT8, MLXVK_BFLOAT16, MLXVK_FLOAT16, MLXVK_FLOAT32, MLXVK_INT64, MLXVK_COMPLEX64 };
+    enum { POOL = 120000 };
+    struct setting t = start("MLX_VK_TUNING=3 MLX_VK_POISON=2");
+    struct rng r = { 35 };
+    (void)state;
+    for (int i = 0; i < 420; i++) {
+        mlxvk_dtype type = types[i % (int)COUNT(types)];
+        size_t size = mlxvk_dtype_size(type), n;
+        int shape[3] = { random_int(&r, 1, 3), random_int(&r, 1, 5), random_int(&r, 1, i % 4 ? 40 : 700) };
+        int lead = shape[2] + random_int(&r, 0, 1) * random_int(&r, 0, 17), first = random_int(&r, 0, 20), width = shape[2] + random_int(&r, 0, 9);
+        int at = random_int(&r, 0, 1) * random_int(&r, 0, width - shape[2]), kind = random_int(&r, 0, 5);
+        int64_t strides[3] = { (int64_t)lead * shape[1] + random_int(&r, 0, 3), lead, 1 };
+        int to_shape[3] = { shape[0], shape[1] + random_int(&r, 0, 1), width };
+        unsigned char *bytes, *want, *got;
+        mlxvk_array pool, x = { NULL }, y = { NULL }, z = { NULL };
+        if (kind == 1) strides[1] = 0;
+        if (kind == 2) { first += (int)strides[0] * (shape[0] - 1); strides[0] = -strides[0]; }
+        pool = random_array(&r, (int[]){ POOL / (int)size }, 1, type, &bytes);
+        if (type == MLXVK_BOOL) for (int k = 0; k < POOL; k++) bytes[k] &= 1;
+        mlxvk_array_free(pool);
+        pool = (mlxvk_array){ NULL };
+        OK_DEVICE(mlxvk_array_new_data_device(&pool, bytes, (int[]){ POOL / (int)size }, 1, type, t.device), t.device);
+        view_of_pool(&x, pool, shape, strides, first, t.stream);
+        n = count(shape, 3);
+        want = malloc(n * size);
+        got = malloc(count(to_shape, 3) * size);
+        assert_true(want && got);
+        for (size_t k = 0; k < n; k++) {
+            int64_t c = (int64_t)(k % (size_t)shape[2]), b = (int64_t)(k / (size_t)shape[2]) % shape[1];
+            int64_t a = (int64_t)(k / (size_t)(shape[1] * shape[2]));
+            memcpy(want + k * size, bytes + (size_t)(first + a * strides[0] + b * strides[1] + c) * size, size);
+        }
+        OK(mlxvk_contiguous(&y, x, false, t.stream), t.stream);
+        OK(mlxvk_array_read(y, got, n * size, t.stream), t.stream);
+        if (memcmp(got, want, n * size)) fail_msg("copy %d of %s: %d x %d x %d from %d, %d apart", i, mlxvk_dtype_name(type), shape[0], shape[1], shape[2], first, lead);
+        view_of_pool(&z, pool, to_shape, (int64_t[]){ (int64_t)to_shape[1] * width, width, 1 }, 0, t.stream);
+        OK(mlxvk_contiguous(&z, z, false, t.stream), t.stream);
+        OK(mlxvk_slice_update(&z, z, x, (int[]){ 0, 0, at }, 3, (int[]){ shape[0], shape[1], at + shape[2] }, 3, (int[]){ 1, 1, 1 }, 3, t.stream), t.stream);
+        OK(mlxvk_array_read(z, got, count(to_shape, 3) * size, t.stream), t.stream);
+        for (size_t k = 0; k < count(to_shape, 3); k++) {
+            int c = (int)(k % (size_t)width), b = (int)(k / (size_t)width) % to_shape[1], a = (int)(k / (size_t)(width * to_shape[1]));
+            bool in = b < shape[1] && c >= at && c < at + shape[2];
+            const unsigned char *w = in ? want + (size_t)((a * shape[1] + b) * shape[2] + c - at) * size : bytes + k * size;
+            if (memcmp(got + k * size, w, size)) fail_msg("update %d of %s: [%d, %d, %d] of %d x %d x %d at %d of %d", i, mlxvk_dtype_name(type), a, b, c, shape[0], shape[1], shape[2], at, width);
+        }
+        free(bytes);
+        free(want);
+        free(got);
+        mlxvk_array_free(pool);
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+        mlxvk_array_free(z);
+    }
+    finish(&t);
+}
+
 /* Operands that are large enough to be copied by tiles first. */
 static void test_large_and_across(void **state)
 {
@@ -188,7 +255,7 @@ static void test_large_and_across(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_layouts), cmocka_unit_test(test_ends_of_rows), cmocka_unit_test(test_into_parts),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_layouts), cmocka_unit_test(test_ends_of_rows), cmocka_unit_test(test_into_parts), cmocka_unit_test(test_rows_apart),
                                        cmocka_unit_test(test_large_and_across) };
     return run_group("layouts", tests, set_up, tear_down);
 }
