@@ -6815,9 +6815,10 @@ static bool plan_rows(struct elementwise_push *push, struct dims *g, uint32_t la
 }
 
 /* A copy of bits whose rows are no whole vectors, or begin within one: each vector of the result is put together from
- * those that hold its elements, on GPUs, which join what threads side by side read (an H200 had 1.1 TB/s without, element
- * by element). Assumes that neighbours are so along the last dimension of both, that the result begins with a vector, and
- * that its rows are flat or whole vectors apart. room: the result's rows are its own, and that long; zeros are behind. */
+ * those that hold its elements, on GPUs, which join what threads side by side read (an H200 had 1.1 TB/s without,
+ * element by element). Assumes that neighbours are so along the last dimension of both, that the result begins with a
+ * vector, and that its rows are flat or whole vectors apart. room: the result's rows are its own, and that long; zeros
+ * are behind. */
 static bool copy_loosely(struct encoder *e, struct array *const *a, const struct dims *merged, bool room)
 {
     struct elementwise_push push = { .offset = { place_of_array(e, a[0]), place_of_array(e, a[1]) } };
@@ -7069,7 +7070,7 @@ static struct array *copy_within(struct encoder *e, const struct array *a, const
     to = *copy;
     from.refs = 1;
     for (int i = 0; i < a->ndim && a->size; i++) to = part_of(&to, i, first ? first[i] : 0, a->shape[i]);
-    if (zeros && a->size && copy_padded(e, copy, &to, &from)) return copy;
+    if (a->size && copy_padded(e, copy, &to, &from)) return copy;
     if (zeros) clear(e, copy);
     if (a->size) copy_split(e, &to, &from);
     return copy;
@@ -10730,6 +10731,7 @@ struct product {
     struct array *segments;                          /* ranges of K, one for each of a batch of one dimension */
     int64_t first, k_first;                          /* entry, and element of K, from which on this is */
     int64_t chain;                                   /* elements of K whose sums are added up, in order; 0: all */
+    bool b_room;                                     /* behind b's columns is memory of its own for whole eights */
 };
 
 /* Joins a batch dimension to the one outside it where every operand allows it. */
@@ -10946,6 +10948,7 @@ static struct product transposed(const struct product *p)
     t.c_row = p->c_col;  t.c_col = p->c_row;
     t.out_row = p->out_col;
     t.out_col = p->out_row;
+    t.b_room = false;
     return t;
 }
 
@@ -11129,6 +11132,14 @@ static void product_vecmat(struct encoder *e, const struct product *p)
                 .vector = evenly(&l, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
+}
+
+/* Do rows of a or b begin within 16 bytes, or end there? */
+static bool units_loose(const struct product *p)
+{
+    int64_t odd = p->k | p->a_row | p->b_col | p->offset[MAT_A] | p->offset[MAT_B];
+    for (int i = 0; i < p->ndim; i++) odd |= p->stride[MAT_A][i] | p->stride[MAT_B][i];
+    return odd & 7 || (p->array[MAT_A]->offset | p->array[MAT_B]->offset) % 16;
 }
 
 /* Few rows, or few columns: of the transposed product. */
@@ -11479,10 +11490,12 @@ static struct array *padded_copy(struct encoder *e, struct product *p, int opera
     return copy;
 }
 
-/* Does a copy of the operand stand in for it? More columns than there are would be read of b. */
+/* Does a copy of the operand stand in for it? More columns than there are would be read of b: where memory is behind
+ * those, they may be. */
 static bool copied_evenly(const struct product *p, int operand)
 {
     if (operand == MAT_OUT && p->out_col != 1) return true;
+    if (operand == MAT_B && p->b_room && p->b_k == 1) return !rows_in_eights(p, operand);
     return (operand != MAT_A && p->n & 7) || !rows_in_eights(p, operand);
 }
 
@@ -11820,8 +11833,9 @@ static void product_passes(struct encoder *e, const void *job)
 
 /* ---- a few rows on cooperative matrices ---- */
 
-/* In one dispatch: K along the rows of both, which begin at multiples of 16 bytes. */
-enum { UNITS_ROWS = 16, UNITS_SUBGROUPS = 4, UNITS_STRETCH = 128 };
+/* In one dispatch: K along the rows of both. Where those begin or end within 16 bytes a thread holds twice as much of
+ * what is on its way, so of half as long stretches. */
+enum { UNITS_ROWS = 32, UNITS_SUBGROUPS = 4, UNITS_STRETCH = 128 };
 
 /* The side of a matrix, rows and subgroups of a workgroup; 0 of them: its shared memory is too small. */
 struct units_cut { uint32_t size, rows, subgroups; };
@@ -11853,13 +11867,10 @@ static const char *few_units_fit(const struct encoder *e, const void *job)
 {
     const struct product few = with_few_rows(e, job), *p = &few;
     uint32_t size = e->device->caps.coopmat_size[p->array[MAT_A]->dtype == MLXVK_BFLOAT16];
-    int64_t odd = p->k | p->a_row | p->b_col | p->offset[MAT_A] | p->offset[MAT_B];
     const char *why = half_fits(e, p, K_MATMUL_FEW_F16, K_MATMUL_FEW_BF16);
     if (why || !size) return why ? why : "the device lacks cooperative matrices";
     if (has_epilogue(p) || p->gather || is_partial(p)) return "alpha, c, or index arrays";
     if (p->m > UNITS_ROWS || !p->k || p->a_k != 1 || p->b_k != 1) return "many rows, or not along K";
-    for (int i = 0; i < p->ndim; i++) odd |= p->stride[MAT_A][i] | p->stride[MAT_B][i];
-    if (odd & 7 || (p->array[MAT_A]->offset | p->array[MAT_B]->offset) % 16) return "not aligned";
     if (ceil_div((uint64_t)p->n, size) > e->device->caps.max_groups[0]) return "more columns than a grid";
     return cut_units(e, p).subgroups ? NULL : "the device's workgroups are small";
 }
@@ -11870,26 +11881,28 @@ static void product_few_units(struct encoder *e, const void *job)
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t lanes = e->device->caps.subgroup;
     struct units_cut c = cut_units(e, p);
-    bool parts = invariant_parts(e, p) > 1;
+    bool parts = invariant_parts(e, p) > 1, loose = units_loose(p);
     struct launch l;
     prepare(e, &l, p, 1, 8);
     use_kernel(e, bf16 ? K_MATMUL_FEW_BF16 : K_MATMUL_FEW_F16, &l.push.strided, sizeof l.push.strided,
                &(struct matmul_few_constants){ .threads = c.subgroups * lanes, .type = p->array[MAT_A]->dtype,
                    .epilogue = l.epilogue, .subgroups = c.subgroups, .size = c.size, .lanes = lanes, .rows = c.rows,
                    .span = parts ? INVARIANT_K : (uint32_t)round_up((size_t)p->k, 2 * UNITS_STRETCH),
-                   .stretch = UNITS_STRETCH }, sizeof(struct matmul_few_constants));
+                   .stretch = loose ? UNITS_STRETCH / 2 : UNITS_STRETCH, .loose = loose },
+               sizeof(struct matmul_few_constants));
     launch(e, p, &l, ceil_div((uint64_t)p->n, c.size), ceil_div((uint64_t)p->m, c.rows));
 }
 
 /* Chosen where it was measured: an H100, 8 rows x 4096 x 4096 14.3 us by matvec and 12.8 so, 16 rows 25.7 by tiles and
- * 13.7 so; fewer rows, or a small matrix, take as long by either. Columns as rows (4096 x 4096 x 9 by tiles: 48). */
-enum { UNITS_FROM = 5, UNITS_LEAST = 1 << 22 };
+ * 13.7 so; fewer rows, or a small matrix, take as long by either. Columns as rows (4096 x 4096 x 9 by tiles: 48). More
+ * rows than a workgroup takes only where matrices of workgroups do not (an H200, 4096 x 4096 x 17 by coopmat: 44). */
+enum { UNITS_FROM = 5, UNITS_ONCE = 16, UNITS_LEAST = 1 << 22 };
 static double few_units_cost(const struct encoder *e, const void *job)
 {
     const struct product few = with_few_rows(e, job), *p = &few;
     bool measured = e->device->tuning->deep && e->device->caps.subgroup == 32 && p->m >= UNITS_FROM &&
-                    p->n * p->k >= UNITS_LEAST;
-    return measured ? job_cost(e, p, 60, SMALL_PRODUCT / 8) : INFINITY;
+                    p->n * p->k >= UNITS_LEAST && (p->m <= UNITS_ONCE || !in_eights(job));
+    return measured ? job_cost(e, p, units_loose(p) ? 45 : 60, SMALL_PRODUCT / 8) : INFINITY;
 }
 
 /* In the order of MLX_VK_MATMUL_KERNEL. */
@@ -11913,6 +11926,7 @@ static const char *same_units_fit(const struct encoder *e, const void *job)
 
 static const char *same_few_fit(const struct encoder *e, const void *job)
 {
+    if (((const struct product *)job)->m > UNITS_ONCE) return "many rows";
     return invariant_units(e) ? few_units_fit(e, job) : "a gate";
 }
 
@@ -12098,6 +12112,7 @@ static struct array *pack_operand(struct encoder *e, struct product *p, int oper
     if (!copy) return NULL;
     p->array[operand] = copy;
     p->offset[operand] = 0;
+    if (operand == MAT_B) p->b_room = false;
     set_strides(p, operand, packed.strides);
     return copy;
 }
@@ -16933,11 +16948,14 @@ static void plan_unpacked(struct encoder *e, const void *job)
 {
     const struct quant_job *j = job;
     const struct quant_set *t = &j->set[0];
-    struct array *w = scratch(e, (size_t)j->k * t->rows, j->to);
+    const size_t count = (size_t)j->k * t->rows, room = (size_t)j->k * round_up(t->rows, 8);
+    struct array *w = scratch(e, room <= INT_MAX ? room : count, j->to);
     if (w) {
         struct product p = product_of_job(j, j->x, w);
+        struct array unpacked = part_of(w, 0, 0, (int64_t)count);
+        p.b_room = room <= INT_MAX;
         set_work(e, 0);                              /* it is the product's */
-        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, w, j->to);
+        unpack_dispatch(e, &j->format, t->w, t->scales, t->biases, NULL, &unpacked, j->to);
         product_batch(e, &p);
     }
     array_release(w);

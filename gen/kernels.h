@@ -740,7 +740,8 @@ typedef struct matmul_coopmat_constants matmul_coopmat_f16_constants; typedef st
 enum { SLOT_matmul_coopmat_f16_d = 0, SLOT_matmul_coopmat_f16_a = 1, SLOT_matmul_coopmat_f16_b = 2,
     SLOT_matmul_coopmat_f16_c = 3 };
 
-struct matmul_few_constants { uint32_t threads, type, epilogue, subgroups, size, lanes, rows, span, stretch; };
+struct matmul_few_constants { uint32_t threads, type, epilogue, subgroups, size, lanes, rows, span, stretch,
+    loose; };
 typedef struct matmul_few_constants matmul_few_bf16_constants; typedef struct matmul_push matmul_few_bf16_push;
 enum { SLOT_matmul_few_bf16_d = 0, SLOT_matmul_few_bf16_a = 1, SLOT_matmul_few_bf16_b = 2 };
 
@@ -1074,8 +1075,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 10, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_few_bf16, MATMUL_FEW_BF16, 3, 0x1, 128, 9, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(matmul_few_f16, MATMUL_FEW_F16, 3, 0x1, 128, 9, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(matmul_few_bf16, MATMUL_FEW_BF16, 3, 0x1, 128, 10, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(matmul_few_f16, MATMUL_FEW_F16, 3, 0x1, 128, 10, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_grouped, MATMUL_GROUPED, 6, 0x1, 76, 11, CAP_SMALL) \
     X(matmul_grouped_bf16, MATMUL_GROUPED_BF16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_grouped_f16, MATMUL_GROUPED_F16, 6, 0x1, 76, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \

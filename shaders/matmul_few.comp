@@ -15,12 +15,14 @@
 #define T float16_t
 #endif
 #include "matmul.glsl"
+#include "words.glsl"
 layout(constant_id = 3) const uint SUBGROUPS = 4;
 layout(constant_id = 4) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE
 layout(constant_id = 5) const uint LANES = 32;         // of a subgroup
 layout(constant_id = 6) const uint ROWS = 16;          // of a that a workgroup has at most: a power of two, SIZE or less
 layout(constant_id = 7) const uint SPAN = 512;
 layout(constant_id = 8) const uint STRETCH = 128;        // an even number of them makes a part
+layout(constant_id = 9) const uint LOOSE = 0;          // 1: rows begin anywhere, and are as long as they are; 0: in whole eights
 BUFFER(0, d)
 BUFFER(1, a)
 BUFFER(2, b)
@@ -34,33 +36,52 @@ const uint EACH = (AREA + THREADS - 1u) / THREADS;     // elements of the result
 const uint OWN = (ROWS + SIZE) * PITCH;
 shared uvec4 stage[SUBGROUPS * OWN];
 shared float sums[2u * SUBGROUPS * AREA];
-uvec4 next_a[2u * FETCH_A], next_b[2u * FETCH_B];
+// LOOSE: and `more` the 16 bytes that their last elements are in; they are put together when they are staged, so that nothing
+// waits for them before.
+uvec4 next_a[2u * FETCH_A], next_b[2u * FETCH_B], more_a[LOOSE != 0u ? 2u * FETCH_A : 1u], more_b[LOOSE != 0u ? 2u * FETCH_B : 1u];
 
-// Zeros behind K; rows that are not there repeat the last.
+// Where the row begins that group g of a, or of b, is of; rows that are not there repeat the last.
+uint begin_a(const Place p, const uint row, const uint g) { return p.a + min(row + g / EIGHTS % ROWS, M - 1u) * a_row; }
+uint begin_b(const Place p, const uint column, const uint g) { return p.b + min(column + g / EIGHTS % SIZE, N - 1u) * b_col; }
+
+// Zeros behind K.
 void fetch(const uint set, const Place p, const uint row, const uint column, const uint k, const uint lane)
 {
+    const uint last = LOOSE != 0u ? K - 1u & ~7u : K - 8u;             // where the last eight begins
     [[unroll]] for (uint i = 0u; i < FETCH_A; i++) {
-        uint g = i * LANES + lane, m = min(row + g / EIGHTS % ROWS, M - 1u), l = k + g % EIGHTS * 8u;
-        uvec4 q = a128[(p.a + m * a_row + min(l, K - 8u)) / 8u];
-        next_a[set * FETCH_A + i] = l < K ? q : uvec4(0u);
+        uint g = i * LANES + lane, begin = begin_a(p, row, g), l = k + g % EIGHTS * 8u;
+        uvec4 q = a128[(begin + min(l, last)) / 8u];
+        next_a[set * FETCH_A + i] = LOOSE != 0u || l < K ? q : uvec4(0u);
+        if (LOOSE != 0u) more_a[set * FETCH_A + i] = a128[(begin + min(l + 7u, K - 1u)) / 8u];
     }
     [[unroll]] for (uint i = 0u; i < FETCH_B; i++) {
-        uint g = i * LANES + lane, n = min(column + g / EIGHTS % SIZE, N - 1u), l = k + g % EIGHTS * 8u;
-        uvec4 q = b128[(p.b + n * b_col + min(l, K - 8u)) / 8u];
-        next_b[set * FETCH_B + i] = l < K ? q : uvec4(0u);
+        uint g = i * LANES + lane, begin = begin_b(p, column, g), l = k + g % EIGHTS * 8u;
+        uvec4 q = b128[(begin + min(l, last)) / 8u];
+        next_b[set * FETCH_B + i] = LOOSE != 0u || l < K ? q : uvec4(0u);
+        if (LOOSE != 0u) more_b[set * FETCH_B + i] = b128[(begin + min(l + 7u, K - 1u)) / 8u];
     }
 }
 
-void put(const uint set, const uint at, const uint lane)
+// The eight from element l of K on, whose row begins at s.
+uvec4 eight_of(const uvec4 a, const uvec4 b, const uint s, const uint l)
+{
+    uvec4 w = halves_from(s & 7u, a, b), pair = uvec4(l, l + 2u, l + 4u, l + 6u);
+    return mix(uvec4(0u), mix(w & 0xffffu, w, lessThan(pair + 1u, uvec4(K))), lessThan(pair, uvec4(K)));
+}
+void put(const uint set, const uint at, const Place p, const uint row, const uint column, const uint k, const uint lane)
 {
     subgroupBarrier();
     [[unroll]] for (uint i = 0u; i < FETCH_A; i++) {
         uint g = i * LANES + lane;
-        if (g < ROWS * EIGHTS) stage[at + g / EIGHTS * PITCH + g % EIGHTS] = next_a[set * FETCH_A + i];
+        uvec4 w = next_a[set * FETCH_A + i];
+        if (LOOSE != 0u) w = eight_of(w, more_a[set * FETCH_A + i], begin_a(p, row, g), k + g % EIGHTS * 8u);
+        if (g < ROWS * EIGHTS) stage[at + g / EIGHTS * PITCH + g % EIGHTS] = w;
     }
     [[unroll]] for (uint i = 0u; i < FETCH_B; i++) {
         uint g = i * LANES + lane;
-        if (g < SIZE * EIGHTS) stage[at + (ROWS + g / EIGHTS) * PITCH + g % EIGHTS] = next_b[set * FETCH_B + i];
+        uvec4 w = next_b[set * FETCH_B + i];
+        if (LOOSE != 0u) w = eight_of(w, more_b[set * FETCH_B + i], begin_b(p, column, g), k + g % EIGHTS * 8u);
+        if (g < SIZE * EIGHTS) stage[at + (ROWS + g / EIGHTS) * PITCH + g % EIGHTS] = w;
     }
     subgroupBarrier();
 }
@@ -82,7 +103,7 @@ void main()
         for (uint c = 0u; c < SPAN; c += 2u * STRETCH)
             [[unroll]] for (uint set = 0u; set < 2u; set++) {
                 uint k = c + (2u + set) * STRETCH;       // of the part, the next one's where that lies behind it
-                put(set, at, lane);
+                put(set, at, p, row, column, first + c + set * STRETCH, lane);
                 fetch(set, p, row, column, first + (k < SPAN ? k : k + (SUBGROUPS - 1u) * SPAN), lane);
                 [[unroll]] for (uint l = 0u; l < EIGHTS; l += SIZE / 8u) {
                     coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA> x;

@@ -424,28 +424,30 @@ static uint64_t few_dispatches(const char *gates, const int (*sizes)[6], size_t 
 }
 
 /* Up to 16 rows under the gate by one dispatch of matrices: K of parts that are whole, begun and several rounds of them,
- * columns that fill no matrix; then one thing wrong at a time: a seventeenth row, the orders of a and b, rows that begin
- * anywhere, c. */
+ * columns that fill no matrix; then one thing wrong at a time: a seventeenth row, the orders of a and b, c. Rows that begin
+ * anywhere, of odd length. */
 static void test_few_matrices(void **state)
 {
     static const char gates[] = "MLX_VK_POISON=1 MLX_VK_BATCH_INVARIANT=1";
     static const int sizes[][6] = { /* M, K, N, c, orders, unit */
         { 1, 512, 48, 0, 2, 8 }, { 1, 1024, 33, 0, 2, 8 }, { 2, 136, 16, 0, 2, 8 }, { 3, 8, 5, 0, 2, 8 }, { 5, 2568, 40, 0, 2, 8 },
         { 8, 5120, 24, 0, 2, 8 }, { 9, 776, 50, 0, 2, 8 }, { 16, 1152, 64, 0, 2, 8 }, { 17, 512, 48, 0, 2, 8 }, { 4, 512, 48, 0, 0, 8 },
-        { 4, 512, 48, 0, 3, 8 }, { 4, 516, 48, 0, 2, 1 }, { 4, 1031, 48, 0, 2, 1 }, { 4, 1024, 48, 1, 2, 8 } };
+        { 4, 512, 48, 0, 3, 8 }, { 4, 516, 48, 0, 2, 1 }, { 4, 1031, 48, 0, 2, 1 }, { 4, 1024, 48, 1, 2, 8 },
+        { 8, 2047, 40, 0, 2, 1 }, { 16, 1153, 33, 0, 2, 1 }, { 3, 7, 5, 0, 2, 1 }, { 9, 1025, 16, 0, 2, 1 } };
     (void)state;
     need_capability("cooperative_matrix_size");
     assert_true(few_dispatches(gates, sizes, COUNT(sizes), 29) > 0);
 }
 
-/* The same kernel for few columns, where no gate keeps from it: of the transposed product, with one thing wrong at a time: a
- * seventeenth column, the orders, rows that begin anywhere, c. */
+/* The same kernel for few columns, where no gate keeps from it: of the transposed product, of more than a workgroup takes, too; with
+ * one thing wrong at a time: a thirty-third column, the orders, c. Rows that begin anywhere, of odd length. */
 static void test_few_columns(void **state)
 {
     static const char gates[] = "MLX_VK_POISON=1 MLX_VK_MATMUL_KERNEL=8";
     static const int sizes[][6] = { /* M, K, N, c, orders, unit */
         { 48, 512, 9, 0, 2, 8 }, { 40, 1032, 16, 0, 2, 8 }, { 33, 776, 1, 0, 2, 8 }, { 9, 512, 8, 0, 2, 8 }, { 16, 136, 16, 0, 2, 8 },
-        { 48, 512, 17, 0, 2, 8 }, { 48, 512, 9, 0, 0, 8 }, { 48, 512, 9, 0, 3, 8 }, { 48, 1031, 9, 0, 2, 1 }, { 48, 512, 9, 1, 2, 8 } };
+        { 48, 512, 17, 0, 2, 8 }, { 48, 512, 9, 0, 0, 8 }, { 48, 512, 9, 0, 3, 8 }, { 48, 1031, 9, 0, 2, 1 }, { 48, 512, 9, 1, 2, 8 },
+        { 48, 512, 33, 0, 2, 8 }, { 33, 778, 5, 0, 2, 1 }, { 40, 517, 16, 0, 2, 1 } };
     (void)state;
     need_capability("cooperative_matrix_size");
     assert_true(few_dispatches(gates, sizes, COUNT(sizes), 31) >= 5);
