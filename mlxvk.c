@@ -11245,6 +11245,33 @@ static double crowd_cost(const struct encoder *e, const struct product *p, const
     return fmax(read, STEP_TIME * steps);
 }
 
+/* Are the rows of an operand read or written in whole steps of 16 bytes (of half types)? */
+static bool rows_in_eights(const struct product *p, int operand)
+{
+    const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k,
+                                     [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k, [MAT_C] = p->c_row,
+                                     [MAT_OUT] = p->out_row };
+    int64_t odd = lead[operand] | p->offset[operand];
+    if (lead[operand] <= 0) return false;      /* strides of tensor layouts have no sign: the GPU would not come back */
+    for (int k = 0; k < p->ndim; k++) odd |= p->stride[operand][k];
+    return !(odd & 7) && p->array[operand]->offset % 16 == 0;
+}
+
+/* Is c a matrix that cooperative matrices of a workgroup read where they have the sums? Its rows are in eights, none of
+ * them for several of the result's, and the result is elsewhere: where tiles overlap, c is read twice. */
+static bool c_in_eights(const struct product *p)
+{
+    const struct array *c = p->array[MAT_C];
+    return c && p->beta != 0 && !p->gather && !p->segments && c->dtype == p->array[MAT_OUT]->dtype && p->c_col == 1 &&
+           c->storage != p->array[MAT_OUT]->storage && rows_in_eights(p, MAT_C);
+}
+
+/* Multiplications: views may be longer than memory. */
+static double product_work(const struct product *p)
+{
+    return (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);
+}
+
 /* Microseconds that a product takes by tiles of a shape and with K in parts, about: theirs, and what adding up the
  * parts costs. No parts: one, with alpha and c left to what adds up. */
 static double tile_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t parts)
@@ -11255,7 +11282,7 @@ static double tile_cost(const struct encoder *e, const struct product *p, const 
     if (!r->tm && (tiles_inside(p, r) | STEPS_INSIDE) != 7) cost *= CHECKS_TIMES;
     if (!r->tm && n == 1) cost *= idle_share(e, tiles);
     if (parts != 1) return cost + 3 + (double)(n * p->m * p->n * product_batches(p)) * 3e-6;
-    if (!r->tm && p->array[MAT_C]) return INFINITY;  /* cooperative matrices of a workgroup take no c */
+    if (!r->tm && p->array[MAT_C] && !c_in_eights(p)) return INFINITY;
     return r->tm * r->tn == SLOW_EPILOGUE && has_epilogue(p) ? EPILOGUE_TIMES * cost : cost;
 }
 
@@ -11409,31 +11436,14 @@ static void product_coopmat2(struct encoder *e, const void *job)
                 bf16 ? K_GATHER_COOPMAT2_BF16 : K_GATHER_COOPMAT2_F16, matmul_coopmat2_f16, .threads = r->threads,
                 .type = p->array[MAT_A]->dtype, .epilogue = l.epilogue, .bm = r->bm, .bn = r->bn, .bk = r->bk,
                 .along = reading_order(p), .inside = inside, .count = counted ? (uint32_t)(p->k / r->bk) : 0,
-                .chain = (uint32_t)(p->chain / r->bk));
+                .chain = (uint32_t)(p->chain / r->bk), .has_c = !l.split && c_in_eights(p));
     launch_tiles(e, p, &l, r);
-}
-
-/* Are the rows of an operand read or written in whole steps of 16 bytes (of half types)? */
-static bool rows_in_eights(const struct product *p, int operand)
-{
-    const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k,
-                                     [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k, [MAT_OUT] = p->out_row };
-    int64_t odd = lead[operand] | p->offset[operand];
-    if (lead[operand] <= 0) return false;      /* strides of tensor layouts have no sign: the GPU would not come back */
-    for (int k = 0; k < p->ndim; k++) odd |= p->stride[operand][k];
-    return !(odd & 7) && p->array[operand]->offset % 16 == 0;
 }
 
 /* Those of all; parts of K have rows of n. */
 static bool in_eights(const struct product *p)
 {
     return !(p->n & 7) && rows_in_eights(p, MAT_A) && rows_in_eights(p, MAT_B) && rows_in_eights(p, MAT_OUT);
-}
-
-/* Multiplications: views may be longer than memory. */
-static double product_work(const struct product *p)
-{
-    return (double)p->m * (double)p->n * (double)p->k * (double)product_batches(p);
 }
 
 /* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
@@ -11554,12 +11564,12 @@ static double coopmat_cost(const struct encoder *e, const void *p)
 }
 
 
-/* With c: and the sums, in float32, are written and read again (an H200, 512 bfloat16 products of 128 x 128 x 128:
- * 35 us, 86 with c). */
+/* With c that is not read where the sums are: and those, in float32, are written and read again (an H200, 512 bfloat16
+ * products of 128 x 128 x 128: 35 us, 86 with c). */
 static double coopmat2_cost(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
-    double sums = p->array[MAT_C] ? 8 * (double)p->m * (double)p->n * (double)product_batches(p) : 0;
+    double sums = p->array[MAT_C] && !c_in_eights(p) ? 8 * (double)p->m * (double)p->n * (double)product_batches(p) : 0;
     return job_cost(e, p, 20, SMALL_PRODUCT) + sums / e->device->tuning->bandwidth;
 }
 
@@ -11648,7 +11658,8 @@ static const char *coopmat2_fits(const struct encoder *e, const void *job)
     const struct product *p = job;
     if (p->segments) return "ranges of K";
     if (p->out_col != 1 || !in_eights(p)) return "rows are not of whole 16 bytes";
-    if (p->array[MAT_C] && most_parts(e, p) <= 0) return "there is no room for the product without c";
+    if (p->array[MAT_C] && !c_in_eights(p) && most_parts(e, p) <= 0)
+        return "there is no room for the product without c";
     return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
 }
 

@@ -665,7 +665,8 @@ enum { SLOT_gated_delta_vjp_parts = 0, SLOT_gated_delta_vjp_dv = 1, SLOT_gated_d
     SLOT_gated_delta_vjp_q = 3, SLOT_gated_delta_vjp_k = 4, SLOT_gated_delta_vjp_v = 5,
     SLOT_gated_delta_vjp_gate = 6, SLOT_gated_delta_vjp_saved = 7 };
 
-struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along, inside, count, chain; };
+struct matmul_coopmat2_constants { uint32_t threads, type, epilogue, bm, bn, bk, along, inside, count, chain,
+    has_c; };
 typedef struct matmul_coopmat2_constants gather_coopmat2_bf16_constants; typedef struct matmul_gather_push gather_coopmat2_bf16_push;
 enum { SLOT_gather_coopmat2_bf16_d = 0, SLOT_gather_coopmat2_bf16_a = 1, SLOT_gather_coopmat2_bf16_b = 2,
     SLOT_gather_coopmat2_bf16_lhs = 4, SLOT_gather_coopmat2_bf16_rhs = 5, SLOT_gather_coopmat2_bf16_ranges = 6 };
@@ -727,10 +728,12 @@ enum { SLOT_matmul_complex_d = 0, SLOT_matmul_complex_a = 1, SLOT_matmul_complex
     SLOT_matmul_complex_c = 3 };
 
 typedef struct matmul_coopmat2_constants matmul_coopmat2_bf16_constants; typedef struct matmul_push matmul_coopmat2_bf16_push;
-enum { SLOT_matmul_coopmat2_bf16_d = 0, SLOT_matmul_coopmat2_bf16_a = 1, SLOT_matmul_coopmat2_bf16_b = 2 };
+enum { SLOT_matmul_coopmat2_bf16_d = 0, SLOT_matmul_coopmat2_bf16_a = 1, SLOT_matmul_coopmat2_bf16_b = 2,
+    SLOT_matmul_coopmat2_bf16_c = 3 };
 
 typedef struct matmul_coopmat2_constants matmul_coopmat2_f16_constants; typedef struct matmul_push matmul_coopmat2_f16_push;
-enum { SLOT_matmul_coopmat2_f16_d = 0, SLOT_matmul_coopmat2_f16_a = 1, SLOT_matmul_coopmat2_f16_b = 2 };
+enum { SLOT_matmul_coopmat2_f16_d = 0, SLOT_matmul_coopmat2_f16_a = 1, SLOT_matmul_coopmat2_f16_b = 2,
+    SLOT_matmul_coopmat2_f16_c = 3 };
 
 typedef struct matmul_coopmat_constants matmul_coopmat_bf16_constants; typedef struct matmul_push matmul_coopmat_bf16_push;
 enum { SLOT_matmul_coopmat_bf16_d = 0, SLOT_matmul_coopmat_bf16_a = 1, SLOT_matmul_coopmat_bf16_b = 2,
@@ -1058,8 +1061,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(fp8, FP8, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(gated_delta, GATED_DELTA, 8, 0x3, 96, 7, CAP_STORAGE16) \
     X(gated_delta_vjp, GATED_DELTA_VJP, 8, 0x87, 80, 7, CAP_STORAGE16) \
-    X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 10, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 10, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(gather_coopmat2_bf16, GATHER_COOPMAT2_BF16, 7, 0x1, 128, 11, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(gather_coopmat2_f16, GATHER_COOPMAT2_F16, 7, 0x1, 128, 11, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(gather_coopmat_bf16, GATHER_COOPMAT_BF16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(gather_coopmat_f16, GATHER_COOPMAT_F16, 7, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(gather_matvec, GATHER_MATVEC, 7, 0x1, 128, 6, CAP_SMALL) \
@@ -1071,8 +1074,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(hadamard_step, HADAMARD_STEP, 2, 0x1, 20, 5, CAP_SMALL) \
     X(jacobi, JACOBI, 4, 0x7, 36, 3, CAP_NONE) \
     X(matmul_complex, MATMUL_COMPLEX, 4, 0x1, 128, 3, CAP_SMALL) \
-    X(matmul_coopmat2_bf16, MATMUL_COOPMAT2_BF16, 3, 0x1, 128, 10, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 3, 0x1, 128, 10, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_coopmat2_bf16, MATMUL_COOPMAT2_BF16, 4, 0x1, 128, 11, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
+    X(matmul_coopmat2_f16, MATMUL_COOPMAT2_F16, 4, 0x1, 128, 11, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_coopmat_bf16, MATMUL_COOPMAT_BF16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_coopmat_f16, MATMUL_COOPMAT_F16, 4, 0x1, 128, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(matmul_few_bf16, MATMUL_FEW_BF16, 3, 0x1, 128, 10, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

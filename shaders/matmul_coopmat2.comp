@@ -24,11 +24,15 @@ layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along 
 layout(constant_id = 7) const uint INSIDE = 0;        // bits: ROWS: BM <= M, which is in eights where a is read along its columns
 layout(constant_id = 8) const uint COUNT = 0;         // of steps, where the host has a pipeline for so many; 0: any
 layout(constant_id = 9) const uint CHAIN = 0;         // steps whose sums begin at 0 and are added up in order: all tiles inside, whole chains; 0: all steps
+layout(constant_id = 10) const uint HAS_C = 0;         // of EPILOGUE SCALE: c is a matrix as the result is, elsewhere, and beta not 0
 const bool ROWS = (INSIDE & 1u) != 0u, COLUMNS = (INSIDE & 2u) != 0u, STEPS = (INSIDE & 4u) != 0u;    // BN <= N; K in whole BK
 layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
 layout(std430, set = 0, binding = 0) writeonly buffer d_floats { float parts[]; };
 layout(std430, set = 0, binding = 1) readonly buffer a_elements { T a[]; };
 layout(std430, set = 0, binding = 2) readonly buffer b_elements { T b[]; };
+#ifndef GATHER
+layout(std430, set = 0, binding = 3) readonly buffer c_elements { T c[]; };
+#endif
 
 #define EDGE tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV>    // zeros beyond the matrix
 #define SUMS coopmat<float, gl_ScopeWorkgroup, BM, BN, gl_MatrixUseAccumulator>
@@ -58,9 +62,9 @@ layout(std430, set = 0, binding = 2) readonly buffer b_elements { T b[]; };
 float nearest(const in uint row, const in uint column, const in float x) { return nearest_bf16(x); }
 #endif
 
-#define SHAPE(layout_d) \
+#define SHAPE(layout_d, lead) \
     layout_d = setTensorLayoutDimensionNV(layout_d, M, N); \
-    layout_d = setTensorLayoutStrideNV(layout_d, out_row & ~7u, 1u);
+    layout_d = setTensorLayoutStrideNV(layout_d, (lead) & ~7u, 1u);
 
 void main()
 {
@@ -100,14 +104,26 @@ void main()
     }
 
     EDGE edge_d = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
-    SHAPE(inner_d)
-    SHAPE(edge_d)
+    SHAPE(inner_d, out_row)
+    SHAPE(edge_d, out_row)
     if (EPILOGUE == PART) {
         if (ROWS && COLUMNS) coopMatStoreTensorNV(sum, parts, first_d, sliceTensorLayoutNV(inner_d, row, BM, column, BN));
         else coopMatStoreTensorNV(sum, parts, first_d, sliceTensorLayoutNV(edge_d, row, BM, column, BN));
         return;
     }
     if (EPILOGUE == SCALE) sum = sum * alpha;
+#ifndef GATHER
+    if (EPILOGUE == SCALE && HAS_C != 0u) {
+        RESULT addend;
+        tensorLayoutNV<2> inner_c = createTensorLayoutNV(2);
+        EDGE edge_c = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+        SHAPE(inner_c, c_row)
+        SHAPE(edge_c, c_row)
+        if (ROWS && COLUMNS) coopMatLoadTensorNV(addend, c, p.c & ~7u, sliceTensorLayoutNV(inner_c, row, BM, column, BN));
+        else coopMatLoadTensorNV(addend, c, p.c & ~7u, sliceTensorLayoutNV(edge_c, row, BM, column, BN));
+        sum = sum + SUMS(addend) * beta;
+    }
+#endif
 #ifdef BF
     coopMatPerElementNV(sum, sum, nearest);
 #endif

@@ -359,19 +359,20 @@ static struct operand even_operand(int rows, int columns, bool along_columns, in
     return o;
 }
 
-/* size: M, K, N, is there a c? unit: eight is what kernels of cooperative matrices read. */
+/* size: M, K, N, and c: none, 1: a row for all, 2: as the result is. unit: eight is what kernels of cooperative matrices read. */
 static void even_case(const int *size, int orders, int unit, mlxvk_dtype dtype, mlxvk_stream s)
 {
     int m = size[0], k = size[1], n = size[2];
     bool bias = size[3] != 0;
+    float beta = size[3] == 2 ? -0.75f : 1;
     struct operand a = even_operand(m, k, orders & 1, unit, dtype, s), b = even_operand(k, n, orders & 2, unit, dtype, s);
-    struct operand c = even_operand(1, n, false, unit, dtype, s);
+    struct operand c = even_operand(size[3] == 2 ? m : 1, n, false, unit, dtype, s);
     mlxvk_array res = { NULL };
     void *got = malloc((size_t)m * (size_t)n * mlxvk_dtype_size(dtype));
     assert_non_null(got);
-    OK(bias ? mlxvk_addmm(&res, c.array, a.array, b.array, 0.5f, 1, s) : mlxvk_matmul(&res, a.array, b.array, s), s);
+    OK(bias ? mlxvk_addmm(&res, c.array, a.array, b.array, 0.5f, beta, s) : mlxvk_matmul(&res, a.array, b.array, s), s);
     OK(mlxvk_array_read(res, got, mlxvk_array_nbytes(res), s), s);
-    compare(&a, &b, bias ? &c : NULL, bias ? 0.5f : 1, 1, 2, (int[]){ m, n }, k, dtype, got);
+    compare(&a, &b, bias ? &c : NULL, bias ? 0.5f : 1, beta, 2, (int[]){ m, n }, k, dtype, got);
     free(got);
     mlxvk_array_free(res);
     operand_free(&a);
@@ -404,7 +405,8 @@ static void test_coopmat2_tiles(void **state)
         int m = tiles[i][0], n = tiles[i][1];
         const int sizes[][4] = { { m, 64, n, 0 }, { m + 1, 64, n, 0 }, { m, 128, n + 8, 0 }, { m + 8, 64, n + 64, 1 },
                                  { m - 1, 64, n, 0 }, { m, 64, n - 8, 0 }, { m, 72, n, 0 }, { m + 3, 56, n + 40, 1 },
-                                 { m + 17, 704, n + 16, 0 }, { m - 1, 72, n - 8, 0 }, { m + 1, 64, n + 8, 0 } };
+                                 { m + 17, 704, n + 16, 0 }, { m - 1, 72, n - 8, 0 }, { m + 1, 64, n + 8, 0 },
+                                 { m, 64, n, 2 }, { m + 1, 64, n + 8, 2 }, { m - 1, 72, n - 8, 2 } };
         even_tiles(i + 1, sizes, m > 64 || n > 128 ? 1 : (int)COUNT(sizes));
     }
 }
