@@ -7,7 +7,7 @@
 #include "accumulate.glsl"
 #include "words.glsl"
 layout(constant_id = 4) const uint COLUMNS = 0;        // 0: rows, 1: columns, 4: columns by fours, 2: columns, fours of each
-layout(constant_id = 5) const uint WIDTH = 256;
+layout(constant_id = 5) const uint WIDTH = 256;        // 1, 4, 8, or a multiple of 16
 layout(constant_id = 6) const uint HOLD = 1;           // fours a thread has in a tile
 layout(constant_id = 7) const uint LEVELS = 0;         // of columns: see climb()
 layout(constant_id = 8) const uint TOTALS = 0;         // 1: of columns, no more than what each part comes to
@@ -49,7 +49,7 @@ ACC carried(const uint i)
 
 // ---- rows ----
 
-const uint SIZE = gl_WorkGroupSize.x * HOLD, SEGMENT = WIDTH < 16u ? WIDTH : 16u;
+const uint SIZE = gl_WorkGroupSize.x * HOLD, SEGMENT = WIDTH < 16u ? WIDTH : 16u, SEGMENTS = WIDTH / SEGMENT;
 shared ACC board[SIZE + SIZE / 16u + 1u], tops[SIZE / 16u + 1u];      // of threads, of segments of 16 of them
 ACC ahead[HOLD], sums[HOLD];                           // of the fours before this thread's in its round; of the whole round
 
@@ -80,11 +80,10 @@ void spread(const uint lane, const uint first)
     walk(me, SIZE / SEGMENT);
     barrier();
     if (WIDTH > SEGMENT) {
-        const uint count = WIDTH / SEGMENT;
-        ACC a = identity();
-        for (uint k = me < SIZE / WIDTH ? 0u : count; k < count; k++) {
-            a = combine(a, tops[me * count + k]);
-            tops[me * count + k] = a;
+        if (me < SIZE / WIDTH) {                       // read before the first is written: reads do not wait for each other
+            ACC a = identity(), top[SEGMENTS];
+            [[unroll]] for (uint k = 0u; k < SEGMENTS; k++) top[k] = tops[me * SEGMENTS + k];
+            [[unroll]] for (uint k = 0u; k < SEGMENTS; k++) tops[me * SEGMENTS + k] = a = combine(a, top[k]);
         }
         barrier();
     }
@@ -92,7 +91,7 @@ void spread(const uint lane, const uint first)
         uint start = v * gl_WorkGroupSize.x + first, i = start + lane, segment = i / SEGMENT, round = start / SEGMENT;
         ahead[v] = lane % SEGMENT > 0u ? board[place(i - 1u)] : identity();
         if (WIDTH > SEGMENT && segment > round) ahead[v] = combine(tops[segment - 1u], ahead[v]);
-        sums[v] = WIDTH > SEGMENT ? tops[round + WIDTH / SEGMENT - 1u] : board[place(start + WIDTH - 1u)];
+        sums[v] = WIDTH > SEGMENT ? tops[round + SEGMENTS - 1u] : board[place(start + WIDTH - 1u)];
     }
     barrier();
 }

@@ -737,7 +737,7 @@ static size_t by_way(const struct setting *on, enum way way, mlxvk_dtype dtype, 
 static void by_any_ways(void **state)
 {
     static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16 };
-    static const struct { int rows, width; } sizes[] = { { 5, 1 }, { 5, 7 }, { 33, 63 }, { 5, 257 }, { 1100, 1025 }, { 5, 2049 }, { 3, 4095 },
+    static const struct { int rows, width; } sizes[] = { { 5, 1 }, { 5, 7 }, { 33, 63 }, { 5, 257 }, { 1100, 1025 }, { 5, 2049 }, { 3, 4095 }, { 3, 4097 },
                                                          { 3, 8193 } };
     static float x[WAY_MOST];
     static uint8_t cpu[4 * WAY_MOST], gpu[4 * WAY_MOST];
