@@ -9586,12 +9586,13 @@ int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis
 
 /* ---- softmax ---- */
 
-enum { SOFTMAX_MANY = 1024 };                            /* rows */
+enum { SOFTMAX_MANY = 1024, SOFTMAX_WIDEST = 640 };      /* rows; threads of a row */
 
 /* Do results of rows that begin anywhere go through shared memory, so many bytes of it beside what a kernel has of its
  * own, on GPUs? (An H200, rms_norm of bfloat16 16384 x 4095: 140 us by pairs as they lie, of which a store's lines take
  * half.) */
-enum { STAGED_MOST = 40 << 10, SOFTMAX_BESIDE = 12 << 10, NORM_BESIDE = 5 << 10, SCAN_BESIDE = 8 << 10 };
+enum { STAGED_MOST = 40 << 10, STAGED_ROUNDS = 8 };
+enum { SOFTMAX_BESIDE = 12 << 10, NORM_BESIDE = 5 << 10, SCAN_BESIDE = 8 << 10 };
 static bool is_staged(const struct device *d, uint32_t bytes, uint32_t beside)
 {
     return !d->tuning->each && bytes <= STAGED_MOST && bytes + beside <= d->caps.shared_memory;
@@ -9600,31 +9601,62 @@ static bool is_staged(const struct device *d, uint32_t bytes, uint32_t beside)
 /* How rows of n elements are taken. */
 struct softmax_way { uint32_t mode, step, width, hold, threads, loose, staged; };
 
+/* Blocks of elements that the threads of a row hold: sums of more than two are added up by fours. */
+static uint32_t softmax_blocks(uint32_t n)
+{
+    uint32_t blocks = ceil_div(n, REDUCE_BLOCK);
+    return blocks <= 2 ? blocks : (uint32_t)round_up(blocks, 4);
+}
+
+/* In how many rounds results of so many bytes go through shared memory; 0: in none. */
+static uint32_t staged_rounds(const struct device *d, uint32_t bytes)
+{
+    uint32_t rounds = 1;
+    while (rounds < STAGED_ROUNDS && !is_staged(d, ceil_div(bytes, rounds), SOFTMAX_BESIDE)) rounds++;
+    return is_staged(d, ceil_div(bytes, rounds), SOFTMAX_BESIDE) ? rounds : 0;
+}
+
+/* Threads of a row, and fours that each holds. Rows longer than the largest workgroup holds as others do are held by
+ * twice as many elements a thread, as far as registers last: SOFTMAX_WIDEST threads, or as many as there are where
+ * what is held are words of two elements each. */
+static void softmax_hold(const struct device *d, uint32_t n, bool words, uint32_t limit, struct softmax_way *w)
+{
+    bool more = w->step == 8 || n > REDUCE_PIECE || d->tuning->serial;
+    w->hold = n > 4 * REDUCE_LANE && more ? 8 : 4;
+    w->width = n <= REDUCE_LANE ? 1 : n <= 4 * REDUCE_LANE ? 4 : (64 / w->hold) * softmax_blocks(n);
+    if (w->width > limit && !d->tuning->each && w->width / 2 <= (words ? limit : min_u32(limit, SOFTMAX_WIDEST))) {
+        w->width /= 2;
+        w->hold *= 2;
+    }
+    w->threads = w->width > REDUCE_THREADS ? w->width : REDUCE_THREADS / w->width * w->width;
+    /* What no thread has in rows of one block is not held. */
+    if (n > 4 * REDUCE_LANE && n <= REDUCE_BLOCK && (w->step == 8 || (w->step == 4 && w->hold == 4)))
+        w->hold = ceil_div(n, 4 * REDUCE_LANE) * (w->step == 8 ? 2 : 1);
+}
+
 /* odd: bits of all steps and places. Eights from anywhere: one load of four costs little more than one of one. */
 static struct softmax_way softmax_way(const struct device *d, const struct softmax_push *p, uint32_t size, uint32_t odd)
 {
-    uint32_t limit = min_u32(d->caps.max_threads, 1024), blocks = pow2_at_least(ceil_div(p->n, REDUCE_BLOCK));
-    uint32_t both = (p->to | p->n) & (size == 2 ? 7 : 3) ? 1 : 2;
+    uint32_t limit = min_u32(d->caps.max_threads, 1024), both = (p->to | p->n) & (size == 2 ? 7 : 3) ? 1 : 2;
     struct softmax_way w = { .mode = SOFTMAX_HELD, .step = odd & 3 || (size == 2 && !(odd & 7)) ? 8 : 4 };
-    bool loose = odd & 3, more = w.step == 8 || p->n > REDUCE_PIECE || d->tuning->serial;
-    w.hold = p->n > 4 * REDUCE_LANE && more ? 8 : 4;
-    w.width = p->n <= REDUCE_LANE ? 1 : p->n <= 4 * REDUCE_LANE ? 4 : (64 / w.hold) * blocks;
-    w.threads = w.width > REDUCE_THREADS ? w.width : REDUCE_THREADS;
-    if (loose && !d->tuning->each && both == 1 && !is_staged(d, 4 * w.threads * w.hold * size, SOFTMAX_BESIDE)) {
+    bool loose = odd & 3;
+    softmax_hold(d, p->n, size == 2 && !(odd & 7), limit, &w);
+    if (loose && !d->tuning->each) w.staged = both == 2 ? 1 : staged_rounds(d, 4 * w.threads * w.hold * size);
+    if (loose && !d->tuning->each && !w.staged) {
         w.step = 1;
         loose = false;
+        softmax_hold(d, p->n, false, limit, &w);
     }
     if (w.width > limit) {
         w.threads = w.width = pow2_at_least(limit / 2 + 1);
         w.hold = 4;
         w.mode = SOFTMAX_LOOPED;
         w.step = loose ? 1 : min_u32(w.step, 4);
+        w.staged = 0;
         return w;
     }
-    if (loose) {
-        w.loose = both;
-        w.staged = d->tuning->each ? 0 : both;
-    } else if (w.step == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
+    if (loose) w.loose = both;
+    else if (w.step == 8 && w.hold == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
         /* Of many long rows a thread has twice as much (an H200, bfloat16 16384 x 8192: 146 and 140 us; four times
          * 155). */
         w.threads = w.width /= 2;
@@ -9701,8 +9733,8 @@ done:
 }
 
 enum { SOFTMAX_FEW = 64 };
-/* Threads of a row come in powers of two, and a CPU driver takes those without elements, too: more of them than this
- * many times, and a row's maximum, sum and results are faster one after the other. */
+/* Threads of a row come by blocks, and a CPU driver takes those without elements, too: more of them than this many
+ * times, and a row's maximum, sum and results are faster one after the other. */
 static const double HELD_WASTE = 1.4;
 
 static void softmax_part(struct encoder *e, struct array *const *a, const void *job)
@@ -9714,7 +9746,7 @@ static void softmax_part(struct encoder *e, struct array *const *a, const void *
     /* On a CPU all that no workgroup holds (lavapipe: 64 rows of 40000 from 21 to 11 ms). */
     bool few = length >= t->softmax_long && (t->serial || x->size / length < SOFTMAX_FEW);
     few = few || (t->serial && length > 4 * REDUCE_LANE &&
-                  (double)pow2_at_least(ceil_div(length, REDUCE_BLOCK)) * REDUCE_BLOCK > HELD_WASTE * (double)length);
+                  (double)softmax_blocks((uint32_t)length) * REDUCE_BLOCK > HELD_WASTE * (double)length);
     struct array *room = pack(e, a[1], &packed);
     if (mask != last || few || !fits_binding(e->device, x) || !softmax_rows(e, x, &packed)) {
         rows = rows_of(e, x);
@@ -9852,9 +9884,9 @@ static struct scan_push scan_of_totals(const struct scan_push *p, uint32_t flags
         .in_stride = { p->parts * p->inner } };
 }
 
-/* How rows of n elements are scanned: in rounds that are as long as each other, so that one element more than a power of
- * two is no round of its own, nor another thread for each that there is. (An H200, float32 16384 x 4097: 251 us by the
- * powers of two, 4096 columns 130.) */
+/* How rows of n elements are scanned: in rounds that are as long as each other, so that one element more than a power
+ * of two is no round of its own, nor another thread for each that there is. (An H200, float32 16384 x 4097: 251 us by
+ * the powers of two, 4096 columns 130.) */
 enum { SCAN_WALK = 16, SCAN_HOLD = 4, SCAN_WIDEST = REDUCE_THREADS + REDUCE_THREADS / 8 };
 struct scan_way { uint32_t width, hold, threads; };
 static struct scan_way scan_way(const struct device *d, uint32_t n)

@@ -17,7 +17,7 @@ layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
 layout(constant_id = 6) const uint LOOSE = 0;          // HELD, STEP 8: 1: rows begin and end anywhere; 2: the operand's begin anywhere
 layout(constant_id = 7) const uint FOURS = 0;          // APPLY, STEP 4: 1: of four columns, whose maxima and sums are one load
-layout(constant_id = 8) const uint STAGED = 0;         // LOOSE: no load in a branch; 1: results go through shared memory
+layout(constant_id = 8) const uint STAGED = 0;         // LOOSE: no load in a branch; 1: results go through shared memory, in so many rounds
 
 layout(push_constant) uniform softmax_push {
     uint n, outer, inner, from, to, most_at, sums_at;        // the first element of operand, result, maxima and sums
@@ -31,8 +31,9 @@ ACCESS(dst)
 ACCESS(src)
 #include "loose.glsl"
 LOOSE_STORE(dst)
-const uint ROW_WORDS = T == F32 ? WIDTH * HOLD : (WIDTH * HOLD + 1u) / 2u;
-shared uvec4 staged[STAGED == 1u ? gl_WorkGroupSize.x / WIDTH * ROW_WORDS : 1u];
+const bool THROUGH = STAGED != 0u && LOOSE == 1u;
+const uint ROUND = STAGED == 0u ? 8u : (WIDTH * HOLD / 2u + STAGED - 1u) / STAGED * 8u, ROW_WORDS = T == F32 ? ROUND / 4u : ROUND / 8u;
+shared uvec4 staged[THROUGH ? gl_WorkGroupSize.x / WIDTH * ROW_WORDS : 1u];
 LOOSE_ROW(dst)
 uvec4 loose_quad(const uint which, const uint i) { return src128[i]; }
 
@@ -41,11 +42,13 @@ const float LOWEST = -3.402823466e+38;
 // says that 1 / 0 and exp(NaN) are. Other sums are from 1 to n.
 float share_of(const float sum) { return sum > 0.0 && sum < INFINITY ? 1.0 / sum : NOT_A_NUMBER; }
 const uint THREADS = gl_WorkGroupSize.x;
-const uint EACH = WIDTH <= 4u ? HOLD : HOLD / 4u;      // lanes of a thread: of one quad in short rows, or of four
-const uint LANES = WIDTH * EACH;                       // of a row, or of one round of it: a power of two
-const uint TOPS = LANES <= 16u ? 1u : LANES / 16u, PIECES = TOPS <= 16u ? 1u : TOPS / 16u;
+// Lanes of a thread: of one quad in short rows, or of four, or as many as there are in a row of one block (256 elements).
+const uint EACH = WIDTH <= 4u ? HOLD : STEP == 8u ? (HOLD + 7u) / 8u * 2u : (HOLD + 3u) / 4u;
+const uint LANES = WIDTH * EACH;                       // of a row, or of one round of it: up to 32, or a multiple of 64
+const uint TOPS = LANES <= 16u ? 1u : LANES / 16u, PIECES = (TOPS + 15u) / 16u;
+const uint RUNS = WIDTH / 16u, RUN_QUADS = (RUNS + 3u) / 4u, MAXIMA = THREADS / WIDTH * RUN_QUADS, SUMS = THREADS * EACH / 64u + 1u;
 shared float board[THREADS * EACH + THREADS * EACH / 16u + 1u];
-shared vec4 tops[THREADS * EACH / 64u];                // what sixteen on the board give, read by all threads of a row
+shared vec4 tops[MAXIMA > SUMS ? MAXIMA : SUMS];       // what sixteen on the board give, read by all threads of a row
 
 uint padded(const uint i) { return i + i / 16u; }
 
@@ -67,8 +70,7 @@ float quad(const vec4 x) { return (x.x + x.y) + (x.z + x.w); }
 // The maximum over the WIDTH threads of a row; every one gets it. Behind it the board may be written, tops after a barrier.
 float largest_of(float v, const uint me, const uint slot)
 {
-    const uint runs = WIDTH / 16u;
-    uint first = slot * WIDTH, top = slot * runs;
+    uint first = slot * WIDTH, top = slot * RUN_QUADS;
     board[first + me] = v;
     barrier();
     if (WIDTH <= 16u) {
@@ -76,14 +78,13 @@ float largest_of(float v, const uint me, const uint slot)
         barrier();
         return v;
     }
-    if (me < runs) {
-        [[unroll]] for (uint i = 1u; i < 16u; i++) v = max(v, board[first + me + i * runs]);
-        tops[(top + me) / 4u][(top + me) % 4u] = v;
+    if (me < 4u * RUN_QUADS) {                         // the last ones may be the same
+        [[unroll]] for (uint i = 0u; i < 16u; i++) v = max(v, board[first + min(me, RUNS - 1u) + i * RUNS]);
+        tops[top + me / 4u][me % 4u] = v;
     }
     barrier();
-    if (runs < 4u) return max(tops[top / 4u][top % 4u], tops[top / 4u][top % 4u + 1u]);
-    vec4 all = tops[top / 4u];
-    [[unroll]] for (uint i = 1u; i < runs / 4u; i++) all = max(all, tops[top / 4u + i]);
+    vec4 all = tops[top];
+    [[unroll]] for (uint i = 1u; i < RUN_QUADS; i++) all = max(all, tops[top + i]);
     return most(all);
 }
 
@@ -109,6 +110,7 @@ float piece_sum(const uint slot, const uint piece)
     if (LANES <= 16u) return sixteen(slot * LANES, LANES);
     if (TOPS < 4u) return tops[at / 4u][at % 4u] + tops[at / 4u][at % 4u + 1u];
     [[unroll]] for (uint i = 0u; i < (TOPS < 16u ? TOPS : 16u) / 4u; i++) {
+        if (TOPS % 16u != 0u && 4u * piece + i >= TOPS / 4u) continue;
         vec4 t = tops[at / 4u + 4u * piece + i];
         v = (((v + t.x) + t.y) + t.z) + t.w;
     }
@@ -173,8 +175,14 @@ void load_all(const uint base, const uint me, out vec4 x[HOLD])
             x[k] = x[k + 1u] = vec4(-INFINITY);
             if (STAGED == 0u && i >= n) continue;
             eight r = loose_eight(loose_load(0u, base + i, base + n - 1u, T), T);
-            x[k] = mix(r.a, x[k], greaterThanEqual(i + four, uvec4(n)));
-            x[k + 1u] = mix(r.b, x[k + 1u], greaterThanEqual(i + 4u + four, uvec4(n)));
+            x[k] = r.a;
+            x[k + 1u] = r.b;
+        }
+        [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
+            uint i = spot_of(k, me);
+            if (STAGED != 0u && i + 8u <= n) continue;
+            x[k] = mix(x[k], vec4(-INFINITY), greaterThanEqual(i + four, uvec4(n)));
+            x[k + 1u] = mix(x[k + 1u], vec4(-INFINITY), greaterThanEqual(i + 4u + four, uvec4(n)));
         }
         return;
     }
@@ -203,21 +211,25 @@ void store_loose(const uint at, const uint me, const vec4 x[HOLD], const float s
     loose_few_dst(at + first, count, T, rest);
 }
 
-// The same through shared memory. All threads take part; a row that is not there has no elements.
+// The same through shared memory, ROUND elements after the other. All threads take part; a row that is not there has no elements.
 void store_staged(const uint at, const uint me, const uint slot, const vec4 x[HOLD], const float s, const bool nowhere, const bool there)
 {
     uint row = slot * ROW_WORDS;
-    [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
-        uint i = spot_of(k, me);
-        vec4 a = x[k] * s, b = x[k + 1u] * s;
-        if (i >= n) continue;
-        if (T == F32) {
-            staged[row + i / 4u] = floatBitsToUint(a);
-            staged[row + i / 4u + 1u] = floatBitsToUint(b);
-        } else staged[row + i / 8u] = nowhere ? eight_shares(a, b) : uvec4(0x7fff7fffu);
+    [[dont_unroll]] for (uint start = 0u; start < n; start += ROUND) {
+        if (start > 0u) barrier();
+        [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
+            uint i = spot_of(k, me), j = i - start;
+            vec4 a = x[k] * s, b = x[k + 1u] * s;
+            if (i >= n || (STAGED > 1u && j >= ROUND)) continue;
+            if (T == F32) {
+                staged[row + j / 4u] = floatBitsToUint(a);
+                staged[row + j / 4u + 1u] = floatBitsToUint(b);
+            } else staged[row + j / 8u] = nowhere ? eight_shares(a, b) : uvec4(0x7fff7fffu);
+        }
+        barrier();
+        if (there) loose_row_dst(row, at + start, min(n - start, ROUND), T, me, WIDTH);
+        if (STAGED == 1u) return;
     }
-    barrier();
-    if (there) loose_row_dst(row, at, n, T, me, WIDTH);
 }
 
 // Of halves the words themselves: what is beyond the row is filled in by twos, and 16384 rows of 8192 take an H200 139 us, not 140.
@@ -231,6 +243,10 @@ void load_words(const uint base, const uint me)
     if (n == 4u * HOLD * WIDTH) return;
     [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) if (spot_of(k, me) >= n) words[k / 2u] = uvec4(none);
 }
+
+// Of more elements than registers have room for the words alone are held, and exponentials made once more.
+const bool AGAIN = WORDS && WIDTH * HOLD > 8192u;
+vec4 again(const uint k, const float m) { return exp(quad_of(k) - (m + uintBitsToFloat(n >> 31))); }   // + 0, unknown to compilers
 
 void held(const uint row, const uint me, const uint slot)
 {
@@ -255,13 +271,14 @@ void held(const uint row, const uint me, const uint slot)
     [[unroll]] for (uint i = 0u; i < PIECES; i++) s += piece_sum(slot, i);
     s = share_of(s);
     bool nowhere = !is_nan(s);                         // NaN is in all of the row, or nowhere: no result needs a test
-    if (STAGED == 1u) store_staged(at, me, slot, x, s, nowhere, there);
-    if (STAGED == 1u || !there) return;
+    if (THROUGH) store_staged(at, me, slot, x, s, nowhere, there);
+    if (THROUGH || !there) return;
     if (LOOSE == 1u) store_loose(at, me, x, s, nowhere);
     else if (STEP == 8u && T != F32)
         [[unroll]] for (uint k = 0u; k < HOLD; k += 2u) {
             uint i = spot_of(k, me);
-            uvec4 y = nowhere ? eight_shares(x[k] * s, x[k + 1u] * s) : uvec4(0x7fff7fffu);
+            vec4 a = AGAIN ? again(k, m) : x[k], b = AGAIN ? again(k + 1u, m) : x[k + 1u];
+            uvec4 y = nowhere ? eight_shares(a * s, b * s) : uvec4(0x7fff7fffu);
             if (i < n) dst128[(at + i) / 8u] = y;
         }
     else
