@@ -205,11 +205,25 @@ void load_loose(const uvec4 at, const uint lane)
             if (DTYPE == F32) words[i * WORDS + 1u] = w.b;
         }
     }
+    if ((BESIDES & 2u) != 0u) return;
+    uvec4 four = uvec4(0u, 1u, 2u, 3u);
+    [[unroll]] for (uint i = 0u; i < HELD; i++) {      // 0 behind the row's end
+        uint first = 8u * (lane + i * LANES);
+        if (first + 8u <= n) continue;
+        uvec4 a = words[i * WORDS];
+        if (DTYPE == F32) {
+            words[2u * i] = mix(a, uvec4(0u), greaterThanEqual(first + four, uvec4(n)));
+            words[2u * i + 1u] = mix(words[2u * i + 1u], uvec4(0u), greaterThanEqual(first + 4u + four, uvec4(n)));
+        } else {
+            a = mix(a, a & 0xffffu, greaterThanEqual(first + 2u * four + 1u, uvec4(n)));
+            words[i] = mix(a, uvec4(0u), greaterThanEqual(first + 2u * four, uvec4(n)));
+        }
+    }
 }
-// 0 behind the row's end.
+// What is not less the mean behind the row's end, but 0: in the one eight that holds it, if any does.
 eight within(eight v, const uint i, const uint lane)
 {
-    if (LOOSE == 0u) return v;
+    if (LOOSE == 0u || !has(MEAN) || (BESIDES & 2u) != 0u || 8u * (lane + i * LANES + 1u) <= n) return v;
     uvec4 k = 8u * (lane + i * LANES) + uvec4(0u, 1u, 2u, 3u);
     v.a = mix(v.a, vec4(0.0), greaterThanEqual(k, uvec4(n)));
     v.b = mix(v.b, vec4(0.0), greaterThanEqual(k + 4u, uvec4(n)));
@@ -293,12 +307,12 @@ void by_eights(const uvec4 at, const uint lane, const bool inside)
         [[unroll]] for (uint k = 0u; k < WORDS; k++)
             words[i * WORDS + k] = x128[at.y / PER_WORD + min(lane + i * LANES, last) * WORDS + k];
     if (has(ADD)) add_residual(at, lane, groups);
-    if (groups < HELD * LANES)
+    if (groups < HELD * LANES && (LOOSE == 0u || (BESIDES & 2u) != 0u || !inside))
         [[unroll]] for (uint i = 0u; i < HELD * WORDS; i++)
             if (lane + i / WORDS * LANES >= groups) words[i] = uvec4(0u);
     if (has(MEAN)) {
         clear_places();
-        [[unroll]] for (uint i = 0u; i < HELD; i++) if (is_there(i, lane, groups)) place[i % SLOTS] += sum_of(within(held(i), i, lane));
+        [[unroll]] for (uint i = 0u; i < HELD; i++) if (is_there(i, lane, groups)) place[i % SLOTS] += sum_of(held(i));
         mean = row_total() / float(n);
     }
     clear_places();
