@@ -116,6 +116,21 @@ void write_four(const uint at, const uint skip, const uint count, const uvec2 v[
         }
 }
 
+// The bits of four results; of bfloat16 with one test for NaN.
+void finish_four(const ACC a[4], out uvec2 y[4])
+{
+    [[unroll]] for (uint k = 0u; k < 4u; k++) y[k] = uvec2(0u);
+#ifndef PAIR
+    if (TO == BF16 && floats() && !ordered()) {
+        uvec2 w = bf16_of_four(uintBitsToFloat(uvec4(a[0], a[1], a[2], a[3])));
+        y[0].x = w.x & 0xffffu; y[1].x = w.x >> 16;
+        y[2].x = w.y & 0xffffu; y[3].x = w.y >> 16;
+        return;
+    }
+#endif
+    [[unroll]] for (uint k = 0u; k < 4u; k++) y[k] = finish(a[k]);
+}
+
 // Four from element i on, and from no fours behind number `last`; of eight bytes each aligned ones.
 Four fetch(const uint i, const uint last)
 {
@@ -173,13 +188,14 @@ void rows()
         spread(lane, slot * WIDTH);
         [[unroll]] for (uint v = 0u; v < HOLD; v++) {
             uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i;
-            ACC a = combine(before_tile, ahead[v]);
+            ACC a = combine(before_tile, ahead[v]), four[4];
             uvec2 y[4];
             [[unroll]] for (uint k = 0u; k < 4u; k++) {
                 ACC b = combine(a, x[4u * v + k]);
-                y[k] = finish(exclusive ? a : b);
+                four[k] = exclusive ? a : b;
                 a = b;
             }
+            finish_four(four, y);
             if (reverse) { uvec2 p = y[0], q = y[1]; y[0] = y[3]; y[1] = y[2]; y[2] = q; y[3] = p; }
             before_tile = combine(before_tile, sums[v]);
 #ifndef PAIR
