@@ -9621,10 +9621,12 @@ static uint32_t staged_rounds(const struct device *d, uint32_t bytes)
  * what is held are words of two elements each. */
 static void softmax_hold(const struct device *d, uint32_t n, bool words, uint32_t limit, struct softmax_way *w)
 {
-    bool more = w->step == 8 || n > REDUCE_PIECE || d->tuning->serial;
+    bool more = w->step == 8 || n > REDUCE_PIECE || d->tuning->serial, beyond;
     w->hold = n > 4 * REDUCE_LANE && more ? 8 : 4;
     w->width = n <= REDUCE_LANE ? 1 : n <= 4 * REDUCE_LANE ? 4 : (64 / w->hold) * softmax_blocks(n);
-    if (w->width > limit && !d->tuning->each && w->width / 2 <= (words ? limit : min_u32(limit, SOFTMAX_WIDEST))) {
+    beyond = w->width > limit;
+    if (!words || 2 * SOFTMAX_BESIDE > d->caps.shared_memory) limit = min_u32(limit, SOFTMAX_WIDEST);
+    if (beyond && !d->tuning->each && w->width / 2 <= limit) {
         w->width /= 2;
         w->hold *= 2;
     }
