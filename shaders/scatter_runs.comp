@@ -85,11 +85,8 @@ uvec4 load_loose(const uint i, const uint key)
     int from = into_window(key);
     uint first = src_at + i * shape[0], at = first + uint(from), last = (src_at + n * shape[0] - 1u) / WIDTH;
     bool in_front = from < 0 && first < uint(-from);   // of the source's first: then `at` wraps around, as multiples of WIDTH do
-    uint q = in_front ? 0u : at / WIDTH, byte = at % WIDTH * (16u / WIDTH), bits = byte % 4u * 8u, word = byte / 4u;
-    uvec4 a = src128[min(q, last)], b = src128[min(in_front ? 0u : q + 1u, last)], w = words_from(word, a, b);
-    if (WIDTH == 4u) return w;
-    uint next = (word & 2u) != 0u ? ((word & 1u) != 0u ? b.w : b.z) : (word & 1u) != 0u ? b.y : b.x;
-    return w >> bits | uvec4(w.yzw, next) << 1 << 31u - bits;
+    uint q = in_front ? 0u : at / WIDTH, next = in_front ? 0u : q + 1u;
+    return elements_from(WIDTH, at % WIDTH, src128[min(q, last)], src128[min(next, last)]);
 }
 uvec4 load_unit(const uint i, const uint key)
 {

@@ -44,22 +44,13 @@ void spread(const uvec4 w[PER], out uint word[V])
     }
 }
 
-// V elements from number s, below V, of those of a and b on.
-uvec4 shifted(const uint s, const uvec4 a, const uvec4 b)
-{
-    uint word = s / PER, bits = s % PER * 8u * SIZE;
-    uint next = (word & 2u) != 0u ? ((word & 1u) != 0u ? b.w : b.z) : (word & 1u) != 0u ? b.y : b.x;
-    uvec4 w = words_from(word, a, b);
-    return w >> bits | uvec4(w.yzw, next) << 1 << 31u - bits;
-}
-
 uint last_group() { return (from + (columns - 1u) * column_in + rows - 1u + (shape[0] - 1u) * in_stride[0] +
                             (shape[1] - 1u) * in_stride[1] + (shape[2] - 1u) * in_stride[2]) / V; }
 uvec4 load_group(const uint i)
 {
     if (!LOOSE) return src128[i / V];
     uint last = last_group();
-    return shifted(i % V, src128[min(i / V, last)], src128[min(i / V + 1u, last)]);
+    return elements_from(V, i % V, src128[min(i / V, last)], src128[min(i / V + 1u, last)]);
 }
 
 // Group `chunk` of row r of the tile; beyond the first and the last any.
@@ -81,16 +72,16 @@ segment segment_of(const uint at, const uint count)
 // Rows that begin anywhere: groups, then what is alone, as many threads a row as that may be.
 void store_loose(const uint out_at, const uint down, const uint across)
 {
-    const uint ALONE = 2u * V;
     uint count = min(columns - across * TILE, TILE), high = min(rows - down * TILE, TILE);
+    uint alone = count % V == 0u ? V : 2u * V;         // in front and behind together, at most
     for (uint u = gl_LocalInvocationID.x; u < CHUNKS * high; u += gl_WorkGroupSize.x) {
         uint chunk = u % CHUNKS, r = u / CHUNKS;
         segment g = segment_of(out_at + (down * TILE + r) * row_out + across * TILE, count);
         uint e = g.front + chunk * V;
-        if (chunk < g.groups) dst128[(g.at + e) / V] = shifted(e % V, tile_group(r, e / V), tile_group(r, e / V + 1u));
+        if (chunk < g.groups) dst128[(g.at + e) / V] = elements_from(V, e % V, tile_group(r, e / V), tile_group(r, e / V + 1u));
     }
-    for (uint u = gl_LocalInvocationID.x; u < ALONE * high; u += gl_WorkGroupSize.x) {
-        uint k = u % ALONE, r = u / ALONE;
+    for (uint u = gl_LocalInvocationID.x; u < alone * high; u += gl_WorkGroupSize.x) {
+        uint k = u % alone, r = u / alone;
         segment g = segment_of(out_at + (down * TILE + r) * row_out + across * TILE, count);
         uint e = k < g.front ? k : g.groups * V + k;
         if (k < g.front + g.back) store_dst(g.at + e, SIZE == 2u ? U16 : U8, tile_element(r, e));

@@ -23,4 +23,9 @@ uvec4 bytes_from(const uint s, const uvec4 a, const uvec4 b)
     uint bits = s % 4u * 8u;
     return w >> bits | uvec4(w.yzw, word_behind(s / 4u, b)) << 1 << 31u - bits;
 }
+// The same of elements of which 16 bytes have `each`: words, halves or bytes.
+uvec4 elements_from(const uint each, const uint s, const uvec4 a, const uvec4 b)
+{
+    return each == 4u ? words_from(s, a, b) : each == 8u ? halves_from(s, a, b) : bytes_from(s, a, b);
+}
 #endif
