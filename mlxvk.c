@@ -13403,20 +13403,38 @@ static void conv_plain(struct encoder *e, const void *job)
     dispatch_elements(e, (uint64_t)q.M * q.N * q.part);
 }
 
+/* Fours of channels that a workgroup of conv_depthwise has side by side, with their kernel in shared memory, in equal
+ * shares; 0: the kernel has too many taps for that. CPU drivers read it where it lies. */
+enum { DEPTHWISE_STAGE = 1536, DEPTHWISE_ACROSS = 32, DEPTHWISE_LEAST = 4, DEPTHWISE_WIDE = 8 };
+static uint32_t depthwise_across(const struct encoder *e, const struct conv *v, uint32_t fours)
+{
+    uint32_t taps = (uint32_t)(v->taps[0] * v->taps[1] * v->taps[2]), most = min_u32(DEPTHWISE_ACROSS, fours);
+    if (e->device->tuning->each || 16 * DEPTHWISE_STAGE > e->device->caps.shared_memory) return 0;
+    if (!taps || DEPTHWISE_STAGE / taps < min_u32(DEPTHWISE_LEAST, most)) return 0;
+    most = min_u32(most, DEPTHWISE_STAGE / taps);
+    return ceil_div(fours, ceil_div(fours, most));
+}
+
 static void conv_depthwise(struct encoder *e, const void *job)
 {
     const struct conv *v = job;
     struct conv all = *v;
     struct conv_push q;
-    uint32_t run = 4, even;
+    uint32_t threads = flat_threads(e->device), fours = ceil_div((uint64_t)v->channels, 4), across, even;
+    uint32_t run = e->device->tuning->each ? 4 : 8, last = SPACE - 1;
     uint64_t runs = (uint64_t)(v->batch * v->out_size[0] * v->out_size[1]) * ceil_div((uint64_t)v->out_size[2], run);
+    bool wide = v->step[last] == v->tap_step[last] && v->taps[last] > 1 && v->taps[last] <= DEPTHWISE_WIDE;
     all.n = all.c = v->channels;                     /* of all groups */
     q = bind_conv(e, &all, v->out);
     even = conv_vectors(&all, &q, false, 4);
+    across = depthwise_across(e, v, fours);
     q.C = 1;
-    USE(e, conv_depthwise, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .run = run,
-        .vector = (even & 1) | (even >> 1 & 2));
-    dispatch_elements(e, runs * ceil_div((uint64_t)v->channels, 4));
+    q.part = across;
+    USE(e, conv_depthwise, &q, .threads = threads, .type = v->out->dtype, .run = run,
+        .vector = (even & 1) | (even >> 1 & 2), .stage = across ? DEPTHWISE_STAGE : 0,
+        .wide = wide ? (uint32_t)v->taps[last] : 0);
+    if (across) dispatch_groups(e, ceil_div(runs, threads / across) * (uint64_t)ceil_div(fours, across));
+    else dispatch_elements(e, runs * fours);
 }
 
 /* By tiles, in float32 or (matrices) by cooperative matrices; K may be cut into parts. */

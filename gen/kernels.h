@@ -596,7 +596,7 @@ enum { SLOT_conv_coopmat_bf16_d = 0, SLOT_conv_coopmat_bf16_a = 1, SLOT_conv_coo
 typedef struct matmul_coopmat_constants conv_coopmat_f16_constants; typedef struct conv_push conv_coopmat_f16_push;
 enum { SLOT_conv_coopmat_f16_d = 0, SLOT_conv_coopmat_f16_a = 1, SLOT_conv_coopmat_f16_b = 2 };
 
-struct conv_depthwise_constants { uint32_t threads, type, epilogue, run, vector; };
+struct conv_depthwise_constants { uint32_t threads, type, epilogue, run, vector, stage, wide; };
 typedef struct conv_depthwise_constants conv_depthwise_constants; typedef struct conv_push conv_depthwise_push;
 enum { SLOT_conv_depthwise_d = 0, SLOT_conv_depthwise_a = 1, SLOT_conv_depthwise_b = 2 };
 
@@ -1044,7 +1044,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(conv_coopmat2_f16, CONV_COOPMAT2_F16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(conv_coopmat_bf16, CONV_COOPMAT_BF16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(conv_coopmat_f16, CONV_COOPMAT_F16, 3, 0x1, 124, 12, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
-    X(conv_depthwise, CONV_DEPTHWISE, 3, 0x1, 124, 5, CAP_SMALL) \
+    X(conv_depthwise, CONV_DEPTHWISE, 3, 0x1, 124, 7, CAP_SMALL) \
     X(conv_plain, CONV_PLAIN, 3, 0x1, 124, 4, CAP_SMALL) \
     X(conv_tiled, CONV_TILED, 3, 0x1, 124, 11, CAP_SMALL) \
     X(conv_unfold, CONV_UNFOLD, 2, 0x1, 124, 3, CAP_SMALL) \

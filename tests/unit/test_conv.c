@@ -171,6 +171,42 @@ static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNE
 static void test_pieces(void **state) { (void)state; run_cases("MLX_VK_MAX_BINDING_RANGE=16384", 25, false); }
 static void test_unfolded(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=6", 20, true); }
 
+/* One channel a group, by what CPU drivers and GPUs do: lines of taps as far apart as positions and others, of more taps than are
+ * read at once; kernels with more taps than a workgroup keeps; channels that are no fours, and no equal shares of workgroups. */
+static void test_depthwise(void **state)
+{
+    static const char *const gates[] = { "MLX_VK_CONV_KERNEL=2 MLX_VK_TUNING=1", "MLX_VK_CONV_KERNEL=2 MLX_VK_TUNING=3" };
+    static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    (void)state;
+    for (size_t way = 0; way < COUNT(gates); way++) {
+        mlxvk_device device = open_device(gates[way]);
+        mlxvk_stream s = open_stream(device);
+        uint64_t before = dispatches_of(gates[way], "conv_depthwise");
+        for (int i = 0; i < 40; i++) {
+            struct rng r = { (uint64_t)i * 7907 + 1 };
+            struct problem p = { .space = random_int(&r, 1, 2), .batch = random_int(&r, 1, 2), .flip = random_chance(&r, 30),
+                                 .dtype = dtypes[i % 3], .channels = ONE_OF(&r, 2, 3, 4, 20, 33, 132, 144) };
+            bool many = i % 10 == 0;
+            p.groups = p.outputs = p.channels;
+            for (int k = 0; k < SPACE; k++) {
+                bool last = k == SPACE - 1;
+                p.size[k] = p.kernel[k] = p.stride[k] = p.across[k] = p.within[k] = 1;
+                if (k < SPACE - p.space) continue;
+                p.kernel[k] = !last ? random_int(&r, 1, 3) : many ? 400 : ONE_OF(&r, 1, 2, 3, 4, 7, 8, 9);
+                p.stride[k] = ONE_OF(&r, 1, 1, 2);
+                p.across[k] = ONE_OF(&r, 1, 1, 2);
+                p.low[k] = random_int(&r, 0, 3);
+                p.high[k] = random_int(&r, 0, 3);
+                p.size[k] = 1 + p.across[k] * (p.kernel[k] - 1) + random_int(&r, 0, last ? 20 : 4);
+            }
+            run_problem(&p, &r, s);
+        }
+        assert_true(dispatches_of(gates[way], "conv_depthwise") > before);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(device);
+    }
+}
+
 /* 3 x 3 in steps of 1: sizes that tiles of 4 do not divide, results of one position, padding beyond the kernel. */
 static void test_winograd(void **state)
 {
@@ -504,7 +540,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_even), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_even), cmocka_unit_test(test_depthwise), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
         cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),
