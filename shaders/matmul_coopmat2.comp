@@ -24,7 +24,7 @@ layout(constant_id = 6) const uint ALONG = 0;         // bit 0: a is read along 
 layout(constant_id = 7) const uint INSIDE = 0;        // bits: ROWS: BM <= M, which is in eights where a is read along its columns
 layout(constant_id = 8) const uint COUNT = 0;         // of steps, where the host has a pipeline for so many; 0: any
 layout(constant_id = 9) const uint CHAIN = 0;         // steps whose sums begin at 0 and are added up in order: all tiles inside, whole chains; 0: all steps
-layout(constant_id = 10) const uint HAS_C = 0;         // of EPILOGUE SCALE: c is a matrix as the result is, elsewhere, and beta not 0
+layout(constant_id = 10) const uint HAS_C = 0;         // of EPILOGUE SCALE: c is as the result is, or one row, elsewhere, and beta not 0
 const bool ROWS = (INSIDE & 1u) != 0u, COLUMNS = (INSIDE & 2u) != 0u, STEPS = (INSIDE & 4u) != 0u;    // BN <= N; K in whole BK
 layout(std430, set = 0, binding = 0) writeonly buffer d_elements { T d[]; };
 layout(std430, set = 0, binding = 0) writeonly buffer d_floats { float parts[]; };

@@ -1592,6 +1592,44 @@ static void few_rows_choice(void **state)
     free(l);
 }
 
+/* Where cooperative matrices of a workgroup read c, each condition broken once: its dtype, column 1 where a row begins
+ * after `at` elements and rows are so far apart, and what the product is scaled by. */
+static bool takes_c(struct lab *l, mlxvk_dtype dtype, int64_t at, int64_t row, int64_t column, float beta)
+{
+    const int m = 128, n = 128;
+    mlxvk_array a[] = { make(l, ROWS, MLXVK_BFLOAT16, SHAPE(m, n)), make(l, ROWS, MLXVK_BFLOAT16, SHAPE(m, n)),
+                        make(l, ROWS, dtype, SHAPE(m, 2 * n)), make(l, ROWS, MLXVK_BFLOAT16, SHAPE(m, n)) };
+    struct product p = { .m = m, .n = n, .k = n, .a_row = n, .a_k = 1, .b_k = 1, .b_col = n, .c_row = row,
+        .c_col = column, .out_row = n, .out_col = 1, .alpha = 1, .beta = beta, .offset = { [MAT_C] = at },
+        .array = { [MAT_A] = a[0].ctx, [MAT_B] = a[1].ctx, [MAT_C] = a[2].ctx, [MAT_OUT] = a[3].ctx } };
+    const struct candidate *way = choose_product(&l->stream.encoder, &p);
+    bool taken = c_in_eights(&p);
+    l->made_count = 0;
+    if (taken) assert_string_equal(way->name, "matmul_coopmat2");
+    for (size_t i = 0; i < COUNT(a); i++) mlxvk_array_free(a[i]);
+    return taken;
+}
+
+static void c_choice(void **state)
+{
+    struct lab *l = calloc(1, sizeof *l);
+    (void)state;
+    assert_non_null(l);
+    for (size_t r = 0; r < COUNT(rows); r++) if (!strncmp(rows[r].name, "H200", 4)) lab_open(l, &rows[r]);
+    assert_non_null(l->row);
+    assert_true(takes_c(l, MLXVK_BFLOAT16, 0, 128, 1, 1));
+    assert_true(takes_c(l, MLXVK_BFLOAT16, 8, 136, 1, 0.5f));
+    assert_true(takes_c(l, MLXVK_BFLOAT16, 0, 0, 1, 1));                          /* a row for all */
+    assert_false(takes_c(l, MLXVK_BFLOAT16, 4, 0, 1, 1));
+    assert_false(takes_c(l, MLXVK_BFLOAT16, 0, 132, 1, 1));
+    assert_false(takes_c(l, MLXVK_BFLOAT16, 127 * 128, -128, 1, 1));
+    assert_false(takes_c(l, MLXVK_BFLOAT16, 0, 1, 0, 1));                         /* a column for all */
+    assert_false(takes_c(l, MLXVK_BFLOAT16, 0, 128, 1, 0));
+    assert_false(takes_c(l, MLXVK_FLOAT16, 0, 128, 1, 1));
+    lab_close(l);
+    free(l);
+}
+
 /* What keeps a weight from GATE_INVARIANT's chains, each condition broken once. */
 static bool has_chains_of(const struct lab *l, int n, int k, mlxvk_dtype to)
 {
@@ -1628,7 +1666,7 @@ static void chains_choice(void **state)
 
 int main(int argc, char **argv)
 {
-    struct CMUnitTest tests[3 * COUNT(rows) + 2];
+    struct CMUnitTest tests[3 * COUNT(rows) + 3];
     char names[COUNT(rows)][64], slow_names[COUNT(rows)][64];
     size_t count = 2 * COUNT(rows);
     for (size_t i = 0; i < COUNT(rows); i++) {
@@ -1643,6 +1681,7 @@ int main(int argc, char **argv)
             tests[count++] = (struct CMUnitTest){ slow_names[i], plan_benchmarks, NULL, NULL, (void *)(uintptr_t)&rows[i] };
     }
     tests[count++] = (struct CMUnitTest){ "few rows", few_rows_choice, NULL, NULL, NULL };
+    tests[count++] = (struct CMUnitTest){ "where c is read", c_choice, NULL, NULL, NULL };
     tests[count++] = (struct CMUnitTest){ "chains", chains_choice, NULL, NULL, NULL };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return _cmocka_run_group_tests("plans", tests, count, NULL, NULL);
