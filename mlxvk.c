@@ -11896,33 +11896,52 @@ static void product_passes(struct encoder *e, const void *job)
 /* ---- a few rows on cooperative matrices ---- */
 
 /* In one dispatch: K along the rows of both. Where those begin or end within 16 bytes a thread holds twice as much of
- * what is on its way, so of half as long stretches. */
-enum { UNITS_ROWS = 32, UNITS_SUBGROUPS = 4, UNITS_STRETCH = 128 };
+ * what is on its way, so from UNITS_HALF rows on of half as long stretches. */
+enum { UNITS_ROWS = 32, UNITS_SUBGROUPS = 4, UNITS_STRETCH = 128, UNITS_HALF = 9 };
 
-/* The side of a matrix, rows and subgroups of a workgroup; 0 of them: its shared memory is too small. */
-struct units_cut { uint32_t size, rows, subgroups; };
+/* The side of a matrix, rows and subgroups of a workgroup, and what those stage at a time; no subgroups: its shared
+ * memory is too small. */
+struct units_cut { uint32_t size, rows, subgroups, stretch; };
 
 static uint32_t units_memory(const struct units_cut *c)
 {
-    return c->subgroups * ((c->rows + c->size) * (2 * UNITS_STRETCH + 16) + 8 * c->size * c->size);
+    uint32_t sums = 8 * (uint32_t)round_up(c->rows, c->size) * c->size;
+    return c->subgroups * ((c->rows + c->size) * (2 * c->stretch + 16) + sums);
 }
 
 static struct units_cut cut_units(const struct encoder *e, const struct product *p)
 {
     const struct capabilities *caps = &e->device->caps;
     struct units_cut c = { .size = caps->coopmat_size[p->array[MAT_A]->dtype == MLXVK_BFLOAT16] };
-    c.rows = pow2_at_least(min_u32((uint32_t)p->m, c.size));
+    bool loose = units_loose(p), two = !loose && p->m > c.size;      /* matrices of rows: so that b is read once */
+    c.rows = two ? min_u32((uint32_t)round_up((size_t)p->m, 8), 2 * c.size)
+                 : pow2_at_least(min_u32((uint32_t)p->m, c.size));
+    c.stretch = two || (loose && c.rows >= UNITS_HALF) ? UNITS_STRETCH / 2 : UNITS_STRETCH;
     c.subgroups = min_u32((uint32_t)invariant_parts(e, p), UNITS_SUBGROUPS);
     c.subgroups = min_u32(c.subgroups, caps->max_threads / caps->subgroup);
     while (c.subgroups && units_memory(&c) > caps->shared_memory) c.subgroups--;
     return c;
 }
 
+/* How much of K a subgroup takes at a time, by K alone: INVARIANT_K, or as much as it has in all where that is less than
+ * whole rounds of those (an H200, 8 x 4096 and a K of 8191, 8193: 37 and 41 us, of 2047 and 2049: 12.5 and 18). */
+static uint32_t units_span(const struct encoder *e, const struct product *p)
+{
+    size_t k = (size_t)p->k, least = 2 * UNITS_STRETCH, once = round_up(ceil_div(k, UNITS_SUBGROUPS), least);
+    if (invariant_parts(e, p) <= 1) return (uint32_t)round_up(k, least);
+    return !is_invariant(e) && once < round_up(k, UNITS_SUBGROUPS * INVARIANT_K) / UNITS_SUBGROUPS ? (uint32_t)once
+                                                                                               : INVARIANT_K;
+}
+
 /* Few rows, or few columns: of the transposed product. With GATE_INVARIANT rows alone: theirs is a kernel apart. */
+static bool few_units_columns(const struct encoder *e, const struct product *p)
+{
+    return p->n <= UNITS_ROWS && p->n < p->m && !p->gather && !p->segments && !is_invariant(e);
+}
+
 static struct product with_few_rows(const struct encoder *e, const struct product *p)
 {
-    bool columns = p->n <= UNITS_ROWS && p->n < p->m && !p->gather && !p->segments && !is_invariant(e);
-    return columns ? transposed(p) : *p;
+    return few_units_columns(e, p) ? transposed(p) : *p;
 }
 
 static const char *few_units_fit(const struct encoder *e, const void *job)
@@ -11943,27 +11962,29 @@ static void product_few_units(struct encoder *e, const void *job)
     bool bf16 = p->array[MAT_A]->dtype == MLXVK_BFLOAT16;
     uint32_t lanes = e->device->caps.subgroup;
     struct units_cut c = cut_units(e, p);
-    bool parts = invariant_parts(e, p) > 1, loose = units_loose(p);
+    uint32_t span = units_span(e, p);
     struct launch l;
     prepare(e, &l, p, 1, 8);
+    l.push.strided.part = span;                      /* not of the pipeline: K may be of any length */
     use_kernel(e, bf16 ? K_MATMUL_FEW_BF16 : K_MATMUL_FEW_F16, &l.push.strided, sizeof l.push.strided,
                &(struct matmul_few_constants){ .threads = c.subgroups * lanes, .type = p->array[MAT_A]->dtype,
                    .epilogue = l.epilogue, .subgroups = c.subgroups, .size = c.size, .lanes = lanes, .rows = c.rows,
-                   .span = parts ? INVARIANT_K : (uint32_t)round_up((size_t)p->k, 2 * UNITS_STRETCH),
-                   .stretch = loose ? UNITS_STRETCH / 2 : UNITS_STRETCH, .loose = loose },
+                   .span = span <= INVARIANT_K ? span : 0, .stretch = c.stretch, .loose = units_loose(p) },
                sizeof(struct matmul_few_constants));
     launch(e, p, &l, ceil_div((uint64_t)p->n, c.size), ceil_div((uint64_t)p->m, c.rows));
 }
 
 /* Chosen where it was measured: an H100, 8 rows x 4096 x 4096 14.3 us by matvec and 12.8 so, 16 rows 25.7 by tiles and
  * 13.7 so; fewer rows, or a small matrix, take as long by either. Columns as rows (4096 x 4096 x 9 by tiles: 48). More
- * rows than a workgroup takes only where matrices of workgroups do not (an H200, 4096 x 4096 x 17 by coopmat: 44). */
+ * than a matrix of rows only where matrices of workgroups do not take them (an H200, 4096 x 4096 x 17 by coopmat: 44),
+ * or of columns (4096 x 4096 x 24 by coopmat2: 45; 24 x 4096 x 4096: 24). */
 enum { UNITS_FROM = 5, UNITS_ONCE = 16, UNITS_LEAST = 1 << 22 };
 static double few_units_cost(const struct encoder *e, const void *job)
 {
     const struct product few = with_few_rows(e, job), *p = &few;
     bool measured = e->device->tuning->deep && e->device->caps.subgroup == 32 && p->m >= UNITS_FROM &&
-                    p->n * p->k >= UNITS_LEAST && (p->m <= UNITS_ONCE || !in_eights(job));
+                    p->n * p->k >= UNITS_LEAST &&
+                    (p->m <= UNITS_ONCE || few_units_columns(e, job) || !in_eights(job));
     return measured ? job_cost(e, p, units_loose(p) ? 45 : 60, SMALL_PRODUCT / 8) : INFINITY;
 }
 

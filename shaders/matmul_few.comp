@@ -1,6 +1,6 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Products of up to 16 rows of a half type with rows of b, by cooperative matrices: a workgroup has SIZE columns of the result,
+// Products of few rows of a half type with rows of b, by cooperative matrices: a workgroup has SIZE columns of the result,
 // its subgroups span K, SPAN of it each, and stage what they need of both for themselves, STRETCH elements at a time, the next two
 // on their way in registers. A part's sum begins at 0 and goes along K; parts are added in order: the bits that
 // matmul_coopmat.comp gives by parts, whatever number of rows. BF: bfloat16, else float16.
@@ -19,8 +19,8 @@
 layout(constant_id = 3) const uint SUBGROUPS = 4;
 layout(constant_id = 4) const uint SIZE = 16;          // of a cooperative matrix: SIZE x SIZE x SIZE
 layout(constant_id = 5) const uint LANES = 32;         // of a subgroup
-layout(constant_id = 6) const uint ROWS = 16;          // of a that a workgroup has at most: a power of two, SIZE or less
-layout(constant_id = 7) const uint SPAN = 512;
+layout(constant_id = 6) const uint ROWS = 16;          // of a that a workgroup has at most; where more than SIZE, it has several matrices of the result
+layout(constant_id = 7) const uint SPAN = 512;         // 0: `part` says it
 layout(constant_id = 8) const uint STRETCH = 128;        // an even number of them makes a part
 layout(constant_id = 9) const uint LOOSE = 0;          // 1: rows begin anywhere, and are as long as they are; 0: in whole eights
 BUFFER(0, d)
@@ -28,10 +28,11 @@ BUFFER(1, a)
 BUFFER(2, b)
 ACCESS(d)
 
-const uint EIGHTS = STRETCH / 8u, PITCH = EIGHTS + 1u, AREA = SIZE * SIZE, THREADS = SUBGROUPS * LANES;
+const uint EIGHTS = STRETCH / 8u, PITCH = EIGHTS + 1u, THREADS = SUBGROUPS * LANES;
+const uint MATRICES = (ROWS + SIZE - 1u) / SIZE, AREA = MATRICES * SIZE * SIZE;
 const uint FETCH_A = (ROWS * EIGHTS + LANES - 1u) / LANES, FETCH_B = (SIZE * EIGHTS + LANES - 1u) / LANES;
 const uint EACH = (AREA + THREADS - 1u) / THREADS;     // elements of the result that a thread adds up
-// Of each subgroup: ROWS of a, SIZE rows of b. Where ROWS are fewer than a matrix has, it has some of b's for the others, whose
+// Of each subgroup: ROWS of a, SIZE rows of b. Where ROWS are fewer than matrices have, they have some of b's for the others, whose
 // results are not stored.
 const uint OWN = (ROWS + SIZE) * PITCH;
 shared uvec4 stage[SUBGROUPS * OWN];
@@ -90,30 +91,35 @@ void main()
 {
     uint warp = gl_SubgroupID, lane = gl_SubgroupInvocationID, thread = warp * LANES + lane, to = 0u;
     uint column = gl_WorkGroupID.x * SIZE, row = gl_WorkGroupID.y * ROWS, at = warp * OWN;
-    uint parts = (K + SPAN - 1u) / SPAN, goes = (parts + SUBGROUPS - 1u) / SUBGROUPS;
+    uint span = SPAN != 0u ? SPAN : part, parts = (K + span - 1u) / span, goes = (parts + SUBGROUPS - 1u) / SUBGROUPS;
     Place p = place(gl_WorkGroupID.z);
     float total[EACH];
     [[unroll]] for (uint e = 0u; e < EACH; e++) total[e] = 0.0;
-    fetch(0u, p, row, column, warp * SPAN, lane);
-    fetch(1u, p, row, column, warp * SPAN + STRETCH, lane);
+    fetch(0u, p, row, column, warp * span, lane);
+    fetch(1u, p, row, column, warp * span + STRETCH, lane);
     for (uint go = 0u; go < goes; go++) {
-        coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum =
-            coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
-        uint first = (go * SUBGROUPS + warp) * SPAN;
-        for (uint c = 0u; c < SPAN; c += 2u * STRETCH)
+        coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator> sum[MATRICES];
+        [[unroll]] for (uint i = 0u; i < MATRICES; i++)
+            sum[i] = coopmat<float, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseAccumulator>(0.0);
+        uint first = (go * SUBGROUPS + warp) * span;
+        for (uint c = 0u; c < span; c += 2u * STRETCH)
             [[unroll]] for (uint set = 0u; set < 2u; set++) {
                 uint k = c + (2u + set) * STRETCH;       // of the part, the next one's where that lies behind it
                 put(set, at, p, row, column, first + c + set * STRETCH, lane);
-                fetch(set, p, row, column, first + (k < SPAN ? k : k + (SUBGROUPS - 1u) * SPAN), lane);
+                fetch(set, p, row, column, first + (k < span ? k : k + (SUBGROUPS - 1u) * span), lane);
                 [[unroll]] for (uint l = 0u; l < EIGHTS; l += SIZE / 8u) {
                     coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA> x;
                     coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB> y;
-                    coopMatLoad(x, stage, at + l, PITCH, gl_CooperativeMatrixLayoutRowMajor);
                     coopMatLoad(y, stage, at + ROWS * PITCH + l, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
-                    sum = coopMatMulAdd(x, y, sum);
+                    [[unroll]] for (uint i = 0u; i < MATRICES; i++) {
+                        coopMatLoad(x, stage, at + i * SIZE * PITCH + l, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                        sum[i] = coopMatMulAdd(x, y, sum[i]);
+                    }
                 }
             }
-        coopMatStore(sum, sums, (to * SUBGROUPS + warp) * AREA, SIZE, gl_CooperativeMatrixLayoutRowMajor);
+        [[unroll]] for (uint i = 0u; i < MATRICES; i++)
+            coopMatStore(sum[i], sums, (to * SUBGROUPS + warp) * AREA + i * SIZE * SIZE, SIZE,
+                         gl_CooperativeMatrixLayoutRowMajor);
         barrier();
         [[unroll]] for (uint e = 0u; e < EACH; e++)
             for (uint i = 0u; i < min(SUBGROUPS, parts - go * SUBGROUPS); i++)

@@ -447,13 +447,19 @@ static void test_few_matrices(void **state)
 static void test_few_columns(void **state)
 {
     static const char gates[] = "MLX_VK_POISON=1 MLX_VK_MATMUL_KERNEL=8";
+    static const char parts[] = "MLX_VK_POISON=1 MLX_VK_MATMUL_KERNEL=8 MLX_VK_TUNING=3";
     static const int sizes[][6] = { /* M, K, N, c, orders, unit */
         { 48, 512, 9, 0, 2, 8 }, { 40, 1032, 16, 0, 2, 8 }, { 33, 776, 1, 0, 2, 8 }, { 9, 512, 8, 0, 2, 8 }, { 16, 136, 16, 0, 2, 8 },
         { 48, 512, 17, 0, 2, 8 }, { 48, 512, 9, 0, 0, 8 }, { 48, 512, 9, 0, 3, 8 }, { 48, 1031, 9, 0, 2, 1 }, { 48, 512, 9, 1, 2, 8 },
-        { 48, 512, 33, 0, 2, 8 }, { 33, 778, 5, 0, 2, 1 }, { 40, 517, 16, 0, 2, 1 } };
+        { 48, 512, 33, 0, 2, 8 }, { 33, 778, 5, 0, 2, 1 }, { 40, 517, 16, 0, 2, 1 },
+        { 40, 264, 18, 0, 2, 8 }, { 48, 520, 24, 0, 2, 8 }, { 40, 1024, 25, 0, 2, 8 }, { 48, 2048, 32, 0, 2, 8 },  /* two matrices */
+        { 33, 775, 12, 0, 2, 1 }, { 40, 777, 31, 0, 2, 1 },                                      /* not of rows from anywhere */
+        { 40, 2049, 9, 0, 2, 1 }, { 40, 2056, 8, 0, 2, 8 }, { 40, 2056, 24, 0, 2, 8 }, { 40, 4097, 5, 0, 2, 1 },  /* parts of other sizes */
+        { 33, 3073, 8, 0, 2, 1 }, { 33, 3072, 16, 0, 2, 8 } };
     (void)state;
     need_capability("cooperative_matrix_size");
     assert_true(few_dispatches(gates, sizes, COUNT(sizes), 31) >= 5);
+    assert_true(few_dispatches(parts, sizes, COUNT(sizes), 31) >= 5);
 }
 
 /* float32 by the largest tiles, where all of them lie inside matrices that are read by fours, and where one thing is

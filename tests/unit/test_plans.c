@@ -1630,6 +1630,34 @@ static void c_choice(void **state)
     free(l);
 }
 
+/* Few rows, or few columns, of a large matrix: K along the rows of both. */
+static const char *product_chosen(struct lab *l, int m, int k, int n)
+{
+    mlxvk_array a[] = { make(l, ROWS, MLXVK_BFLOAT16, SHAPE(m, k)), make(l, ROWS, MLXVK_BFLOAT16, SHAPE(n, k)),
+                        make(l, ROWS, MLXVK_BFLOAT16, SHAPE(m, n)) };
+    struct product p = { .m = m, .n = n, .k = k, .a_row = k, .a_k = 1, .b_k = 1, .b_col = k, .out_row = n, .out_col = 1,
+        .alpha = 1, .array = { [MAT_A] = a[0].ctx, [MAT_B] = a[1].ctx, [MAT_OUT] = a[2].ctx } };
+    const char *name = choose_product(&l->stream.encoder, &p)->name;
+    l->made_count = 0;
+    for (size_t i = 0; i < COUNT(a); i++) mlxvk_array_free(a[i]);
+    return name;
+}
+
+static void few_choice(void **state)
+{
+    struct lab *l = calloc(1, sizeof *l);
+    (void)state;
+    assert_non_null(l);
+    for (size_t r = 0; r < COUNT(rows); r++) if (!strncmp(rows[r].name, "H200", 4)) lab_open(l, &rows[r]);
+    assert_non_null(l->row);
+    assert_string_equal(product_chosen(l, 16, 4096, 4096), "matmul_few");
+    assert_string_equal(product_chosen(l, 24, 4096, 4096), "matmul_coopmat2");
+    for (int n = 16; n <= 32; n++) assert_string_equal(product_chosen(l, 4096, 4096, n), "matmul_few");
+    assert_string_equal(product_chosen(l, 4096, 4096, 40), "matmul_coopmat2");
+    lab_close(l);
+    free(l);
+}
+
 /* What keeps a weight from GATE_INVARIANT's chains, each condition broken once. */
 static bool has_chains_of(const struct lab *l, int n, int k, mlxvk_dtype to)
 {
@@ -1666,7 +1694,7 @@ static void chains_choice(void **state)
 
 int main(int argc, char **argv)
 {
-    struct CMUnitTest tests[3 * COUNT(rows) + 3];
+    struct CMUnitTest tests[3 * COUNT(rows) + 4];
     char names[COUNT(rows)][64], slow_names[COUNT(rows)][64];
     size_t count = 2 * COUNT(rows);
     for (size_t i = 0; i < COUNT(rows); i++) {
@@ -1682,6 +1710,7 @@ int main(int argc, char **argv)
     }
     tests[count++] = (struct CMUnitTest){ "few rows", few_rows_choice, NULL, NULL, NULL };
     tests[count++] = (struct CMUnitTest){ "where c is read", c_choice, NULL, NULL, NULL };
+    tests[count++] = (struct CMUnitTest){ "few of a product", few_choice, NULL, NULL, NULL };
     tests[count++] = (struct CMUnitTest){ "chains", chains_choice, NULL, NULL, NULL };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return _cmocka_run_group_tests("plans", tests, count, NULL, NULL);
