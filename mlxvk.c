@@ -11923,8 +11923,8 @@ static struct units_cut cut_units(const struct encoder *e, const struct product 
     return c;
 }
 
-/* How much of K a subgroup takes at a time, by K alone: INVARIANT_K, or as much as it has in all where that is less than
- * whole rounds of those (an H200, 8 x 4096 and a K of 8191, 8193: 37 and 41 us, of 2047 and 2049: 12.5 and 18). */
+/* How much of K a subgroup takes at a time, by K alone: INVARIANT_K, or as much as it has in all where that is less
+ * than whole rounds of those (an H200, 8 x 4096 and a K of 8191, 8193: 37 and 41 us, of 2047 and 2049: 12.5, 18). */
 static uint32_t units_span(const struct encoder *e, const struct product *p)
 {
     size_t k = (size_t)p->k, least = 2 * UNITS_STRETCH, once = round_up(ceil_div(k, UNITS_SUBGROUPS), least);
