@@ -9888,13 +9888,14 @@ static struct scan_push scan_of_totals(const struct scan_push *p, uint32_t flags
 
 /* How rows of n elements are scanned: in rounds that are as long as each other, so that one element more than a power
  * of two is no round of its own, nor another thread for each that there is. (An H200, float32 16384 x 4097: 251 us by
- * the powers of two, 4096 columns 130.) */
-enum { SCAN_WALK = 16, SCAN_HOLD = 4, SCAN_WIDEST = REDUCE_THREADS + REDUCE_THREADS / 8 };
+ * the powers of two, 4096 columns 130.) More than SCAN_FEW threads only where each has SCAN_HOLD fours. (1024 columns:
+ * by 256 threads 55 us, by 128 that have two fours each 41.) */
+enum { SCAN_WALK = 16, SCAN_HOLD = 4, SCAN_FEW = 128, SCAN_WIDEST = REDUCE_THREADS + REDUCE_THREADS / 8 };
 struct scan_way { uint32_t width, hold, threads; };
 static struct scan_way scan_way(const struct device *d, uint32_t n)
 {
     uint32_t fours = ceil_div(n, 4), most = min_u32(d->caps.max_threads / SCAN_WALK * SCAN_WALK, SCAN_WIDEST);
-    struct scan_way w = { .hold = min_u32(ceil_div(fours, REDUCE_THREADS), SCAN_HOLD) };
+    struct scan_way w = { .hold = min_u32(ceil_div(fours, SCAN_FEW), SCAN_HOLD) };
     w.width = ceil_div(fours, ceil_div(fours, w.hold * most) * w.hold);
     w.width = w.width <= SCAN_WALK ? pow2_at_least(w.width) : (uint32_t)round_up(w.width, SCAN_WALK);
     if (w.width == 2) w.width = 4;                       /* the kernel walks by fours */
