@@ -9586,7 +9586,8 @@ int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis
 
 /* ---- softmax ---- */
 
-enum { SOFTMAX_MANY = 1024, SOFTMAX_WIDEST = 640 };      /* rows; threads of a row */
+enum { SOFTMAX_MANY = 1024 };                            /* rows */
+enum { SOFTMAX_WIDE = 512, SOFTMAX_WIDEST = 640 };       /* threads of a row */
 
 /* Do results of rows that begin anywhere go through shared memory, so many bytes of it beside what a kernel has of its
  * own, on GPUs? (An H200, rms_norm of bfloat16 16384 x 4095: 140 us by pairs as they lie, of which a store's lines take
@@ -9618,13 +9619,15 @@ static uint32_t staged_rounds(const struct device *d, uint32_t bytes)
 
 /* Threads of a row, and fours that each holds. Rows longer than the largest workgroup holds as others do are held by
  * twice as many elements a thread, as far as registers last: SOFTMAX_WIDEST threads, or as many as there are where
- * what is held are words of two elements each. */
-static void softmax_hold(const struct device *d, uint32_t n, bool words, uint32_t limit, struct softmax_way *w)
+ * what is held are words of two elements each. Many rows are held so from SOFTMAX_WIDE threads on. (An H200, float32
+ * 2048 x 32767: 212 us by 1024 threads, 183 by 512; 32768: 154 and 146.) */
+static void softmax_hold(const struct device *d, uint32_t n, bool words, bool many, uint32_t limit,
+                         struct softmax_way *w)
 {
     bool more = w->step == 8 || n > REDUCE_PIECE || d->tuning->serial, beyond;
     w->hold = n > 4 * REDUCE_LANE && more ? 8 : 4;
     w->width = n <= REDUCE_LANE ? 1 : n <= 4 * REDUCE_LANE ? 4 : (64 / w->hold) * softmax_blocks(n);
-    beyond = w->width > limit;
+    beyond = w->width > (many ? min_u32(limit, SOFTMAX_WIDE) : limit);
     if (!words || 2 * SOFTMAX_BESIDE > d->caps.shared_memory) limit = min_u32(limit, SOFTMAX_WIDEST);
     if (beyond && !d->tuning->each && w->width / 2 <= limit) {
         w->width /= 2;
@@ -9641,13 +9644,13 @@ static struct softmax_way softmax_way(const struct device *d, const struct softm
 {
     uint32_t limit = min_u32(d->caps.max_threads, 1024), both = (p->to | p->n) & (size == 2 ? 7 : 3) ? 1 : 2;
     struct softmax_way w = { .mode = SOFTMAX_HELD, .step = odd & 3 || (size == 2 && !(odd & 7)) ? 8 : 4 };
-    bool loose = odd & 3;
-    softmax_hold(d, p->n, size == 2 && !(odd & 7), limit, &w);
+    bool loose = odd & 3, many = p->outer >= SOFTMAX_MANY;
+    softmax_hold(d, p->n, size == 2 && !(odd & 7), many, limit, &w);
     if (loose && !d->tuning->each) w.staged = both == 2 ? 1 : staged_rounds(d, 4 * w.threads * w.hold * size);
     if (loose && !d->tuning->each && !w.staged) {
         w.step = 1;
         loose = false;
-        softmax_hold(d, p->n, false, limit, &w);
+        softmax_hold(d, p->n, false, many, limit, &w);
     }
     if (w.width > limit) {
         w.threads = w.width = pow2_at_least(limit / 2 + 1);
@@ -9658,7 +9661,7 @@ static struct softmax_way softmax_way(const struct device *d, const struct softm
         return w;
     }
     if (loose) w.loose = both;
-    else if (w.step == 8 && w.hold == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
+    else if (w.step == 8 && w.hold == 8 && w.width >= REDUCE_THREADS && many) {
         /* Of many long rows a thread has twice as much (an H200, bfloat16 16384 x 8192: 146 and 140 us; four times
          * 155). */
         w.threads = w.width /= 2;
