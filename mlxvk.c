@@ -9889,20 +9889,30 @@ static struct scan_push scan_of_totals(const struct scan_push *p, uint32_t flags
         .in_stride = { p->parts * p->inner } };
 }
 
-/* How rows of n elements are scanned: in rounds that are as long as each other, so that one element more than a power
- * of two is no round of its own, nor another thread for each that there is. (An H200, float32 16384 x 4097: 251 us by
- * the powers of two, 4096 columns 130.) More than SCAN_FEW threads only where each has SCAN_HOLD fours. (1024 columns:
- * by 256 threads 55 us, by 128 that have two fours each 41.) */
-enum { SCAN_WALK = 16, SCAN_HOLD = 4, SCAN_FEW = 128, SCAN_WIDEST = REDUCE_THREADS + REDUCE_THREADS / 8 };
+/* Threads of a row of so many fours, at most `most`, in rounds that are as long as each other. */
+static uint32_t scan_width(uint32_t fours, uint32_t hold, uint32_t most)
+{
+    return ceil_div(fours, ceil_div(fours, hold * most) * hold);
+}
+
+/* How rows of n elements are scanned: one element more than a power of two is no round of its own, nor another thread
+ * for each that there is. (An H200, float32 16384 x 4097: 251 us by the powers of two, 4096 columns 130.) More than
+ * SCAN_FEW threads only where each has SCAN_HOLD fours. (1024 columns: by 256 threads 55 us, by 128 that have two
+ * fours each 41.) What would take a few threads more than REDUCE_THREADS goes in rounds of SCAN_NARROW: of a workgroup
+ * one subgroup larger not as many find room beside each other. (8191 columns 167 us by 256 threads, 8193 220 by
+ * 272.) */
+enum { SCAN_WALK = 16, SCAN_HOLD = 4, SCAN_NARROW = 96, SCAN_FEW = 128 };
+enum { SCAN_WIDEST = REDUCE_THREADS + REDUCE_THREADS / 8 };
 struct scan_way { uint32_t width, hold, threads; };
 static struct scan_way scan_way(const struct device *d, uint32_t n)
 {
     uint32_t fours = ceil_div(n, 4), most = min_u32(d->caps.max_threads / SCAN_WALK * SCAN_WALK, SCAN_WIDEST);
     struct scan_way w = { .hold = min_u32(ceil_div(fours, SCAN_FEW), SCAN_HOLD) };
-    w.width = ceil_div(fours, ceil_div(fours, w.hold * most) * w.hold);
+    w.width = scan_width(fours, w.hold, most);
+    if (w.width > REDUCE_THREADS) w.width = scan_width(fours, w.hold, SCAN_NARROW);
     w.width = w.width <= SCAN_WALK ? pow2_at_least(w.width) : (uint32_t)round_up(w.width, SCAN_WALK);
     if (w.width == 2) w.width = 4;                       /* the kernel walks by fours */
-    w.threads = w.width > REDUCE_THREADS ? w.width : REDUCE_THREADS / w.width * w.width;
+    w.threads = REDUCE_THREADS / w.width * w.width;
     return w;
 }
 
