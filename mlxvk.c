@@ -9587,7 +9587,7 @@ int mlxvk_trace(mlxvk_array *res, mlxvk_array a, int offset, int axis1, int axis
 /* ---- softmax ---- */
 
 enum { SOFTMAX_MANY = 1024 };                            /* rows */
-enum { SOFTMAX_WIDE = 512, SOFTMAX_WIDEST = 640 };       /* threads of a row */
+enum { SOFTMAX_THRICE = 384, SOFTMAX_WIDE = 512, SOFTMAX_WIDEST = 640 };     /* threads of a row */
 
 /* Do results of rows that begin anywhere go through shared memory, so many bytes of it beside what a kernel has of its
  * own, on GPUs? (An H200, rms_norm of bfloat16 16384 x 4095: 140 us by pairs as they lie, of which a store's lines take
@@ -9617,19 +9617,22 @@ static uint32_t staged_rounds(const struct device *d, uint32_t bytes)
     return is_staged(d, ceil_div(bytes, rounds), SOFTMAX_BESIDE) ? rounds : 0;
 }
 
-/* Threads of a row, and fours that each holds. Rows longer than the largest workgroup holds as others do are held by
- * twice as many elements a thread, as far as registers last: SOFTMAX_WIDEST threads, or as many as there are where
- * what is held are words of two elements each. Many rows are held so from SOFTMAX_WIDE threads on. (An H200, float32
- * 2048 x 32767: 212 us by 1024 threads, 183 by 512; 32768: 154 and 146.) */
-static void softmax_hold(const struct device *d, uint32_t n, bool words, bool many, uint32_t limit,
-                         struct softmax_way *w)
+/* Threads of a row, and fours that each holds. Rows of more than `most` threads are held by twice as many elements a
+ * thread, or three times as many where SOFTMAX_WIDE threads that hold twice as many are too few, as far as registers
+ * last: SOFTMAX_THRICE and SOFTMAX_WIDEST threads, or as many as there are where what is held are words of two elements
+ * each. */
+static void softmax_hold(const struct device *d, uint32_t n, bool words, uint32_t most, struct softmax_way *w)
 {
     bool more = w->step == 8 || n > REDUCE_PIECE || d->tuning->serial, beyond;
+    uint32_t limit = min_u32(d->caps.max_threads, 1024), thrice = 8 * (uint32_t)round_up(softmax_blocks(n), 12) / 3;
     w->hold = n > 4 * REDUCE_LANE && more ? 8 : 4;
     w->width = n <= REDUCE_LANE ? 1 : n <= 4 * REDUCE_LANE ? 4 : (64 / w->hold) * softmax_blocks(n);
-    beyond = w->width > (many ? min_u32(limit, SOFTMAX_WIDE) : limit);
+    beyond = w->width > min_u32(limit, most) && !d->tuning->each;
     if (!words || 2 * SOFTMAX_BESIDE > d->caps.shared_memory) limit = min_u32(limit, SOFTMAX_WIDEST);
-    if (beyond && !d->tuning->each && w->width / 2 <= limit) {
+    if (beyond && !words && w->width / 2 > SOFTMAX_WIDE && thrice <= min_u32(limit, SOFTMAX_THRICE)) {
+        w->width = thrice;
+        w->hold *= 3;
+    } else if (beyond && w->width / 2 <= limit) {
         w->width /= 2;
         w->hold *= 2;
     }
@@ -9639,18 +9642,27 @@ static void softmax_hold(const struct device *d, uint32_t n, bool words, bool ma
         w->hold = ceil_div(n, 4 * REDUCE_LANE) * (w->step == 8 ? 2 : 1);
 }
 
+/* Of many rows: the threads beyond which half as many hold twice as much, because more workgroups find room beside each
+ * other. (An H200, float32 2048 x 32767: 212 us by 1024 threads, 183 by 512; 32768: 154 and 146. bfloat16 that lies
+ * anywhere, 8192 x 8191: 98 us by 256, 8193: 130 by 288.) */
+static uint32_t softmax_most(uint32_t rows, bool loose, uint32_t size)
+{
+    return rows < SOFTMAX_MANY ? 1024 : loose && size == 2 ? REDUCE_THREADS : SOFTMAX_WIDE;
+}
+
 /* odd: bits of all steps and places. Eights from anywhere: one load of four costs little more than one of one. */
 static struct softmax_way softmax_way(const struct device *d, const struct softmax_push *p, uint32_t size, uint32_t odd)
 {
     uint32_t limit = min_u32(d->caps.max_threads, 1024), both = (p->to | p->n) & (size == 2 ? 7 : 3) ? 1 : 2;
     struct softmax_way w = { .mode = SOFTMAX_HELD, .step = odd & 3 || (size == 2 && !(odd & 7)) ? 8 : 4 };
-    bool loose = odd & 3, many = p->outer >= SOFTMAX_MANY;
-    softmax_hold(d, p->n, size == 2 && !(odd & 7), many, limit, &w);
+    bool loose = odd & 3;
+    uint32_t most = softmax_most(p->outer, loose, size);
+    softmax_hold(d, p->n, size == 2 && !(odd & 7), most, &w);
     if (loose && !d->tuning->each) w.staged = both == 2 ? 1 : staged_rounds(d, 4 * w.threads * w.hold * size);
     if (loose && !d->tuning->each && !w.staged) {
         w.step = 1;
         loose = false;
-        softmax_hold(d, p->n, false, many, limit, &w);
+        softmax_hold(d, p->n, false, most, &w);
     }
     if (w.width > limit) {
         w.threads = w.width = pow2_at_least(limit / 2 + 1);
@@ -9661,7 +9673,7 @@ static struct softmax_way softmax_way(const struct device *d, const struct softm
         return w;
     }
     if (loose) w.loose = both;
-    else if (w.step == 8 && w.hold == 8 && w.width >= REDUCE_THREADS && many) {
+    else if (w.step == 8 && w.hold == 8 && w.width >= REDUCE_THREADS && p->outer >= SOFTMAX_MANY) {
         /* Of many long rows a thread has twice as much (an H200, bfloat16 16384 x 8192: 146 and 140 us; four times
          * 155). */
         w.threads = w.width /= 2;

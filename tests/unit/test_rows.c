@@ -703,7 +703,7 @@ static void nearest_shares(void **state)
 enum way { WAY_SOFTMAX, WAY_RMS, WAY_LAYER, WAY_MAX, WAY_ARGMAX, WAY_CUMMAX, WAY_CUMSUM, WAY_EXP, WAY_BIAS, WAY_TAKE, WAYS };
 static const char *const way_names[WAYS] = { "softmax", "rms_norm", "layer_norm", "max", "argmax", "cummax", "cumsum of integers",
                                              "exp", "adding a row", "take" };
-enum { WAY_MOST = 64 * 65536 + 8 };
+enum { WAY_MOST = 1024 * 8193 + 8 };
 
 static size_t by_way(const struct setting *on, enum way way, mlxvk_dtype dtype, const float *values, int rows, int width, int from,
                      uint8_t *out)
@@ -741,7 +741,8 @@ static void by_any_ways(void **state)
     static const struct { int rows, width, ways; } sizes[] = {
         { 5, 1, WAYS }, { 5, 7, WAYS }, { 33, 63, WAYS }, { 35, 127, WAYS }, { 35, 129, WAYS }, { 5, 257, WAYS }, { 1100, 1025, WAYS },
         { 5, 2049, WAYS }, { 3, 4095, WAYS }, { 3, 4097, WAYS }, { 3, 8193, WAYS }, { 2, 32767, WAY_SOFTMAX + 1 },
-        { 64, 32769, WAY_SOFTMAX + 1 }, { 64, 32772, WAY_SOFTMAX + 1 }, { 64, 65536, WAY_SOFTMAX + 1 } };
+        { 64, 32769, WAY_SOFTMAX + 1 }, { 64, 32772, WAY_SOFTMAX + 1 }, { 64, 65536, WAY_SOFTMAX + 1 },
+        { 1024, 8193, WAY_SOFTMAX + 1 } };
     static float x[WAY_MOST];
     static uint8_t cpu[4 * WAY_MOST], gpu[4 * WAY_MOST];
     struct setting one = start("MLX_VK_TUNING=1"), other = start("MLX_VK_TUNING=3");
