@@ -9644,7 +9644,7 @@ static void softmax_hold(const struct device *d, uint32_t n, bool words, uint32_
 
 /* Of many rows: the threads beyond which half as many hold twice as much, because more workgroups find room beside each
  * other. (An H200, float32 2048 x 32767: 212 us by 1024 threads, 183 by 512; 32768: 154 and 146. bfloat16 that lies
- * anywhere, 8192 x 8191: 98 us by 256, 8193: 130 by 288.) */
+ * anywhere, 8192 x 8193: 137 us by 288, 127 by 144.) */
 static uint32_t softmax_most(uint32_t rows, bool loose, uint32_t size)
 {
     return rows < SOFTMAX_MANY ? 1024 : loose && size == 2 ? REDUCE_THREADS : SOFTMAX_WIDE;
@@ -9911,8 +9911,8 @@ static uint32_t scan_width(uint32_t fours, uint32_t hold, uint32_t most)
  * for each that there is. (An H200, float32 16384 x 4097: 251 us by the powers of two, 4096 columns 130.) More than
  * SCAN_FEW threads only where each has SCAN_HOLD fours. (1024 columns: by 256 threads 55 us, by 128 that have two
  * fours each 41.) What would take a few threads more than REDUCE_THREADS goes in rounds of SCAN_NARROW: of a workgroup
- * one subgroup larger not as many find room beside each other. (8191 columns 167 us by 256 threads, 8193 220 by
- * 272.) */
+ * one subgroup larger not as many find room beside each other. (8192 x 8193 by 272 threads 228 us and 186 now, 8191
+ * columns 175; 16384 x 4097 250 and 180.) */
 enum { SCAN_WALK = 16, SCAN_HOLD = 4, SCAN_NARROW = 96, SCAN_FEW = 128 };
 enum { SCAN_WIDEST = REDUCE_THREADS + REDUCE_THREADS / 8 };
 struct scan_way { uint32_t width, hold, threads; };
@@ -13455,7 +13455,7 @@ static void conv_plain(struct encoder *e, const void *job)
 
 /* Fours of channels that a workgroup of conv_depthwise has side by side, with their kernel in shared memory, in equal
  * shares; 0: the kernel has too many taps for that. CPU drivers read it where it lies. */
-enum { DEPTHWISE_STAGE = 1536, DEPTHWISE_ACROSS = 32, DEPTHWISE_LEAST = 4, DEPTHWISE_WIDE = 8 };
+enum { DEPTHWISE_STAGE = 2048, DEPTHWISE_ACROSS = 32, DEPTHWISE_LEAST = 4, DEPTHWISE_WIDE = 8 };
 static uint32_t depthwise_across(const struct encoder *e, const struct conv *v, uint32_t fours)
 {
     uint32_t taps = (uint32_t)(v->taps[0] * v->taps[1] * v->taps[2]), most = min_u32(DEPTHWISE_ACROSS, fours);
@@ -13470,7 +13470,7 @@ static void conv_depthwise(struct encoder *e, const void *job)
     const struct conv *v = job;
     struct conv all = *v;
     struct conv_push q;
-    uint32_t threads = flat_threads(e->device), fours = ceil_div((uint64_t)v->channels, 4), across, even;
+    uint32_t threads = flat_threads(e->device), fours = ceil_div((uint64_t)v->channels, 4), across, stage, even;
     uint32_t run = e->device->tuning->each ? 4 : 8, last = SPACE - 1;
     uint64_t runs = (uint64_t)(v->batch * v->out_size[0] * v->out_size[1]) * ceil_div((uint64_t)v->out_size[2], run);
     bool wide = v->step[last] == v->tap_step[last] && v->taps[last] > 1 && v->taps[last] <= DEPTHWISE_WIDE;
@@ -13478,10 +13478,12 @@ static void conv_depthwise(struct encoder *e, const void *job)
     q = bind_conv(e, &all, v->out);
     even = conv_vectors(&all, &q, false, 4);
     across = depthwise_across(e, v, fours);
+    stage = across ? 64 : 0;                         /* few pipelines, and no more shared memory than that takes */
     q.C = 1;
     q.part = across;
+    while (across && stage < across * (uint32_t)(v->taps[0] * v->taps[1] * v->taps[2])) stage *= 2;
     USE(e, conv_depthwise, &q, .threads = threads, .type = v->out->dtype, .run = run,
-        .vector = (even & 1) | (even >> 1 & 2), .stage = across ? DEPTHWISE_STAGE : 0,
+        .vector = (even & 1) | (even >> 1 & 2), .stage = stage,
         .wide = wide ? (uint32_t)v->taps[last] : 0);
     if (across) dispatch_groups(e, ceil_div(runs, threads / across) * (uint64_t)ceil_div(fours, across));
     else dispatch_elements(e, runs * fours);

@@ -58,8 +58,11 @@ void add_line(const Row row, const uint f, const uint c, const uint x, const uin
     int step = int(steps[2] & 0xffffu), apart = int(steps[2] >> 16);
     if (WIDE > 0u) {
         vec4 v[RUN + WIDE];
-        [[unroll]] for (uint i = 0u; i < RUN + WIDE - 1u; i++)
-            v[i] = uint(row.from.z + int(i) * apart) < in_size[2] ? load_a(from + i * uint(apart) * channels, valid) : vec4(0.0);
+        [[unroll]] for (uint i = 0u; i < RUN + WIDE - 1u; i++) {   // no branches: all loads are under way at once
+            int z = row.from.z + int(i) * apart, near = clamp(z, 0, int(in_size[2]) - 1);
+            vec4 x = load_a(from + uint(near - row.from.z) * channels, valid);
+            v[i] = z == near ? x : vec4(0.0);
+        }
         [[unroll]] for (uint z = 0u; z < WIDE; z++) {
             vec4 w = weights(f, c, x, y, z);
             [[unroll]] for (uint r = 0u; r < RUN; r++) sum[r] = fma(v[r + z], w, sum[r]);

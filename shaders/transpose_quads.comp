@@ -69,23 +69,28 @@ segment segment_of(const uint at, const uint count)
     return segment(at, front, groups, count - front - groups * V);
 }
 
-// Rows that begin anywhere: groups, then what is alone, as many threads a row as that may be.
-void store_loose(const uint out_at, const uint down, const uint across)
+// What rows have in front of and behind their groups, `alone` elements of each at most.
+void store_alone(const uint alone, const uint at, const uint count, const uint high)
 {
-    uint count = min(columns - across * TILE, TILE), high = min(rows - down * TILE, TILE);
-    uint alone = count % V == 0u ? V : 2u * V;         // in front and behind together, at most
-    for (uint u = gl_LocalInvocationID.x; u < CHUNKS * high; u += gl_WorkGroupSize.x) {
-        uint chunk = u % CHUNKS, r = u / CHUNKS;
-        segment g = segment_of(out_at + (down * TILE + r) * row_out + across * TILE, count);
-        uint e = g.front + chunk * V;
-        if (chunk < g.groups) dst128[(g.at + e) / V] = elements_from(V, e % V, tile_group(r, e / V), tile_group(r, e / V + 1u));
-    }
     for (uint u = gl_LocalInvocationID.x; u < alone * high; u += gl_WorkGroupSize.x) {
         uint k = u % alone, r = u / alone;
-        segment g = segment_of(out_at + (down * TILE + r) * row_out + across * TILE, count);
+        segment g = segment_of(at + r * row_out, count);
         uint e = k < g.front ? k : g.groups * V + k;
         if (k < g.front + g.back) store_dst(g.at + e, SIZE == 2u ? U16 : U8, tile_element(r, e));
     }
+}
+
+// The tile to rows that begin anywhere, of which the first is at element `at`: `high` of `count` elements.
+void store_loose(const uint at, const uint count, const uint high)
+{
+    for (uint u = gl_LocalInvocationID.x; u < CHUNKS * high; u += gl_WorkGroupSize.x) {
+        uint chunk = u % CHUNKS, r = u / CHUNKS;
+        segment g = segment_of(at + r * row_out, count);
+        uint e = g.front + chunk * V;
+        if (chunk < g.groups) dst128[(g.at + e) / V] = elements_from(V, e % V, tile_group(r, e / V), tile_group(r, e / V + 1u));
+    }
+    if (count % V == 0u) store_alone(V, at, count, high);
+    else store_alone(2u * V, at, count, high);
 }
 
 void main()
@@ -115,7 +120,7 @@ void main()
     }
     barrier();
     if (LOOSE) {
-        store_loose(out_at, down, across);
+        store_loose(out_at + down * TILE * row_out + across * TILE, min(columns - across * TILE, TILE), min(rows - down * TILE, TILE));
         return;
     }
     [[unroll]] for (uint k = 0u; k < READS; k++) {
