@@ -6427,7 +6427,7 @@ static uint32_t tile_of_quads(const struct encoder *e, struct array *const *a, c
     uint32_t size = (uint32_t)item_size(a[0]), all = transpose_steps(p);
     if (a[0]->dtype != a[1]->dtype || size > 2) return 0;
     *loose = all % (16 / size) != 0;
-    if (*loose && e->device->tuning->each) return 0;
+    if (*loose && (e->device->tuning->each || (int32_t)p->column_in < 0)) return 0;
     for (size_t i = 0; i < COUNT(p->shape) && *loose; i++) if ((int32_t)p->in_stride[i] < 0) return 0;
     return size == 2 && (p->rows <= 64 || p->columns <= 64 || e->device->caps.shared_memory < 32768) ? 64 : 128;
 }
@@ -6770,8 +6770,9 @@ static bool by_copies(struct encoder *e, const struct elementwise_params *p, str
     bool copies = false, turns = has_rows(p) && lanes > 1 && !e->device->tuning->each;
     if (p->kernel == K_COPY || p->kernel == K_COPY_WIDE) return false;
     for (int k = 1; k < count; k++) copies = copies || runs_across(a[k]);
+    if (!copies) return false;
     for (int k = 0; k < count; k++) offset[k] = place_of_array(e, a[k]);
-    if (!copies || (turns && count_turned(&d, offset, count, (int)lanes, &scalars))) return false;
+    if (turns && count_turned(&d, offset, count, (int)lanes, &scalars)) return false;
     for (int k = 1; k < count; k++) {
         all[k] = a[k];
         if (runs_across(a[k])) all[k] = copied(e, a[k]);
@@ -9051,8 +9052,8 @@ static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const 
     return serial && (rows ? g->width > 1 && g->piece <= 16 * REDUCE_PIECE : g->piece <= REDUCE_PIECE);
 }
 
-/* Rows, or pieces of them, that are read by 16 bytes wherever they begin, for what no order and no tree matters to: keys
- * of 64 bits do not fit, and products and what is true are left to the tree. On CPUs the positions alone, of rows that
+/* Rows, or pieces of them, that are read by 16 bytes wherever they begin, for what no order and no tree matters to:
+ * keys of 64 bits do not fit, and products and what is true are left to the tree. On CPUs the positions alone, of rows that
  * several threads share (lavapipe: argmax of 1024 x 1024 from 2.2 to 1.5 ms, of 4096 x 64 from 0.8 to 1.3). */
 static bool is_free(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g,
                     const struct reduce_push *p)
@@ -9082,7 +9083,8 @@ static uint32_t dealt_columns(uint64_t columns)
     return width;
 }
 
-/* Single columns, whose rows begin anywhere: 16 threads side by side would read a third 32 bytes for each two of theirs. */
+/* Single columns, whose rows begin anywhere: 16 threads side by side would read a third 32 bytes for each two of
+ * theirs. */
 static bool twice_as_wide(const struct encoder *e, const struct reduce_grid *g, const struct reduce_push *p,
                           uint64_t columns)
 {
@@ -11781,6 +11783,7 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
     }
     for (k = 0; k < MATRICES; k++)
         if (axis < 0 || !is_chosen(p, k)) p->offset[k] += at * axis_step(p, k, axis);
+    if (axis == AXIS_N && count % 8 && at + count != p->n) p->b_room = false;    /* the next part's columns are there */
     if (axis == 0 && every) {
         p->offset[MAT_A] += at / every * p->stride[MAT_A][0];
         p->count[MAT_A] = ceil_div((uint64_t)count, every);
@@ -13473,7 +13476,8 @@ static void conv_depthwise(struct encoder *e, const void *job)
     uint32_t threads = flat_threads(e->device), fours = ceil_div((uint64_t)v->channels, 4), across, stage, even;
     uint32_t run = e->device->tuning->each ? 4 : 8, last = SPACE - 1;
     uint64_t runs = (uint64_t)(v->batch * v->out_size[0] * v->out_size[1]) * ceil_div((uint64_t)v->out_size[2], run);
-    bool wide = v->step[last] == v->tap_step[last] && v->taps[last] > 1 && v->taps[last] <= DEPTHWISE_WIDE;
+    bool wide = v->in_size[last] > 0 && v->step[last] == v->tap_step[last] && v->taps[last] > 1 &&
+                v->taps[last] <= DEPTHWISE_WIDE;
     all.n = all.c = v->channels;                     /* of all groups */
     q = bind_conv(e, &all, v->out);
     even = conv_vectors(&all, &q, false, 4);
@@ -17891,8 +17895,8 @@ static struct sort_step sort_step(struct sort_rows *s, uint32_t i)
 /* ---- rows or blocks in shared memory, merges ---- */
 
 /* Threads of the largest workgroup whose elements fit into shared memory, a power of two: blocks are merged by it. Of
- * rows that one workgroup holds, on GPUs, as many as there are: digit by digit takes longer. (An H200, 4096 rows of 4097
- * float32: 626 us by digits, where 4096 take 368.) */
+ * rows that one workgroup holds, on GPUs, as many as there are: digit by digit takes longer. (An H200, 4096 rows of
+ * 4097 float32: 626 us by digits, where 4096 take 368.) */
 enum { SORT_THREADS = 512 };
 static uint32_t sort_threads(const struct encoder *e, const struct sort_rows *s)
 {
@@ -18195,23 +18199,34 @@ static void scatter_atomic(struct encoder *e, struct scatter_work *w)
     }
 }
 
+/* How a sorted scatter takes windows, at all levels and for all parts of the result, because one reads what another
+ * left: by so many elements, where all is whole 16 bytes; loose: by the 16 bytes of the result that hold a window from
+ * anywhere, the first and the last in part. */
+struct scatter_units { uint32_t width; bool loose; };
+static struct scatter_units units_of_windows(const struct encoder *e, const struct scatter_work *w, bool roomy)
+{
+    struct scatter_push p = { .dst_at = place_of_array(e, w->out), .src_at = place_of_array(e, w->updates) };
+    uint32_t most = 16 / (uint32_t)item_size(w->out), width = window_width(w, &p, most, false);
+    bool row = w->window.ndim == 1 && w->window.stride[0][0] == 1 && (size_t)w->window.shape[0] == w->each;
+    bool loose = roomy && width == 1 && most >= 4 && row && w->each >= most;
+    return (struct scatter_units){ loose ? most : width, loose };
+}
+
 /* One level: `n` entries by key, `each` a thread. What reaches over an edge goes into parts and slots, which come
  * back. */
 static void scatter_level(struct encoder *e, struct scatter_work *w, struct scatter_push p, struct array *values,
-    struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper, bool roomy)
+    struct array *keys, struct array *places, struct array *parts, struct array *slots, bool upper,
+    struct scatter_units units)
 {
-    uint32_t most = 16 / (uint32_t)item_size(w->out), width = set_window(e, w, values, &p, most, false);
-    /* Rows from anywhere: by the 16 bytes of the result that hold them, the first and the last in part. */
-    bool loose = roomy && width == 1 && most >= 4 && w->window.ndim == 1 &&
-                 p.stride[0] == 1 && p.shape[0] >= most && p.shape[0] == w->each;
-    if (loose) p.units = ceil_div(p.shape[0] + most - 1, width = most);
+    set_window(e, w, values, &p, units.loose ? 1 : units.width, false);
+    if (units.loose) p.units = ceil_div(p.shape[0] + units.width - 1, units.width);
     p.key_at = set_input(e, SLOT_scatter_runs_key, keys);
     p.flags = places ? 0 : SCATTER_IN_ORDER;
     if (places) p.place_at = set_input(e, SLOT_scatter_runs_place, places);
     if (parts) set_output(e, SLOT_scatter_runs_part, parts);
     if (slots) set_output(e, SLOT_scatter_runs_slot, slots);
-    USE(e, scatter_runs, &p, .threads = 128, .op = w->op, .to = w->out->dtype, .width = width, .upper = upper,
-        .batch = e->device->tuning->scatter_batch, .loose = loose);
+    USE(e, scatter_runs, &p, .threads = 128, .op = w->op, .to = w->out->dtype, .width = units.width, .upper = upper,
+        .batch = e->device->tuning->scatter_batch, .loose = units.loose);
     dispatch_groups(e, ceil_div((uint64_t)ceil_div(p.n, p.each) * p.units, 128));
 }
 
@@ -18226,6 +18241,7 @@ static void scatter_sorted(struct encoder *e, struct scatter_work *w)
     p.each = w->number * w->each < RUN_THREADS ? RUN_FEW : RUN_MANY;
     roomy = 2 * (size_t)ceil_div(w->number, p.each) * each * bytes <= e->device->caps.max_range;
     if (!roomy) each = w->each;
+    struct scatter_units units = units_of_windows(e, w, roomy);
     keys->refs++;
     values->refs++;
     if (w->number > 1) {
@@ -18239,7 +18255,7 @@ static void scatter_sorted(struct encoder *e, struct scatter_work *w)
         uint32_t chunks = ceil_div(p.n, p.each);
         struct array *parts = chunks > 1 ? scratch(e, 2 * (size_t)chunks * each, wide) : NULL;
         struct array *slots = chunks > 1 ? scratch(e, 2 * (size_t)chunks, MLXVK_UINT64) : NULL;
-        while (next_part(e, w)) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper, roomy);
+        while (next_part(e, w)) scatter_level(e, w, p, values, keys, upper ? NULL : places, parts, slots, upper, units);
         array_release(values);
         array_release(keys);
         values = parts;

@@ -76,8 +76,9 @@ uint place_of(const uint key, const uint window)
     uint first = window_of(key);
     return LOOSE ? first - first % WIDTH + unit_at * WIDTH : first + window;
 }
-// LOOSE: elements from the window's first to this thread's, below 0 where its unit begins in front of the window.
-int into_window(const uint key) { return int(unit_at * WIDTH) - int(window_of(key) % WIDTH); }
+// LOOSE: elements from the window's first to this thread's, below 0 where its unit begins in front of the window. Of windows that are
+// not bound, too: their parts are left for whom they are.
+int into_window(const uint key) { return int(unit_at * WIDTH) - int((dst_at + (key - key_first) * scale) % WIDTH); }
 
 // As many elements of window i as a unit of the result has, from two of the source.
 uvec4 load_loose(const uint i, const uint key)

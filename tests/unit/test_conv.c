@@ -207,6 +207,31 @@ static void test_depthwise(void **state)
     }
 }
 
+/* An input without positions, of which there is padding alone: zeros. */
+static void test_nothing_but_padding(void **state)
+{
+    static const char *const gates[] = { NULL, "MLX_VK_CONV_KERNEL=1 MLX_VK_POISON=1", "MLX_VK_CONV_KERNEL=2 MLX_VK_POISON=1",
+                                         "MLX_VK_CONV_KERNEL=2 MLX_VK_TUNING=3 MLX_VK_POISON=1" };
+    (void)state;
+    for (size_t way = 0; way < COUNT(gates); way++) {
+        mlxvk_device device = open_device(gates[way]);
+        mlxvk_stream s = open_stream(device);
+        static const float ones[8 * 3] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+        float got[2 * 8];
+        mlxvk_array x = { NULL }, w = floats(device, ones, (int[]){ 8, 3, 1 }, 3), y = { NULL };
+        OK(mlxvk_zeros(&x, (int[]){ 1, 0, 8 }, 3, MLXVK_FLOAT32, s), s);
+        OK(mlxvk_conv1d(&y, x, w, 1, 2, 1, 8, s), s);
+        assert_int_equal(mlxvk_array_size(y), COUNT(got));
+        OK(mlxvk_array_read(y, got, sizeof got, s), s);
+        for (size_t i = 0; i < COUNT(got); i++) assert_true(got[i] == 0);
+        mlxvk_array_free(x);
+        mlxvk_array_free(w);
+        mlxvk_array_free(y);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(device);
+    }
+}
+
 /* 3 x 3 in steps of 1: sizes that tiles of 4 do not divide, results of one position, padding beyond the kernel. */
 static void test_winograd(void **state)
 {
@@ -540,7 +565,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_even), cmocka_unit_test(test_depthwise), cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
+        cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_even), cmocka_unit_test(test_depthwise), cmocka_unit_test(test_nothing_but_padding),
+        cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
         cmocka_unit_test(test_kernel_sticks_out), cmocka_unit_test(test_negative_padding), cmocka_unit_test(test_long),
         cmocka_unit_test(test_empty), cmocka_unit_test(test_errors),

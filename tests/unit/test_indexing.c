@@ -430,6 +430,48 @@ static void few_in_order(void **state)
     expect_added(want, PLACES, updates, at, ROWS, WIDTH, &r);
 }
 
+/* Sums at several levels, of windows that are whole 16 bytes but do not begin so in memory; and of odd ones in a result of several
+ * bindings, whose parts begin at other places within 16 bytes: what one level leaves, the next one finds. */
+static void windows_at_levels(void **state)
+{
+    static const struct { const char *gates; int places, width, rows, before; } cases[] = {
+        { NULL, 40, 64, 300, 1 }, { NULL, 40, 63, 300, 1 }, { "MLX_VK_MAX_BINDING_RANGE=98304", 1000, 33, 700, 0 } };
+    (void)state;
+    for (size_t k = 0; k < COUNT(cases); k++) {
+        int places = cases[k].places, width = cases[k].width, rows = cases[k].rows, size = places * width, all = rows * width + cases[k].before;
+        mlxvk_device d = open_device(cases[k].gates);
+        mlxvk_stream s = open_stream(d);
+        struct rng r = { 17 };
+        float *want = malloc((size_t)size * 4), *got = malloc((size_t)size * 4), *updates = malloc((size_t)all * 4);
+        int32_t *at = malloc((size_t)rows * sizeof *at);
+        mlxvk_array a = { NULL }, u = { NULL }, i = { NULL }, res = { NULL };
+        assert_true(want && got && updates && at);
+        for (int n = 0; n < size; n++) want[n] = (float)random_int(&r, -100, 100);
+        for (int n = 0; n < all; n++) updates[n] = (float)random_int(&r, -100, 100);
+        OK_DEVICE(mlxvk_array_new_data_device(&a, want, (int[]){ places, width }, 2, MLXVK_FLOAT32, d), d);
+        OK_DEVICE(mlxvk_array_new_data_device(&u, updates, &all, 1, MLXVK_FLOAT32, d), d);
+        OK(mlxvk_as_strided(&u, u, (int[]){ rows, 1, width }, 3, (int64_t[]){ width, width, 1 }, 3, (size_t)cases[k].before, s), s);
+        for (int n = 0; n < rows; n++) {
+            at[n] = n % 3 ? 7 : random_int(&r, 0, places - 1);
+            for (int c = 0; c < width; c++) want[at[n] * width + c] += updates[cases[k].before + n * width + c];
+        }
+        i = ints(d, at, &rows, 1);
+        OK(mlxvk_scatter_add_single(&res, a, i, u, 0, s), s);
+        OK(mlxvk_array_read(res, got, (size_t)size * 4, s), s);
+        assert_memory_equal(got, want, (size_t)size * 4);
+        mlxvk_array_free(a);
+        mlxvk_array_free(u);
+        mlxvk_array_free(i);
+        mlxvk_array_free(res);
+        free(want);
+        free(got);
+        free(updates);
+        free(at);
+        mlxvk_stream_free(s);
+        mlxvk_device_free(d);
+    }
+}
+
 /* Windows that begin anywhere and have any number of elements, of each size, each operation, in runs of few and of many, in views:
  * whatever is between them stays. */
 static void windows_anywhere(void **state)
@@ -674,7 +716,8 @@ int main(void)
         cmocka_unit_test(random_gathers), cmocka_unit_test(gathers_refused), cmocka_unit_test(random_scatters),
         cmocka_unit_test(runs_in_order), cmocka_unit_test(few_in_order),
         cmocka_unit_test(sorted_by_merges), cmocka_unit_test(sorted_by_digits), cmocka_unit_test(counts), cmocka_unit_test(nan_updates),
-        cmocka_unit_test(windows_anywhere), cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
+        cmocka_unit_test(windows_anywhere),
+        cmocka_unit_test(windows_at_levels), cmocka_unit_test(masked), cmocka_unit_test(scatters_refused), cmocka_unit_test(slices_at_run_time), cmocka_unit_test(diagonals),
         cmocka_unit_test(searches)
     };
     return run_group("indexing", tests, set_up_poisoned, tear_down);

@@ -214,14 +214,25 @@ static mlxvk_array turned_between(const int *p)
     return y;
 }
 
+/* The columns of which the last is first in memory. */
+static mlxvk_array turned_back(const int *p)
+{
+    struct view v = { .ndim = 2, .shape = { p[1], p[2] }, .strides = { 1, -p[1] }, .offset = p[3] };
+    mlxvk_array a = placed((mlxvk_dtype)p[0], &v, 1);
+    OK(mlxvk_contiguous(&a, a, false, stream), stream);
+    return a;
+}
+
 static void test_transposed(void **state)
 {
+    static const struct way back = { "a transposed copy backwards", turned_back, 0 };
     static const struct way copy = { "a transposed copy", turned, 0 }, between = { "a transposed copy between others", turned_between, 0 };
     (void)state;
     EACH(t, F32, I32, U8, F16, C64, I64) {
         EACH(rows, 64, 66, 127, 128, 132) EACH(columns, 60, 64, 65, 68, 192) SAME(&copy, t, rows, columns, 1, 0, 0, 0);
         EACH(more, 0, 1, 2, 4, 8) EACH(apart, 0, 2, 4) EACH(offset, 0, 1, 4) SAME(&copy, t, 128, 64, 3, more, apart, offset);
         SAME(&copy, t, 126, 64, 3, 2);
+        EACH(rows, 51, 64, 129) EACH(offset, 0, 1) SAME(&back, t, rows, 100, offset);
         SAME(&between, t, 128, 62, 0, 2);
         EACH(before, 0, 1, 4, 8) EACH(behind, 0, 3, 4) SAME(&between, t, 128, 64, before, behind);
     }
