@@ -6695,7 +6695,6 @@ static bool runs_across(const struct array *a)
 }
 
 static struct array *copied(struct encoder *e, struct array *a);
-static struct array *rows_of(struct encoder *e, struct array *a);
 static void elementwise_dispatch(struct encoder *e, const struct elementwise_params *p, struct array *const *a,
                                  int count);
 
@@ -6760,19 +6759,25 @@ static uint32_t lanes_wanted(const struct encoder *e, const struct elementwise_p
 
 static bool has_rows(const struct elementwise_params *p) { return p->kernel == K_BINARY || p->kernel == K_UNARY; }
 
+/* Does plan_strided turn operands that lie along the rows, on a GPU? */
+static bool is_turned(const struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
+                      struct dims g)
+{
+    uint32_t offset[MAX_OPERANDS], scalars, lanes = lanes_wanted(e, p, a, count, UINT32_MAX);
+    for (int k = 0; k < count; k++) offset[k] = place_of_array(e, a[k]);
+    return has_rows(p) && lanes > 1 && !e->device->tuning->each &&
+           count_turned(&g, offset, count, (int)lanes, &scalars);
+}
+
 /* Operands that run across, where the walk does not turn them, are copied first. */
 static bool by_copies(struct encoder *e, const struct elementwise_params *p, struct array *const *a, int count,
                       const struct dims *g)
 {
     struct array *all[MAX_OPERANDS] = { a[0] };
-    uint32_t offset[MAX_OPERANDS], scalars, lanes = lanes_wanted(e, p, a, count, UINT32_MAX);
-    struct dims d = *g;
-    bool copies = false, turns = has_rows(p) && lanes > 1 && !e->device->tuning->each;
+    bool copies = false;
     if (p->kernel == K_COPY || p->kernel == K_COPY_WIDE) return false;
     for (int k = 1; k < count; k++) copies = copies || runs_across(a[k]);
-    if (!copies) return false;
-    for (int k = 0; k < count; k++) offset[k] = place_of_array(e, a[k]);
-    if (turns && count_turned(&d, offset, count, (int)lanes, &scalars)) return false;
+    if (!copies || is_turned(e, p, a, count, *g)) return false;
     for (int k = 1; k < count; k++) {
         all[k] = a[k];
         if (runs_across(a[k])) all[k] = copied(e, a[k]);
@@ -9053,8 +9058,8 @@ static bool is_dealt(const struct encoder *e, const struct reduce_job *j, const 
 }
 
 /* Rows, or pieces of them, that are read by 16 bytes wherever they begin, for what no order and no tree matters to:
- * keys of 64 bits do not fit, and products and what is true are left to the tree. On CPUs the positions alone, of rows that
- * several threads share (lavapipe: argmax of 1024 x 1024 from 2.2 to 1.5 ms, of 4096 x 64 from 0.8 to 1.3). */
+ * keys of 64 bits do not fit, and products and what is true are left to the tree. On CPUs the positions alone, of rows
+ * that several threads share (lavapipe: argmax of 1024 x 1024 from 2.2 to 1.5 ms, of 4096 x 64 from 0.8 to 1.3). */
 static bool is_free(const struct encoder *e, const struct reduce_job *j, const struct reduce_grid *g,
                     const struct reduce_push *p)
 {
@@ -11962,12 +11967,12 @@ static uint32_t units_span(const struct encoder *e, const struct product *p)
                                                                                                : INVARIANT_K;
 }
 
-/* Few rows, or few columns: of the transposed product. With GATE_INVARIANT rows alone: theirs is a kernel apart. */
 static bool few_units_columns(const struct encoder *e, const struct product *p)
 {
     return p->n <= UNITS_ROWS && p->n < p->m && !p->gather && !p->segments && !is_invariant(e);
 }
 
+/* Few rows, or few columns: of the transposed product. With GATE_INVARIANT rows alone: theirs is a kernel apart. */
 static struct product with_few_rows(const struct encoder *e, const struct product *p)
 {
     return few_units_columns(e, p) ? transposed(p) : *p;
@@ -13461,7 +13466,7 @@ static void conv_plain(struct encoder *e, const void *job)
 enum { DEPTHWISE_STAGE = 2048, DEPTHWISE_ACROSS = 32, DEPTHWISE_LEAST = 4, DEPTHWISE_WIDE = 8 };
 static uint32_t depthwise_across(const struct encoder *e, const struct conv *v, uint32_t fours)
 {
-    uint32_t taps = (uint32_t)(v->taps[0] * v->taps[1] * v->taps[2]), most = min_u32(DEPTHWISE_ACROSS, fours);
+    uint32_t taps = (uint32_t)conv_depth(v), most = min_u32(DEPTHWISE_ACROSS, fours);
     if (e->device->tuning->each || 16 * DEPTHWISE_STAGE > e->device->caps.shared_memory) return 0;
     if (!taps || DEPTHWISE_STAGE / taps < min_u32(DEPTHWISE_LEAST, most)) return 0;
     most = min_u32(most, DEPTHWISE_STAGE / taps);
@@ -13482,10 +13487,10 @@ static void conv_depthwise(struct encoder *e, const void *job)
     q = bind_conv(e, &all, v->out);
     even = conv_vectors(&all, &q, false, 4);
     across = depthwise_across(e, v, fours);
-    stage = across ? 64 : 0;                         /* few pipelines, and no more shared memory than that takes */
+    /* Few pipelines, and no more shared memory than that takes. */
+    stage = across ? pow2_at_least(max_size(64, across * (size_t)conv_depth(v))) : 0;
     q.C = 1;
     q.part = across;
-    while (across && stage < across * (uint32_t)(v->taps[0] * v->taps[1] * v->taps[2])) stage *= 2;
     USE(e, conv_depthwise, &q, .threads = threads, .type = v->out->dtype, .run = run,
         .vector = (even & 1) | (even >> 1 & 2), .stage = stage,
         .wide = wide ? (uint32_t)v->taps[last] : 0);

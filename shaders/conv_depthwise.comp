@@ -24,15 +24,12 @@ vec4 load_a(const uint at, const uint valid)
 }
 
 uint fours() { return (N + 3u) / 4u; }
-uint tap_count() { return taps[0] * taps[1] * taps[2]; }
-uint tap_of_b(const uint x, const uint y, const uint z) { return uint(int(x) * b_tap[0] + int(y) * b_tap[1] + int(z) * b_tap[2]); }
 
 void stage_kernel(const uint first)
 {
-    uint all = tap_count();
-    for (uint i = gl_LocalInvocationID.x; i < 4u * part * all; i += gl_WorkGroupSize.x) {
-        uint c = i / all, tap = i % all, z = tap % taps[2], y = tap / taps[2] % taps[1], x = tap / taps[2] / taps[1];
-        if (4u * first + c < N) kernel[tap * 4u * part + c] = get_b(offset_b + (4u * first + c) * b_row + tap_of_b(x, y, z));
+    for (uint i = gl_LocalInvocationID.x; i < 4u * part * K; i += gl_WorkGroupSize.x) {      // K: taps, for C is 1
+        uint c = i / K, tap = i % K;
+        if (4u * first + c < N) kernel[tap * 4u * part + c] = get_b(offset_b + (4u * first + c) * b_row + reach(tap_at(tap)).b);
     }
     barrier();
 }
@@ -44,7 +41,7 @@ vec4 weights(const uint f, const uint c, const uint x, const uint y, const uint 
         uint at = (((x * taps[1] + y) * taps[2] + z) * part + f % part) * 4u;
         return vec4(kernel[at], kernel[at + 1u], kernel[at + 2u], kernel[at + 3u]);
     }
-    uint from = offset_b + c * b_row + tap_of_b(x, y, z), valid = min(N - c, 4u);
+    uint from = offset_b + c * b_row + reach(Tap(uvec3(x, y, z), 0u)).b, valid = min(N - c, 4u);
     return vec4(get_b(from), valid > 1u ? get_b(from + b_row) : 0.0, valid > 2u ? get_b(from + 2u * b_row) : 0.0,
                 valid > 3u ? get_b(from + 3u * b_row) : 0.0);
 }

@@ -90,16 +90,19 @@ uvec4 converted(const uvec4 w)
     return v;
 }
 
-// OP ROWS: LANES elements are 16 bytes; dst begins at a multiple of them, and src has stride[2][0] elements a row. Of dst
-// shape[DIMS - 1] are walked a row: as many, where its rows are flat, else whole vectors. stride[2][1]: then those behind a row's
-// elements belong to dst, and become 0.
 // `count` elements of src, of at most a vector, from no other 16 bytes than they lie in; behind them anything.
 uvec4 row_part(const uint at, const uint count)
 {
     return elements_from(LANES, at % LANES, src128[at / LANES], src128[(at + count - 1u) / LANES]);
 }
 // The first `count` of a, at least one and not all, with b behind them.
-uvec4 joined(const uvec4 a, const uint count, const uvec4 b) { return elements_from(LANES, LANES - count, elements_from(LANES, count, uvec4(0u), a), b); }
+uvec4 joined(const uvec4 a, const uint count, const uvec4 b)
+{
+    return elements_from(LANES, LANES - count, elements_from(LANES, count, uvec4(0u), a), b);
+}
+// OP ROWS: LANES elements are 16 bytes; dst begins at a multiple of them, and src has stride[2][0] elements a row. Of dst
+// shape[DIMS - 1] are walked a row: as many, where its rows are flat, else whole vectors. stride[2][1]: then those behind a row's
+// elements belong to dst, and become 0.
 void copy_rows(const uint i, const uint late)
 {
     uint first = i * LANES, row = shape[DIMS - 1u], width = stride[2][0];
