@@ -164,8 +164,13 @@ static void run_cases(const char *gates, int cases, bool eights)
     mlxvk_device_free(device);
 }
 
+/* Gates of several tests are written alike: a process has only so many devices (MOST_INSTANCES). */
+#define PLAIN "MLX_VK_CONV_KERNEL=1 MLX_VK_POISON=1"
+#define DEPTHWISE "MLX_VK_CONV_KERNEL=2 MLX_VK_POISON=1"
+#define DEPTHWISE_GPU "MLX_VK_CONV_KERNEL=2 MLX_VK_POISON=1 MLX_VK_TUNING=3"
+
 static void test_chosen(void **state) { (void)state; run_cases(NULL, 60, false); }
-static void test_plain(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=1", 30, false); }
+static void test_plain(void **state) { (void)state; run_cases(PLAIN, 30, false); }
 static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=3", 40, false); }
 
 static void test_pieces(void **state) { (void)state; run_cases("MLX_VK_MAX_BINDING_RANGE=16384", 25, false); }
@@ -175,7 +180,7 @@ static void test_unfolded(void **state) { (void)state; run_cases("MLX_VK_CONV_KE
  * read at once; kernels with more taps than a workgroup keeps; channels that are no fours, and no equal shares of workgroups. */
 static void test_depthwise(void **state)
 {
-    static const char *const gates[] = { "MLX_VK_CONV_KERNEL=2 MLX_VK_TUNING=1", "MLX_VK_CONV_KERNEL=2 MLX_VK_TUNING=3" };
+    static const char *const gates[] = { DEPTHWISE " MLX_VK_TUNING=1", DEPTHWISE_GPU };
     static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
     (void)state;
     for (size_t way = 0; way < COUNT(gates); way++) {
@@ -210,8 +215,7 @@ static void test_depthwise(void **state)
 /* An input without positions, of which there is padding alone: zeros. */
 static void test_nothing_but_padding(void **state)
 {
-    static const char *const gates[] = { NULL, "MLX_VK_CONV_KERNEL=1 MLX_VK_POISON=1", "MLX_VK_CONV_KERNEL=2 MLX_VK_POISON=1",
-                                         "MLX_VK_CONV_KERNEL=2 MLX_VK_TUNING=3 MLX_VK_POISON=1" };
+    static const char *const gates[] = { NULL, PLAIN, DEPTHWISE " MLX_VK_TUNING=1", DEPTHWISE_GPU };
     (void)state;
     for (size_t way = 0; way < COUNT(gates); way++) {
         mlxvk_device device = open_device(gates[way]);

@@ -742,11 +742,13 @@ static void by_any_ways(void **state)
         { 5, 1, WAYS }, { 5, 7, WAYS }, { 33, 63, WAYS }, { 35, 127, WAYS }, { 35, 129, WAYS }, { 5, 257, WAYS }, { 1100, 1025, WAYS },
         { 5, 2049, WAYS }, { 3, 4095, WAYS }, { 3, 4097, WAYS }, { 3, 8193, WAYS }, { 2, 32767, WAY_SOFTMAX + 1 },
         { 64, 32769, WAY_SOFTMAX + 1 }, { 64, 32772, WAY_SOFTMAX + 1 }, { 64, 65536, WAY_SOFTMAX + 1 },
+        { 64, 70001, WAY_SOFTMAX + 1 },
         { 1024, 8193, WAY_SOFTMAX + 1 } };
     static float x[WAY_MOST];
     static uint8_t cpu[4 * WAY_MOST], gpu[4 * WAY_MOST];
     struct setting one = start("MLX_VK_TUNING=1"), other = start("MLX_VK_TUNING=3");
     struct rng random = { 43 };
+    int failed = 0;
     (void)state;
     for (int i = 0; i < WAY_MOST; i++) x[i] = (float)random_int(&random, -1000, 1000) / 128;
     for (int k = 0; k < WAYS * (int)COUNT(dtypes) * (int)COUNT(sizes); k++) {
@@ -758,12 +760,18 @@ static void by_any_ways(void **state)
             size_t n = by_way(&one, way, dtype, x, rows, width, from, cpu);
             memset(gpu, 0xa5, n);
             assert_int_equal(by_way(&other, way, dtype, x, rows, width, from, gpu), n);
-            if (memcmp(cpu, gpu, n))
-                fail_msg("%s of %d x %d in %s, from element %d on", way_names[way], rows, width, mlxvk_dtype_name(dtype), from);
+            if (memcmp(cpu, gpu, n)) {
+                size_t at = 0, count = 0;
+                for (size_t b = n; b-- > 0;) if (cpu[b] != gpu[b]) { at = b; count++; }
+                failed++;
+                print_error("%s of %d x %d in %s, from element %d on: %zu bytes of %zu, byte %zu first: 0x%02x, not 0x%02x\n", way_names[way],
+                            rows, width, mlxvk_dtype_name(dtype), from, count, n, at, gpu[at], cpu[at]);
+            }
         }
     }
     finish(&other);
     finish(&one);
+    assert_int_equal(failed, 0);
 }
 
 int main(int argc, char **argv)
