@@ -340,7 +340,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
-      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6, 8 cooperative matrix, 7 tiled and a few rows; 0 chooses")           \
+      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6, 8 cooperative matrix, 7 tiled and a few rows, 9 tiled of copies")   \
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
       "convolution: 1 plain, 3 tiled, 4, 8, 9 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                 \
@@ -11331,17 +11331,29 @@ static double crowd_cost(const struct encoder *e, const struct product *p, const
     return fmax(read, STEP_TIME * steps);
 }
 
-/* Are the rows of an operand read or written in whole steps of 16 bytes (of half types)? */
-static bool rows_in_eights(const struct product *p, int operand)
+/* The bits of an operand's steps from row to row and from matrix to matrix; 1 where a row's is negative, or none. */
+static int64_t bits_of_steps(const struct product *p, int operand)
 {
     const int64_t lead[MATRICES] = { [MAT_A] = p->a_k == 1 ? p->a_row : p->a_k,
                                      [MAT_B] = p->b_k == 1 ? p->b_col : p->b_k, [MAT_C] = p->c_row,
                                      [MAT_OUT] = p->out_row };
-    int64_t odd = lead[operand] | p->offset[operand];
+    int64_t bits = lead[operand];
     /* strides of tensor layouts have no sign: the GPU would not come back; only c is read with none */
-    if (lead[operand] < 0 || (!lead[operand] && operand != MAT_C)) return false;
-    for (int k = 0; k < p->ndim; k++) odd |= p->stride[operand][k];
-    return !(odd & 7) && p->array[operand]->offset % 16 == 0;
+    if (lead[operand] < 0 || (!lead[operand] && operand != MAT_C)) return 1;
+    for (int k = 0; k < p->ndim; k++) bits |= p->stride[operand][k];
+    return bits;
+}
+
+/* Are the rows of an operand read or written in whole steps of 16 bytes (of half types)? */
+static bool rows_in_eights(const struct product *p, int operand)
+{
+    return !((bits_of_steps(p, operand) | p->offset[operand]) & 7) && p->array[operand]->offset % 16 == 0;
+}
+
+/* Would they be (of float32), if the operand began elsewhere? */
+static bool is_misplaced(const struct product *p, int operand)
+{
+    return !(bits_of_steps(p, operand) & 3) && (p->offset[operand] & 3 || p->array[operand]->offset % 16);
 }
 
 /* Is c a matrix that cooperative matrices of a workgroup read where they have the sums? Its rows are in eights, or it
@@ -11535,7 +11547,7 @@ static bool in_eights(const struct product *p)
     return !(p->n & 7) && rows_in_eights(p, MAT_A) && rows_in_eights(p, MAT_B) && rows_in_eights(p, MAT_OUT);
 }
 
-/* ---- odd rows of half types: copies with rows of whole eights, for cooperative matrices 2 ---- */
+/* ---- odd rows: copies with rows of whole eights, for cooperative matrices 2 and tiles of float32 ---- */
 
 /* The strides of an operand's batch, rows and columns. */
 static void set_strides(struct product *p, int operand, const int64_t *strides)
@@ -11627,6 +11639,21 @@ static void product_evenly(struct encoder *e, const void *job)
     array_release(a);
     array_release(b);
     array_release(y);
+}
+
+/* Copies of what tiles would read element by element for nothing but the place where it begins. */
+static void product_tiled_evenly(struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    struct product q = *p;
+    struct array *a = NULL, *b = NULL;
+    set_work(e, 0);                                  /* it is the product's */
+    if (is_misplaced(p, MAT_A)) a = padded_copy(e, &q, MAT_A, q.a_k == 1);
+    if (is_misplaced(p, MAT_B)) b = padded_copy(e, &q, MAT_B, q.b_col == 1);
+    set_work(e, product_work(p));
+    if (!e->code) product_tiled(e, &q);
+    array_release(a);
+    array_release(b);
 }
 
 /* ---- ways to do a product ---- */
@@ -11766,6 +11793,37 @@ static const char *even_fits(const struct encoder *e, const void *job)
         return "too small a product";
     if (m * k > most || n * k > most || m * n > most) return "there is no room for copies";
     return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
+}
+
+/* float32 by tiles: rows that begin at odd places are read element by element, at 2/3 of the speed (an H200, 4096 x 4096
+ * x 4096: 3.2 ms, from odd places 5.1, by copies 3.3). Of as many rows and columns as make copies cost little beside
+ * that. Not rows of odd lengths: 256 x 8191 x 2048 take 330 us, and 410 by copies. */
+enum { FLOATS_LEAST = 256 };
+static const double FLOATS_WORK = 2147483648.0, FLOATS_SPEED = 2.3;
+
+static const char *even_floats_fit(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    const char *refusal = tiled_fits(e, p);
+    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8;
+    double most = min_size(EVEN_MOST, e->device->caps.max_range / 4) / (double)product_batches(p);
+    if (refusal) return refusal;
+    if (p->array[MAT_A]->dtype != MLXVK_FLOAT32) return "not float32";
+    if (p->gather || p->segments) return "index arrays or ranges of K";
+    if (!is_misplaced(p, MAT_A) && !is_misplaced(p, MAT_B)) return "rows begin at whole 16 bytes, or no copy's would";
+    return m * k > most || n * k > most ? "there is no room for copies" : NULL;
+}
+
+static double even_floats_cost(const struct encoder *e, const void *job)
+{
+    const struct product *p = job;
+    double bytes = 0;
+    if (!e->device->tuning->deep || p->m < FLOATS_LEAST || p->n < FLOATS_LEAST || product_work(p) < FLOATS_WORK)
+        return INFINITY;
+    if (is_misplaced(p, MAT_A)) bytes += 8 * (double)p->m * (double)p->k;
+    if (is_misplaced(p, MAT_B)) bytes += 8 * (double)p->n * (double)p->k;
+    return job_cost(e, p, FLOATS_SPEED, SMALL_PRODUCT) +
+           bytes * (double)product_batches(p) / e->device->tuning->bandwidth;
 }
 
 /* ---- parts of a product ---- */
@@ -12037,6 +12095,7 @@ static const struct candidate product_ways[] = {
     { "matmul_coopmat2 of even copies", even_fits,     even_cost,     product_evenly },
     { "matmul_tiled and a few rows",    passes_fit,    passes_cost,   product_passes },
     { "matmul_few",                     few_units_fit, few_units_cost, product_few_units },
+    { "matmul_tiled of even copies",    even_floats_fit, even_floats_cost, product_tiled_evenly },
 };
 
 /* The first that fits: of those for rows and for tiles, which add in one order, as many rows as there are; the others

@@ -573,6 +573,48 @@ static void test_even_copies(void **state)
     finish(&t);
 }
 
+/* float32 whose rows begin at odd places, of a, of b, of both: each is copied where it alone is, and not where rows follow each
+ * other in odd steps. Sums are exact. With a row c, too; one matrix for all of a batch. */
+static void test_even_floats(void **state)
+{
+    static const struct { int batch, m, k, n, first_a, first_b, more; bool at, bt, once; } cases[] = {
+        { 1, 64, 64, 64, 1, 0, 0, false, true, false }, { 1, 64, 64, 64, 0, 3, 0, true, false, false }, { 1, 132, 72, 66, 5, 1, 0, true, true, false },
+        { 1, 33, 63, 129, 2, 1, 1, false, false, false }, { 3, 40, 36, 36, 1, 1, 0, false, true, false }, { 2, 2, 64, 68, 3, 2, 0, false, false, false },
+        { 5, 33, 32, 64, 2, 2, 0, false, false, false }, { 4, 64, 17, 64, 0, 1, 4, true, false, true }, { 1, 65, 35, 77, 1, 1, 0, false, true, false },
+    };
+    static const char copies[] = "MLX_VK_POISON=2 MLX_VK_MATMUL_KERNEL=9";
+    struct setting way[2] = { start("MLX_VK_POISON=2"), start(copies) };
+    static float got[2][3 * 130 * 130];
+    uint64_t before = dispatches_of(copies, "copy");
+    unsigned count = 0;
+    (void)state;
+    for (int i = 0; i < 2 * (int)COUNT(cases); i++) {
+        int batch = cases[i / 2].batch, m = cases[i / 2].m, k = cases[i / 2].k, n = cases[i / 2].n, more = cases[i / 2].more;
+        bool at = cases[i / 2].at, bt = cases[i / 2].bt;
+        size_t bytes = sizeof **got * (size_t)(batch * m * n);
+        assert_true(bytes <= sizeof *got);
+        count += cases[i / 2].first_a % 4 && ((at ? m : k) + more) % 4 == 0;
+        count += cases[i / 2].first_b % 4 && ((bt ? k : n) + more) % 4 == 0;
+        for (int w = 0; w < 2; w++) {
+            mlxvk_stream s = way[w].stream;
+            mlxvk_array pool = small_integers(1, 300, 128, s), y = { NULL }, x[3];
+            x[0] = part_of_pool(pool, batch, m, k, (at ? m : k) + more, at, cases[i / 2].first_a, s);
+            x[1] = part_of_pool(pool, cases[i / 2].once ? 1 : batch, k, n, (bt ? k : n) + more, bt, cases[i / 2].first_b, s);
+            x[2] = part_of_pool(pool, 1, 1, n, n, false, 7, s);
+            OK(i & 1 ? mlxvk_matmul(&y, x[0], x[1], s) : mlxvk_addmm(&y, x[2], x[0], x[1], 1, 1, s), s);
+            memset(got[w], 0xa5, bytes);
+            OK(mlxvk_array_read(y, got[w], bytes, s), s);
+            for (int j = 0; j < 3; j++) mlxvk_array_free(x[j]);
+            mlxvk_array_free(pool);
+            mlxvk_array_free(y);
+        }
+        if (memcmp(got[0], got[1], bytes)) fail_msg("case %d", i / 2);
+    }
+    assert_int_equal(dispatches_of(copies, "copy") - before, count);
+    finish(&way[1]);
+    finish(&way[0]);
+}
+
 /* An argument is a pattern of test names: "test_coop*". */
 int main(int argc, char **argv)
 {
@@ -583,7 +625,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_large), cmocka_unit_test(test_odd_batches), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
         cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_few_columns), cmocka_unit_test(test_tiled_whole), cmocka_unit_test(test_few_apart),
-        cmocka_unit_test(test_even_copies),
+        cmocka_unit_test(test_even_copies), cmocka_unit_test(test_even_floats),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("matmul", tests, NULL, NULL);
