@@ -9691,7 +9691,7 @@ static struct softmax_way softmax_way(const struct device *d, const struct softm
 
 /* Rows side by side in memory, with up to four outer dimensions. Not those that no workgroup holds and that lie at odd
  * places: three passes element by element are slower than maximum, sum and results one after the other, and an H200's
- * driver (580.159) gave 64 x 65536 of bfloat16 at odd places other bits than all other ways give. */
+ * driver (580.159) gave a seventh of 65536 shares in bfloat16 so that are not the nearest ones. */
 static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
