@@ -8375,7 +8375,9 @@ static void positions_part(struct encoder *e, struct array *const *a, const void
     const struct positions_params *p = &n->p.positions;
     struct positions_push push = { .n = (uint32_t)a[3]->size, .flags = p->flags | n->inputs, .none = p->none,
                                    .from = (uint32_t)(a[0]->offset - n->out[1]->offset) };
-    struct dims g = merge_dims(a, 1 + n->inputs);
+    const int count = 1 + n->inputs;
+    struct dims g = merge_dims(a, count);
+    for (int k = count; k < 3; k++) memset(g.stride[k], 0, sizeof g.stride[k]);
     push.ndim = (uint32_t)g.ndim;
     push.dst_at = set_output(e, SLOT_positions_dst, a[3]);
     for (uint32_t k = 0; k < n->inputs; k++) {
@@ -8397,14 +8399,39 @@ static void positions_part(struct encoder *e, struct array *const *a, const void
     dispatch_elements(e, push.n);
 }
 
+/* The result is written as it lies, so parts of it are rows one after the other: they are cut along the first axis. */
+static void positions_split(struct encoder *e, struct array *const *a, const struct node *n)
+{
+    bool fits = fits_binding(e->device, a[3]);
+    int axis = 0;
+    for (int k = 0; k < n->inputs; k++) fits = fits && fits_binding(e->device, a[1 + k]);
+    while (axis < a[3]->ndim && a[3]->shape[axis] == 1) axis++;
+    if (fits || axis == a[3]->ndim) { positions_part(e, a, n); return; }
+    for (int half = 0; half < 2 && !e->code; half++) {
+        struct array part[4], *parts[4] = { NULL };
+        for (int k = 0; k < 4; k++) {
+            if (!a[k]) continue;
+            part[k] = half_of(a[k], axis, half);
+            parts[k] = &part[k];
+        }
+        positions_split(e, parts, n);
+    }
+}
+
 /* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. It is
- * not bound, and counted in elements here. */
+ * not bound, and counted in elements here. Views of index arrays that are longer than a binding are copied: their rows
+ * may be anywhere in that. */
 static void lower_positions(struct encoder *e, const struct node *n)
 {
     struct array walk = *n->out[1], *a[4] = { &walk, NULL, NULL, n->out[0] };
     walk.dtype = MLXVK_UINT8;
-    for (int k = 0; k < n->inputs; k++) a[1 + k] = n->in[k];
-    in_parts(e, a, 4, 0, positions_part, n);
+    for (int k = 0; k < n->inputs; k++) {
+        a[1 + k] = n->in[k];
+        if (fits_binding(e->device, n->in[k])) n->in[k]->refs++;
+        else a[1 + k] = rows_of(e, n->in[k]);
+    }
+    if (!e->code) positions_split(e, a, n);
+    for (int k = 0; k < n->inputs; k++) array_release(a[1 + k]);
 }
 
 /* Windows of an array: `count` index arrays of one shape and dtype say where they start along as many axes. */
@@ -11795,8 +11822,8 @@ static const char *even_fits(const struct encoder *e, const void *job)
     return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
 }
 
-/* float32 by tiles: rows that begin at odd places are read element by element, at 2/3 of the speed (an H200, 4096 x 4096
- * x 4096: 3.2 ms, from odd places 5.1, by copies 3.3). Of as many rows and columns as make copies cost little beside
+/* float32 by tiles: rows that begin at odd places are read element by element, at 2/3 of the speed (an H200, 4096^3: 3.2
+ * ms, from odd places 5.1, by copies 3.3). Of as many rows and columns as make copies cost little beside
  * that. Not rows of odd lengths: 256 x 8191 x 2048 take 330 us, and 410 by copies. */
 enum { FLOATS_LEAST = 256 };
 static const double FLOATS_WORK = 2147483648.0, FLOATS_SPEED = 2.3;
