@@ -11822,8 +11822,8 @@ static const char *even_fits(const struct encoder *e, const void *job)
     return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
 }
 
-/* float32 by tiles: rows that begin at odd places are read element by element, at 2/3 of the speed (an H200, 4096^3: 3.2
- * ms, from odd places 5.1, by copies 3.3). Of as many rows and columns as make copies cost little beside
+/* float32 by tiles: rows that begin at odd places are read element by element, at 2/3 of the speed (an H200, 4096^3:
+ * 3.2 ms, from odd places 5.1, by copies 3.3). Of as many rows and columns as make copies cost little beside
  * that. Not rows of odd lengths: 256 x 8191 x 2048 take 330 us, and 410 by copies. */
 enum { FLOATS_LEAST = 256 };
 static const double FLOATS_WORK = 2147483648.0, FLOATS_SPEED = 2.3;
