@@ -260,7 +260,7 @@ static void test_kept_room(void **state)
     end_found(d);
 }
 
-/* A known driver is not tried, and one that computes right keeps all it has. */
+/* A known driver is not tried, and one that computes right keeps all it has. What has none of these has nothing to be tried. */
 static void test_self_test_right(void **state)
 {
     (void)state;
@@ -271,7 +271,7 @@ static void test_self_test_right(void **state)
     mlxvk_device_free(d);
     end_vulkan();
     d = own_device("MLX_VK_SELF_TEST=2");
-    assert_true(driver.dispatches > 4);
+    if (all) assert_true(driver.dispatches > (all == 7 ? 4 : 0));
     assert_int_equal(has(d, "storage8") + 2 * has(d, "storage16") + 4 * has(d, "subgroup"), all);
     mlxvk_device_free(d);
     end_vulkan();
