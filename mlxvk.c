@@ -340,7 +340,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(QMM_ADD,       "MLX_VK_ENABLE_QMM_ADD",            1, "quantized matmul + addition fused")                       \
     X(QMM_NORM,      "MLX_VK_ENABLE_RMSNORM_QMM",        1, "rms_norm + quantized matmul of one row fused")            \
     X(MATMUL_KERNEL,     "MLX_VK_MATMUL_KERNEL",             0,                                                       \
-      "matmul: 1 plain, 2 vector, 3 tiled, 4 to 6, 8 cooperative matrix, 7 tiled and a few rows, 9 tiled of copies")   \
+      "matmul: 1 plain, 2 vector, 3 tiled, 7 and a few rows, 9 of copies, 4 to 6, 8 cooperative matrix; 0 chooses")    \
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
       "convolution: 1 plain, 3 tiled, 4, 8, 9 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                 \
@@ -6957,16 +6957,16 @@ static struct array matrix_of(struct encoder *e, const struct array *a)
     return m;
 }
 
-/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where they cannot be
- * bound whole. */
+/* Lowers a job on arrays of the same positions along every axis but those of a mask, in halves where the first `bound`
+ * of them cannot be bound whole. */
 enum { PARTS_MOST = 8 };
 typedef void (*part_function)(struct encoder *e, struct array *const *a, const void *job);
 
-static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower,
-                     const void *job)
+static void in_parts_of(struct encoder *e, struct array *const *a, int count, int bound, uint32_t whole,
+                        part_function lower, const void *job)
 {
     struct array part[PARTS_MOST], *parts[PARTS_MOST];
-    int axis = axis_to_split(e, a, count, whole);
+    int axis = axis_to_split(e, a, bound, whole);
     assert(count <= PARTS_MOST);
     if (axis < 0) { lower(e, a, job); return; }
     for (int half = 0; half < 2 && !e->code; half++) {
@@ -6974,8 +6974,14 @@ static void in_parts(struct encoder *e, struct array *const *a, int count, uint3
             if (a[k]) part[k] = half_of(a[k], axis, half);
             parts[k] = a[k] ? &part[k] : NULL;
         }
-        in_parts(e, parts, count, whole, lower, job);
+        in_parts_of(e, parts, count, bound, whole, lower, job);
     }
+}
+
+static void in_parts(struct encoder *e, struct array *const *a, int count, uint32_t whole, part_function lower,
+                     const void *job)
+{
+    in_parts_of(e, a, count, count, whole, lower, job);
 }
 
 struct elementwise_job { const struct elementwise_params *p; int count; };
@@ -8373,13 +8379,14 @@ static void positions_part(struct encoder *e, struct array *const *a, const void
 {
     const struct node *n = job;
     const struct positions_params *p = &n->p.positions;
-    struct positions_push push = { .n = (uint32_t)a[3]->size, .flags = p->flags | n->inputs, .none = p->none,
-                                   .from = (uint32_t)(a[0]->offset - n->out[1]->offset) };
+    struct array *walk = a[3], *walked[3] = { walk, a[1], a[2] };
+    struct positions_push push = { .n = (uint32_t)a[0]->size, .flags = p->flags | n->inputs, .none = p->none,
+                                   .from = (uint32_t)(walk->offset - n->out[1]->offset) };
     const int count = 1 + n->inputs;
-    struct dims g = merge_dims(a, count);
+    struct dims g = merge_dims(walked, count);
     for (int k = count; k < 3; k++) memset(g.stride[k], 0, sizeof g.stride[k]);
     push.ndim = (uint32_t)g.ndim;
-    push.dst_at = set_output(e, SLOT_positions_dst, a[3]);
+    push.dst_at = set_output(e, SLOT_positions_dst, a[0]);
     for (uint32_t k = 0; k < n->inputs; k++) {
         push.at[k] = set_input(e, k ? SLOT_positions_b : SLOT_positions_a, a[1 + k]);
         push.dtype = a[1 + k]->dtype;
@@ -8399,38 +8406,20 @@ static void positions_part(struct encoder *e, struct array *const *a, const void
     dispatch_elements(e, push.n);
 }
 
-/* The result is written as it lies, so parts of it are rows one after the other: they are cut along the first axis. */
-static void positions_split(struct encoder *e, struct array *const *a, const struct node *n)
-{
-    bool fits = fits_binding(e->device, a[3]);
-    int axis = 0;
-    for (int k = 0; k < n->inputs; k++) fits = fits && fits_binding(e->device, a[1 + k]);
-    while (axis < a[3]->ndim && a[3]->shape[axis] == 1) axis++;
-    if (fits || axis == a[3]->ndim) { positions_part(e, a, n); return; }
-    for (int half = 0; half < 2 && !e->code; half++) {
-        struct array part[4], *parts[4] = { NULL };
-        for (int k = 0; k < 4; k++) {
-            if (!a[k]) continue;
-            part[k] = half_of(a[k], axis, half);
-            parts[k] = &part[k];
-        }
-        positions_split(e, parts, n);
-    }
-}
-
 /* out[1] is the result once more, with the strides of the base: what the walk's coordinates add to the offsets. It is
- * not bound, and counted in elements here. Views of index arrays that are longer than a binding are copied: their rows
- * may be anywhere in that. */
+ * not bound, and counted in elements here. The result is written as it lies, so it is cut along its first axis: as what
+ * is row-major is. Views of index arrays that are longer than a binding are copied, for they might be cut along others.
+ */
 static void lower_positions(struct encoder *e, const struct node *n)
 {
-    struct array walk = *n->out[1], *a[4] = { &walk, NULL, NULL, n->out[0] };
+    struct array walk = *n->out[1], *a[4] = { n->out[0], NULL, NULL, &walk };
     walk.dtype = MLXVK_UINT8;
     for (int k = 0; k < n->inputs; k++) {
         a[1 + k] = n->in[k];
         if (fits_binding(e->device, n->in[k])) n->in[k]->refs++;
         else a[1 + k] = rows_of(e, n->in[k]);
     }
-    if (!e->code) positions_split(e, a, n);
+    if (!e->code) in_parts_of(e, a, 4, 3, 0, positions_part, n);
     for (int k = 0; k < n->inputs; k++) array_release(a[1 + k]);
 }
 
@@ -9717,8 +9706,8 @@ static struct softmax_way softmax_way(const struct device *d, const struct softm
 }
 
 /* Rows side by side in memory, with up to four outer dimensions. Not those that no workgroup holds and that lie at odd
- * places: three passes element by element are slower than maximum, sum and results one after the other, and an H200's
- * driver (580.159) gave a seventh of 65536 shares in bfloat16 so that are not the nearest ones. */
+ * places: three passes element by element are slower than maximum, sum and results one after the other, and by them a
+ * seventh of 65536 results in bfloat16 were not the nearest ones with an H200's driver (580.159). */
 static bool softmax_rows(struct encoder *e, struct array *x, struct array *out)
 {
     struct array outer = *x, *list[1] = { &outer };
@@ -11809,16 +11798,23 @@ static const char *coopmat2_fits(const struct encoder *e, const void *job)
 /* Rows and columns, multiplications, elements. (An H200, 512 x 255 x 1024: 57 us by coopmat_bf16.) */
 enum { EVEN_LEAST = 64, EVEN_WORK = 1 << 26, EVEN_MOST = 1 << 30 };
 
+/* Can copies of all matrices be bound? */
+static bool has_room_for_copies(const struct encoder *e, const struct product *p)
+{
+    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8;
+    size_t elements = e->device->caps.max_range / item_size(p->array[MAT_OUT]);
+    double most = min_size(EVEN_MOST, elements) / (double)product_batches(p);
+    return m * k <= most && n * k <= most && m * n <= most;
+}
+
 static const char *even_fits(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
-    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8;
-    double most = min_size(EVEN_MOST, e->device->caps.max_range / 2) / (double)product_batches(p);
     if (p->array[MAT_C] || p->gather || p->segments) return "c, index arrays, or ranges of K";
     if (in_eights(p)) return "rows are of whole 16 bytes";
     if (p->m < EVEN_LEAST || p->n < EVEN_LEAST || p->k < EVEN_LEAST || product_work(p) < EVEN_WORK)
         return "too small a product";
-    if (m * k > most || n * k > most || m * n > most) return "there is no room for copies";
+    if (!has_room_for_copies(e, p)) return "there is no room for copies";
     return half_fits(e, p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16);
 }
 
@@ -11832,13 +11828,11 @@ static const char *even_floats_fit(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
     const char *refusal = tiled_fits(e, p);
-    double m = (double)p->m + 8, n = (double)p->n + 8, k = (double)p->k + 8;
-    double most = min_size(EVEN_MOST, e->device->caps.max_range / 4) / (double)product_batches(p);
     if (refusal) return refusal;
     if (p->array[MAT_A]->dtype != MLXVK_FLOAT32) return "not float32";
     if (p->gather || p->segments) return "index arrays or ranges of K";
     if (!is_misplaced(p, MAT_A) && !is_misplaced(p, MAT_B)) return "rows begin at whole 16 bytes, or no copy's would";
-    return m * k > most || n * k > most ? "there is no room for copies" : NULL;
+    return has_room_for_copies(e, p) ? NULL : "there is no room for copies";
 }
 
 static double even_floats_cost(const struct encoder *e, const void *job)

@@ -671,6 +671,14 @@ static void small_shares(void **state)
     }
 }
 
+/* Within 0.51 of a unit of bfloat16's last place. */
+static bool is_nearest(double want, float got)
+{
+    int exponent;
+    frexp(want, &exponent);
+    return fabs(want - (double)got) <= ldexp(0.51, exponent - 8);
+}
+
 /* Softmax's results in bfloat16 are the nearest ones. */
 static void nearest_shares(void **state)
 {
@@ -688,10 +696,8 @@ static void nearest_shares(void **state)
         OK(mlxvk_softmax_axis(&y, a, 1, true, stream), stream);
         read_as(y, MLXVK_FLOAT32, got, sizeof *got * (size_t)(ODD_ROWS * n));
         for (int i = 0; i < ODD_ROWS * n; i++) {
-            int exponent;
             if (i % n == 0) softmax_of(x + i, n, want);
-            frexp(want[i % n], &exponent);
-            if (!(fabs(want[i % n] - (double)got[i]) <= ldexp(0.51, exponent - 8)))      /* of a unit of the last place */
+            if (!is_nearest(want[i % n], got[i]))
                 fail_msg("rows of %d: element %d is %.9g, not %.9g", n, i, (double)got[i], want[i % n]);
         }
         mlxvk_array_free(a);
@@ -734,19 +740,25 @@ static size_t by_way(const struct setting *on, enum way way, mlxvk_dtype dtype, 
     return n;
 }
 
-/* How many of a row's shares in bfloat16 are not the nearest ones. */
-static int far_shares(const float *values, const uint16_t *got, int n)
+/* Are a row's shares in bfloat16 the nearest ones? */
+static bool all_nearest(const float *values, const uint16_t *got, int n)
 {
     static float x[WAY_WIDEST];
     static double want[WAY_WIDEST];
-    int far = 0, exponent;
+    int far = 0;
     for (int i = 0; i < n; i++) x[i] = bf16_to_float(float_to_bf16(values[i]));
     softmax_of(x, n, want);
-    for (int i = 0; i < n; i++) {
-        frexp(want[i], &exponent);
-        far += !(fabs(want[i] - (double)bf16_to_float(got[i])) <= ldexp(0.51, exponent - 8));
-    }
-    return far;
+    for (int i = 0; i < n; i++) far += !is_nearest(want[i], bf16_to_float(got[i]));
+    if (far) print_error("%d of %d results are not the nearest\n", far, n);
+    return !far;
+}
+
+static bool same_bytes(const uint8_t *want, const uint8_t *got, size_t n)
+{
+    size_t first = 0, count = 0;
+    for (size_t i = n; i-- > 0;) if (want[i] != got[i]) { first = i; count++; }
+    if (count) print_error("%zu bytes of %zu differ, byte %zu first: 0x%02x, not 0x%02x\n", count, n, first, got[first], want[first]);
+    return !count;
 }
 
 static void by_any_ways(void **state)
@@ -775,20 +787,15 @@ static void by_any_ways(void **state)
             size_t n = by_way(&one, way, dtype, x, rows, width, from, cpu);
             memset(gpu, 0xa5, n);
             assert_int_equal(by_way(&other, way, dtype, x, rows, width, from, gpu), n);
+            bool good = same_bytes(cpu, gpu, n);
             if (way == WAY_SOFTMAX && dtype == MLXVK_BFLOAT16) {
                 const int last = (rows - 1) * width;
-                const int far[2] = { far_shares(x + from + last, (const uint16_t *)(const void *)cpu + last, width),
-                                     far_shares(x + from + last, (const uint16_t *)(const void *)gpu + last, width) };
-                if (far[0] || far[1]) print_error("softmax of rows of %d, from element %d on: %d and %d are not the nearest\n", width, from, far[0], far[1]);
-                failed += far[0] || far[1];
+                good &= all_nearest(x + from + last, (const uint16_t *)(const void *)cpu + last, width);
+                good &= all_nearest(x + from + last, (const uint16_t *)(const void *)gpu + last, width);
             }
-            if (memcmp(cpu, gpu, n)) {
-                size_t at = 0, count = 0;
-                for (size_t b = n; b-- > 0;) if (cpu[b] != gpu[b]) { at = b; count++; }
-                failed++;
-                print_error("%s of %d x %d in %s, from element %d on: %zu bytes of %zu, byte %zu first: 0x%02x, not 0x%02x\n", way_names[way],
-                            rows, width, mlxvk_dtype_name(dtype), from, count, n, at, gpu[at], cpu[at]);
-            }
+            if (good) continue;
+            failed++;
+            print_error("%s of %d x %d in %s, from element %d on\n", way_names[way], rows, width, mlxvk_dtype_name(dtype), from);
         }
     }
     finish(&other);
