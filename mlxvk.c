@@ -12615,7 +12615,7 @@ static void lower_masked_mm(struct encoder *e, const struct node *n)
     struct launch l;
     const struct candidate *way = p.m <= FEW_ROWS || p.n <= FEW_ROWS || is_invariant(e) ||
         product_cut(e, &p).axis != AXIS_NONE ? NULL : choose_product(e, &p);
-    if (!way || (way->plan != product_tiled && way->plan != product_passes)) {
+    if (!way || (way->plan != product_tiles_and_few && way->plan != product_passes)) {
         plan_matmul(e, arrays, 1, 0);
         return;
     }

@@ -30,7 +30,7 @@ float divide(const float a, const float b)
 {
     float m = abs(b), s = m > 7.9228163e28 ? 2.3283064365386963e-10 : m < 1.2621774e-29 ? 4294967296.0 : 1.0;
     precise float x = a * s, y = b * s, q = x / y;
-    if (q == 0.0) return q;
+    if (abs(q) < 1.17549435e-38) return q;                             // some operations take what is denormal for zero
     precise float r = fma(-q, y, x), c = q + r / y;
     return is_finite(c) ? c : q;
 }
@@ -243,7 +243,9 @@ float part_of(const float low, const float high)
 {
     float s = high > 7.9228163e28 ? 2.3283064365386963e-10 : high < 1.2621774e-29 ? 4294967296.0 : 1.0;
     float x = low * s, y = high * s, q = x / y;
-    return high == 0.0 ? 0.0 : is_finite(high) ? fma(fma(-q, y, x), 1.0 / y, q) : is_inf(low) ? 1.0 : 0.0;
+    if (high == 0.0) return 0.0;
+    if (!is_finite(high)) return is_inf(low) ? 1.0 : 0.0;
+    return q < 1.17549435e-38 ? q : fma(fma(-q, y, x), 1.0 / y, q);
 }
 float atan2_of(const float y, const float x)
 {

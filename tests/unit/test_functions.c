@@ -1,5 +1,5 @@
 /* Functions of float32 beside what the C library says in double: how far off they are at most, and NaN, infinities and zeros
- * with their signs where it has them. Numbers next to denormal ones may be zeros. */
+ * with their signs where it has them. Denormal numbers may be zeros, and so may what is added to a number next to them. */
 #define _DEFAULT_SOURCE
 #include <math.h>
 #include "support.h"
@@ -8,6 +8,7 @@ enum { N = 1 << 16 };
 
 static double rsqrt_of(double x) { return 1 / sqrt(x); }
 static double reciprocal_of(double x) { return 1 / x; }
+static double quotient_of(double x, double y) { return x / y; }
 static double sigmoid_of(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
 
 /* most: in units of the last place */
@@ -45,6 +46,7 @@ static double distance(float got, double want)
     if (isnan(want) || isnan(got)) return isnan(want) && isnan(got) ? 0 : INFINITY;
     if (want == 0) return got == 0 && !signbit(got) == !signbit(want) ? 0 : INFINITY;
     if (fabs(want) < 0x1.00001p-126) return fabs((double)got) < 0x1.0001p-126 ? 0 : INFINITY;
+    if (fabs(want) < 0x1p-122 && fabs((double)got - want) < 0x1p-126) return 0;
     if (fabs(want) > 0x1.fffff8p127) return fabs((double)got) > 0x1.fffff0p127 && (got > 0) == (want > 0) ? 0 : INFINITY;
     frexp(want, &e);
     return fabs((double)got - want) / ldexp(1, e - 24);
@@ -77,8 +79,76 @@ static void test_floats(void **state)
     assert_int_equal(failures, 0);
 }
 
+/* Denormal numbers, which a device may take for zeros or not, each operation by itself: what a function makes of them is
+ * what it makes of the number or of zero. */
+static void test_denormal_arguments(void **state)
+{
+    static float x[N], y[N];
+    struct rng r = { 6 };
+    mlxvk_array a, res = { NULL };
+    int shape = N, failures = 0;
+    (void)state;
+    for (int i = 0; i < N; i++) x[i] = float_of_bits((uint32_t)(random_bits(&r) >> 41) | (i % 2 ? 0x80000000u : 0));
+    a = floats(device, x, &shape, 1);
+    for (size_t k = 0; k < COUNT(table); k++) {
+        int wrong = 0, at = 0;
+        OK(table[k].run(&res, a, stream), stream);
+        OK(mlxvk_array_read(res, y, sizeof y, stream), stream);
+        for (int i = 0; i < N; i++) {
+            double zero = table[k].want(x[i] < 0 ? -0.0 : 0.0), off = distance(y[i], table[k].want((double)x[i]));
+            double flushed = zero ? distance(y[i], zero) : fabs((double)y[i]) < 0x1p-126 ? 0 : INFINITY;
+            if (fmin(off, flushed) > table[k].most && !wrong++) at = i;
+        }
+        if (!wrong) continue;
+        print_error("%s of %.9g: %.9g, not %.9g (%d of %d)\n", table[k].name, (double)x[at], (double)y[at], table[k].want((double)x[at]), wrong, N);
+        failures++;
+    }
+    mlxvk_array_free(a);
+    mlxvk_array_free(res);
+    assert_int_equal(failures, 0);
+}
+
+/* Quotients and angles that are denormal, or little more, of all sizes of operands: right to a unit of the least normal number's. */
+static void test_denormal_results(void **state)
+{
+    static const struct { const char *name; int (*run)(mlxvk_array *, mlxvk_array, mlxvk_array, mlxvk_stream); double (*want)(double, double); double most; } pairs[] = {
+        { "divide", mlxvk_divide, quotient_of, 1.5 }, { "arctan2", mlxvk_arctan2, atan2, 3.5 },
+    };
+    static float x[N], y[N], z[N];
+    struct rng r = { 7 };
+    mlxvk_array a, b, res = { NULL };
+    int shape = N, failures = 0;
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        int size = (int)(random_bits(&r) % 125), less = 122 + (int)(random_bits(&r) % 8);
+        x[i] = ldexpf(1 + (float)(random_bits(&r) >> 41) * 0x1p-23f, size - less);
+        y[i] = ldexpf(1 + (float)(random_bits(&r) >> 41) * 0x1p-23f, size);
+        if (i % 2) x[i] = -x[i];
+    }
+    a = floats(device, x, &shape, 1);
+    b = floats(device, y, &shape, 1);
+    for (size_t k = 0; k < COUNT(pairs); k++) {
+        OK(pairs[k].run(&res, a, b, stream), stream);
+        OK(mlxvk_array_read(res, z, sizeof z, stream), stream);
+        for (int i = 0; i < N; i++) {
+            double want = pairs[k].want((double)x[i], (double)y[i]), unit = ldexp(1, -149) * pairs[k].most;
+            bool zero = z[i] == 0 && fabs(want) < 0x1.00001p-126;
+            if (zero || fabs((double)z[i] - want) <= fmax(unit, fabs(want) * pairs[k].most * 0x1p-23)) continue;
+            print_error("%s of %.9g, %.9g: %.9g, not %.9g\n", pairs[k].name, (double)x[i], (double)y[i], (double)z[i], want);
+            failures++;
+            break;
+        }
+    }
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(res);
+    assert_int_equal(failures, 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_floats) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_floats), cmocka_unit_test(test_denormal_arguments), cmocka_unit_test(test_denormal_results),
+    };
     return run_group("functions", tests, set_up, tear_down);
 }

@@ -254,7 +254,7 @@ static const struct operation { const char *name; run_function run; int n; doubl
     { "chain", run_chain, 8, 1e-6 },
     { "numbers", run_wide, 1000, 0 },
     { "transposed copy", run_transpose, 128, 0 },
-    { "operand read across", run_across, 70000, 0 },
+    { "operand read across", run_across, 70001, 0 },
 };
 
 /* ---- what an operation gave, and how ---- */
