@@ -344,7 +344,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
       "convolution: 1 plain, 3 tiled, 4, 8, 9 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                 \
-    X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 3 x 3 in Winograd's way where that is faster")          \
+    X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 2 to 5 taps in Winograd's way where that is faster")    \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
       "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
     X(INVARIANT,     "MLX_VK_BATCH_INVARIANT",           0,                                                           \
@@ -13670,12 +13670,16 @@ static void conv_unfolded(struct encoder *e, const void *job)
 
 /* ---- Winograd's way: winograd.comp ---- */
 
-/* matrices; bytes of those of the input or the result, at most */
-enum { WINOGRAD_POINTS = 36, WINOGRAD_BYTES = 1 << 28 };
+/* points of an axis; matrices; bytes of those of the input or the result, at most */
+enum { WINOGRAD_SIDE = 6, WINOGRAD_POINTS = WINOGRAD_SIDE * WINOGRAD_SIDE, WINOGRAD_BYTES = 1 << 28 };
+
+/* Positions of the result along an axis that a tile has. */
+static uint32_t winograd_side(const struct conv *v, int axis) { return WINOGRAD_SIDE + 1 - (uint32_t)v->taps[axis]; }
 
 static int64_t winograd_tiles(const struct conv *v)
 {
-    return v->batch * ceil_div((uint64_t)v->out_size[1], 4) * ceil_div((uint64_t)v->out_size[2], 4);
+    return v->batch * ceil_div((uint64_t)v->out_size[1], winograd_side(v, 1)) *
+           ceil_div((uint64_t)v->out_size[2], winograd_side(v, 2));
 }
 
 /* Tiles at a time: so many that what lies between the steps stays within bounds. */
@@ -13688,11 +13692,11 @@ static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
     return tiles <= most ? tiles : most / 128 * 128;
 }
 
-/* Is it a convolution by 3 x 3 in steps of 1? */
-static bool conv_by_three(const struct encoder *e, const struct conv *v)
+/* Is it a convolution by 2 to 5 taps along each axis of a plane, in steps of 1? */
+static bool conv_by_few(const struct encoder *e, const struct conv *v)
 {
     bool plane = v->in_size[0] == 1 && v->out_size[0] == 1 && v->taps[0] == 1 && !v->base[0] && v->groups == 1;
-    for (int i = 1; i < SPACE; i++) plane = plane && v->taps[i] == 3 && v->tap_step[i] == 1 && v->step[i] <= 1;
+    for (int i = 1; i < SPACE; i++) plane = plane && v->taps[i] >= 2 && v->taps[i] < WINOGRAD_SIDE && v->tap_step[i] == 1 && v->step[i] <= 1;
     return plane && v->c && winograd_rows(e, v) > 0 &&
         (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
 }
@@ -13708,7 +13712,8 @@ static void winograd_step(struct encoder *e, const struct conv *v, uint32_t step
     q = bind_conv(e, &one, to);
     q.part = (uint32_t)tile;
     q.M = (uint32_t)rows;
-    USE(e, winograd, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .step = step);
+    USE(e, winograd, &q, .threads = flat_threads(e->device), .type = v->out->dtype, .step = step,
+        .down = (uint32_t)v->taps[1], .across = (uint32_t)v->taps[2]);
     dispatch_elements(e, (uint64_t)(rows * (step == WINOGRAD_RESULT ? v->n : v->c)));
 }
 
@@ -14032,7 +14037,7 @@ static const char *conv_unfolded_fits(const struct encoder *e, const void *job)
 static const char *conv_winograd_fits(const struct encoder *e, const void *job)
 {
     if (!e->device->gate[GATE_WINOGRAD]) return "a gate";
-    return conv_by_three(e, job) ? conv_refused(e, job) : "not by 3 x 3 in steps of 1";
+    return conv_by_few(e, job) ? conv_refused(e, job) : "not a plane by 2 to 5 taps in steps of 1";
 }
 
 /* Costs are as those of products. INFINITY: not where nobody asks for it. */
@@ -14115,7 +14120,8 @@ static double conv_winograd_cost(const struct encoder *e, const void *job)
     const struct conv *v = job;
     bool half = item_size(v->in) < 4 && e->device->tuning->deep;
     double tiles = (double)winograd_tiles(v), pairs = (double)(v->n * v->c), padded = ceil((double)tiles / 64) * 64;
-    double bytes = 4 * (2 * WINOGRAD_POINTS + 16) * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
+    double moved = 2 * WINOGRAD_POINTS + winograd_side(v, 1) * winograd_side(v, 2);
+    double bytes = 4 * moved * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
     double work = WINOGRAD_POINTS * padded * pairs + e->device->tuning->winograd_byte * bytes;
     if (conv_work(v) < 1 << 26 || work >= conv_work(v) || !conv_coopmat_fits(e, v)) return INFINITY;
     return speed_cost(e, work, 1.5, 1) * (half ? HALF_WINOGRAD : 1);

@@ -1004,7 +1004,7 @@ enum { SLOT_unary_wide_dst = 0, SLOT_unary_wide_src = 1, SLOT_unary_wide_table =
 typedef struct vecmat_constants vecmat_constants; typedef struct matmul_push vecmat_push;
 enum { SLOT_vecmat_d = 0, SLOT_vecmat_a = 1, SLOT_vecmat_b = 2, SLOT_vecmat_c = 3 };
 
-struct winograd_constants { uint32_t threads, type, epilogue, step; };
+struct winograd_constants { uint32_t threads, type, epilogue, step, down, across; };
 typedef struct winograd_constants winograd_constants; typedef struct conv_push winograd_push;
 enum { SLOT_winograd_d = 0, SLOT_winograd_a = 1 };
 
@@ -1139,7 +1139,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(unary_complex, UNARY_COMPLEX, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(unary_wide, UNARY_WIDE, 3, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(vecmat, VECMAT, 4, 0x1, 128, 6, CAP_SMALL) \
-    X(winograd, WINOGRAD, 2, 0x1, 124, 4, CAP_SMALL)
+    X(winograd, WINOGRAD, 2, 0x1, 124, 6, CAP_SMALL)
 
 /* X(capability of SPIR-V, what it needs of a device) */
 #define SPIRV_NEEDS(X) \

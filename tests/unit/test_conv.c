@@ -236,7 +236,7 @@ static void test_nothing_but_padding(void **state)
     }
 }
 
-/* 3 x 3 in steps of 1: sizes that tiles of 4 do not divide, results of one position, padding beyond the kernel. */
+/* 2 to 5 taps along each axis, in steps of 1: sizes that tiles do not divide, results of one position, padding beyond the kernel. */
 static void test_winograd(void **state)
 {
     static const mlxvk_dtype dtypes[] = { MLXVK_FLOAT32, MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
@@ -244,16 +244,16 @@ static void test_winograd(void **state)
     mlxvk_stream s = open_stream(device);
     const char *text = getenv("CONV_CASES");
     (void)state;
-    for (int i = 0; i < (text ? atoi(text) : 25); i++) {
+    for (int i = 0; i < (text ? atoi(text) : 40); i++) {
         struct rng r = { (uint64_t)i * 104729 + 1 };
         struct problem p = { .space = 2, .batch = random_int(&r, 1, 4), .groups = 1, .flip = random_chance(&r, 30), .dtype = dtypes[i % 4],
-            .channels = ONE_OF(&r, 1, 3, 4, 16, 40), .outputs = ONE_OF(&r, 1, 5, 8, 33), .size = { 1, 1, 1 }, .kernel = { 1, 3, 3 },
+            .channels = ONE_OF(&r, 1, 3, 4, 16, 40), .outputs = ONE_OF(&r, 1, 5, 8, 33), .size = { 1, 1, 1 }, .kernel = { 1, random_int(&r, 2, 5), random_int(&r, 2, 5) },
             .stride = { 1, 1, 1 }, .across = { 1, 1, 1 }, .within = { 1, 1, 1 } };
-        p.spread = 9.0 / 4 * p.channels;
+        p.spread = p.kernel[1] * p.kernel[2] / 4.0 * p.channels;
         for (int k = 1; k < SPACE; k++) {
             p.low[k] = random_int(&r, 0, 4);
             p.high[k] = random_int(&r, 0, 4);
-            p.size[k] = random_int(&r, p.low[k] + p.high[k] > 2 ? 1 : 3 - p.low[k] - p.high[k], 14);
+            p.size[k] = random_int(&r, p.low[k] + p.high[k] >= p.kernel[k] ? 1 : p.kernel[k] - p.low[k] - p.high[k], 14);
             if (random_chance(&r, 10)) p.within[k] = p.across[k] = 2;                          /* as if neither were there, in parts */
             if (out_size(&p, k) < 1) p.high[k] += 9;
         }
