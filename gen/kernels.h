@@ -789,7 +789,7 @@ typedef struct matmul_sets_constants matmul_sets_f16_constants; typedef struct m
 enum { SLOT_matmul_sets_f16_d = 0, SLOT_matmul_sets_f16_a = 1, SLOT_matmul_sets_f16_b = 2,
     SLOT_matmul_sets_f16_second = 3, SLOT_matmul_sets_f16_third = 4 };
 
-struct matmul_sum_constants { uint32_t threads, type, has_c; };
+struct matmul_sum_constants { uint32_t threads, type, has_c, each; };
 typedef struct matmul_sum_constants matmul_sum_constants; typedef struct matmul_sum_push matmul_sum_push;
 enum { SLOT_matmul_sum_d = 0, SLOT_matmul_sum_a = 1, SLOT_matmul_sum_c = 3 };
 
@@ -1089,7 +1089,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(matmul_rows_gather, MATMUL_ROWS_GATHER, 7, 0x1, 128, 5, CAP_SMALL) \
     X(matmul_sets_bf16, MATMUL_SETS_BF16, 5, 0x19, 44, 8, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(matmul_sets_f16, MATMUL_SETS_F16, 5, 0x19, 44, 8, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
-    X(matmul_sum, MATMUL_SUM, 4, 0x1, 84, 3, CAP_SMALL) \
+    X(matmul_sum, MATMUL_SUM, 4, 0x1, 84, 4, CAP_SMALL) \
     X(matmul_tiled, MATMUL_TILED, 4, 0x1, 128, 14, CAP_SMALL) \
     X(matvec, MATVEC, 4, 0x1, 128, 6, CAP_SMALL) \
     X(matvec_subgroup, MATVEC_SUBGROUP, 4, 0x1, 128, 6, CAP_SUBGROUP | CAP_SMALL) \
