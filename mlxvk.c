@@ -23745,6 +23745,29 @@ static const struct fusion_row { const char *name; enum gate gate; int op; fuse_
 static_assert(COUNT(fusion_table) <= FUSIONS_MOST, "a counter for each fusion");
 static_assert((int)CHAIN_STEPS + 2 <= (int)MEMBERS_MOST, "members of any fusion");
 
+/* Does a node of a fusion write, other than in the same place, what one in front of it, or itself, reads? */
+static bool rewrites(const struct stream *s, const struct members *all)
+{
+    for (int i = 0; i < all->count; i++)
+        for (int k = i; k < all->count; k++) {
+            const struct node *reader = &s->nodes[all->node[i]], *writer = &s->nodes[all->node[k]];
+            for (int r = 0; r < reader->inputs; r++)
+                for (int w = 0; w < writer->outputs; w++) {
+                    const struct array *a = reader->in[r], *out = writer->out[w];
+                    if (a && out && overlap(a, out) && !same_view(a, out)) return true;
+                }
+        }
+    return false;
+}
+
+/* Plans the members that it finds as one. The judge knows of one step what that reads: several, as arrays in parts are,
+ * may not write what a later one still has to read. */
+static bool fusion_applies(struct encoder *e, struct stream *s, const struct fusion_row *f, struct members *all,
+                           uint32_t end)
+{
+    return f->apply(e, s, all, end) && !e->code && (e->plan.steps.count < 2 || !rewrites(s, all));
+}
+
 /* Plans a fusion that begins at the first member; e->fusion stays set until the plan is bound. What a limit of the
  * device or the judge refuses leaves nothing behind, no members either. */
 static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
@@ -23757,7 +23780,7 @@ static bool fuse(struct encoder *e, struct stream *s, struct members *all, uint3
         const struct fusion_row *f = &fusion_table[i];
         if (f->op != n->op || !s->device->gate[f->gate]) continue;
         e->fusion = (uint32_t)i + 1;
-        if (f->apply(e, s, all, end) && !e->code) {
+        if (fusion_applies(e, s, f, all, end)) {
             NOTE(e->device, NOTE_FUSED, f->name, NULL, "%s", text);
             return true;
         }
@@ -24884,9 +24907,9 @@ static bool fuse_again(struct encoder *e, const struct kept_group *g)
     bool fused;
     e->fusion = g->fusion;
     e->known = &g->all;
-    fused = fusion_table[g->fusion - 1].apply(e, s, &all, s->node_count);
+    fused = fusion_applies(e, s, &fusion_table[g->fusion - 1], &all, s->node_count);
     e->known = NULL;
-    if (fused && !e->code && all.count == g->all.count &&
+    if (fused && all.count == g->all.count &&
         !memcmp(all.node, g->all.node, (size_t)all.count * sizeof *all.node)) return true;
     plan_clear(e);
     e->code = 0;

@@ -97,6 +97,32 @@ static void swiglu_in_place(struct run *t)
     t->res[0] = x;
 }
 
+/* The same of more than a binding reaches: no part may be written before all parts that read there. */
+static void swiglu_of_parts(struct run *t)
+{
+    const int n = 8192;
+    mlxvk_array x = normal(t, &n, 1, 1), back = slice(t, x, (int[]){ n - 1 }, (int[]){ -n - 1 }, (int[]){ -1 }, 1);
+    mlxvk_array y = mlxvk_array_new();
+    OK(mlxvk_sigmoid(&y, back, t->s), t->s);
+    OK(mlxvk_multiply(&y, y, back, t->s), t->s);
+    mlxvk_array_free(back);
+    OK(mlxvk_slice_update_prod(&x, x, y, (int[]){ 0 }, 1, &n, 1, (int[]){ 1 }, 1, t->s), t->s);
+    mlxvk_array_free(y);
+    t->res[0] = x;
+}
+
+/* rope of a cache's first half of tokens, half a half further. */
+static void rope_of_parts(struct run *t)
+{
+    mlxvk_array c = normal(t, INTS(1, 1, 96, 64), 1), r = mlxvk_array_new();
+    mlxvk_array part = slice(t, c, (int[]){ 0, 0, 0, 0 }, (int[]){ 1, 1, 64, 64 }, (int[]){ 1, 1, 1, 1 }, 4);
+    OK(mlxvk_fast_rope(&r, part, 64, false, BASE, 1, 3, NONE, t->s), t->s);
+    mlxvk_array_free(part);
+    OK(mlxvk_slice_update(&c, c, r, (int[]){ 0, 0, 32, 0 }, 4, (int[]){ 1, 1, 96, 64 }, 4, (int[]){ 1, 1, 1, 1 }, 4, t->s), t->s);
+    mlxvk_array_free(r);
+    t->res[0] = c;
+}
+
 /* rope of a part of a cache into the cache's other end, with a norm in front or without. */
 static void rope_in_place(struct run *t, bool norm)
 {
@@ -227,6 +253,8 @@ static const struct { const char *name, *gates; void (*run)(struct run *t); } pr
     { "silu transposed", "", swiglu_transposed },
     { "silu backwards", "", swiglu_backwards },
     { "silu of x backwards, into x", "", swiglu_in_place },
+    { "silu of x backwards, into x, in parts", "MLX_VK_MAX_BINDING_RANGE=16384", swiglu_of_parts },
+    { "rope within a cache, in parts", "MLX_VK_MAX_BINDING_RANGE=16384", rope_of_parts },
     { "rope within a cache", "", rope_cache },
     { "rms_norm and rope within a cache", "", norm_rope_cache },
     { "rope of rows that are not the norm's", "", norm_rope_rows },
