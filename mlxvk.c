@@ -7848,7 +7848,7 @@ static struct array *do_slice(struct call *c, struct array *a, const int *start,
         int first, by = step ? step[i] : 1;
         if (by == 0) return FAIL(c, MLXVK_ERROR_ARGUMENT, "a step of 0 on axis %d", i);
         v.shape[i] = slice_axis(a->shape[i], start[i], stop[i], by, &first);
-        v.strides[i] *= v.shape[i] == 1 ? 1 : by;
+        v.strides[i] *= v.shape[i] > 1 ? by : 1;     /* elsewhere it counts nothing, and could overflow */
         if (v.shape[i]) v.offset += first * a->strides[i] * (int64_t)item_size(a);
         size *= (size_t)v.shape[i];
     }

@@ -1,6 +1,8 @@
 /* Arrays: dtypes, views of every kind to 8 dimensions against the host, arrays over buffers, handles, vectors. */
 #include "support.h"
 
+#include <limits.h>
+
 /* ---- dtypes ---- */
 
 static void test_dtypes(void **state)
@@ -457,6 +459,22 @@ static void test_outside_buffers(void **state)
     mlxvk_buffer_free(buffer);
 }
 
+/* A slice without elements of an axis whose stride counts nothing: a long step must not overflow it. */
+static void test_empty_steps(void **state)
+{
+    (void)state;
+    const int64_t far = (int64_t)1 << 50;
+    mlxvk_array a = counting(device, 8), none = { NULL };
+    OK(mlxvk_as_strided(&a, a, (int[]){ 1 }, 1, &far, 1, 3, stream), stream);
+    OK(mlxvk_slice(&none, a, (int[]){ 1 }, 1, (int[]){ 1 }, 1, (int[]){ INT_MAX }, 1, stream), stream);
+    assert_int_equal(mlxvk_array_size(none), 0);
+    assert_true(mlxvk_array_strides(none)[0] == far);
+    OK(mlxvk_slice(&a, a, (int[]){ 0 }, 1, (int[]){ 1 }, 1, (int[]){ INT_MAX }, 1, stream), stream);
+    expect_ints(a, (int32_t[]){ 3 }, 1, stream);
+    mlxvk_array_free(a);
+    mlxvk_array_free(none);
+}
+
 /* ---- handles and vectors ---- */
 
 static void test_set(void **state)
@@ -522,6 +540,7 @@ int main(void)
         cmocka_unit_test(test_random_views),
         cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_from_odd_bytes), cmocka_unit_test(test_views_are_views),
         cmocka_unit_test(test_over_buffers), cmocka_unit_test(test_buffer_lives),
+        cmocka_unit_test(test_empty_steps),
         cmocka_unit_test(test_outside_buffers), cmocka_unit_test(test_set), cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_read_size),
     };
