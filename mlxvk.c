@@ -1814,7 +1814,7 @@ struct use { struct timeline *line; uint64_t value; bool write; };
 
 /* A piece of device memory. refs counts arrays' storage and the caller's handles. */
 struct buffer {
-    int refs;
+    int refs, views;                                 /* views: storages made over it for the caller */
     struct device *device;
     struct block *block;                             /* NULL: the caller's VkBuffer, or no bytes */
     VkBuffer handle;
@@ -4178,6 +4178,7 @@ struct storage {
     uint16_t number;
     bool read;                                       /* planning looked at the contents of a literal */
     bool literal;                                    /* the contents are in `bytes`, no buffer needed yet */
+    bool over;                                       /* made over a buffer that the caller gave */
     _Alignas(8) uint8_t bytes[INLINE_BYTES];         /* mlxvk_array_data points here */
 };
 
@@ -4204,6 +4205,7 @@ static void storage_release(struct storage *st)
 {
     struct device *d = st->device;
     if (--st->refs > 0) return;
+    if (st->over) st->buffer->views--;
     buffer_release(d, st->buffer);
     pool_give(d, &d->storage_pool, st);
 }
@@ -4317,6 +4319,13 @@ static void array_span(const struct array *a, int64_t *low, int64_t *high)
     }
     *low = a->offset + first * (int64_t)item_size(a);
     *high = a->size ? a->offset + (last + 1) * (int64_t)item_size(a) : *low;
+}
+
+/* Are they of the same memory? Two arrays over one buffer of the caller's are, each on a storage of its own. */
+static bool shares_memory(const struct array *a, const struct array *b)
+{
+    const struct storage *x = a->storage, *y = b->storage;
+    return x == y || (x->buffer && x->buffer == y->buffer);
 }
 
 /* A storage that a handle is held on holds the device; what only a tape still knows does not. The public call that
@@ -4661,7 +4670,7 @@ static struct layout_row layout_of(const struct step *t)
 static bool overlap(const struct array *a, const struct array *b)
 {
     int64_t low[2], high[2];
-    if (a->storage != b->storage) return false;
+    if (!shares_memory(a, b)) return false;
     array_span(a, &low[0], &high[0]);
     array_span(b, &low[1], &high[1]);
     return low[0] < high[1] && low[1] < high[0];
@@ -7914,7 +7923,7 @@ static bool updates_in_place(const mlxvk_array *res, const struct array *a)
 static struct array *target_of(struct call *c, const mlxvk_array *res, struct array *a, const struct array *b,
                                const struct array *d)
 {
-    bool in_place = updates_in_place(res, a) && b->storage != a->storage && (!d || d->storage != a->storage);
+    bool in_place = updates_in_place(res, a) && !shares_memory(a, b) && (!d || !shares_memory(a, d));
     return in_place ? seen_as(c, a, a) : copy_of(c, a);
 }
 
@@ -18450,8 +18459,8 @@ static void lower_scatter(struct encoder *e, const struct node *n)
 static struct array *scatter_target(struct call *c, const mlxvk_array *res, struct array *a,
                                     const struct array *updates, const struct windows *w)
 {
-    bool in_place = updates_in_place(res, a) && a->row && updates->storage != a->storage;
-    for (int k = 0; k < w->count; k++) in_place = in_place && w->index[k]->storage != a->storage;
+    bool in_place = updates_in_place(res, a) && a->row && !shares_memory(a, updates);
+    for (int k = 0; k < w->count; k++) in_place = in_place && !shares_memory(a, w->index[k]);
     return in_place ? view_of(c, a, a->dtype, a->ndim, a->shape, NULL, a->offset) : copy_of(c, a);
 }
 
@@ -24341,8 +24350,10 @@ static uint64_t window_hash(const struct stream *s, uint32_t count)
 
 static uint64_t storage_state(const struct storage *st)
 {
+    bool shares = st->buffer && st->buffer->views > st->over;          /* its memory with another storage */
     return (uint64_t)(uint32_t)st->readers << 32 | (uint64_t)(uint32_t)st->writers << 16 | (st->owned > 0) |
-           (st->buffer != NULL) << 1 | st->literal << 2 | (st->failed != 0) << 3 | (uint64_t)storage_shift(st) << 4;
+           (st->buffer != NULL) << 1 | st->literal << 2 | (st->failed != 0) << 3 |
+           (uint64_t)storage_shift(st) << 4 | (uint64_t)shares << 15;
 }
 
 static void note_storage(struct kept_storage *k, struct storage *st)
@@ -26598,6 +26609,8 @@ int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *sha
     if (st) {
         st->refs = 1;
         st->buffer = b;
+        st->over = true;
+        b->views++;
         b->refs++;
         a = temporary(&c, array_create(st, dtype, dim, shape, strides, (int64_t)offset));
         storage_release(st);

@@ -453,7 +453,9 @@ MLXVK_API mlxvk_array mlxvk_array_new_complex(float real, float imag);
 MLXVK_API int mlxvk_array_new_data_device(mlxvk_array *res, const void *data, const int *shape, int dim,
                                           mlxvk_dtype dtype, mlxvk_device device);
 /* Over memory the caller owns: `offset` in bytes, strides in elements (NULL: row-major), any sign, zero too. Every
- * element must lie inside the buffer. The array holds a reference on the buffer. */
+ * element must lie inside the buffer. The array holds a reference on the buffer. Operations are put in order by arrays,
+ * not by bytes: of two arrays over the same ones, what is written through one must be evaluated before the other is
+ * used, and what reads through one before the other is updated in place. */
 MLXVK_API int mlxvk_array_new_buffer(mlxvk_array *res, mlxvk_buffer buffer, const int *shape, const int64_t *strides,
                                      int dim, mlxvk_dtype dtype, size_t offset);
 

@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <limits.h>
+#include <math.h>
 
 /* ---- dtypes ---- */
 
@@ -459,6 +460,43 @@ static void test_outside_buffers(void **state)
     mlxvk_buffer_free(buffer);
 }
 
+/* Arrays over one buffer: an update that is read there, backwards, is not written in the middle of that, whether it goes
+ * by as it is, or by what is computed of it in the same kernel. */
+static void test_over_one_buffer(void **state)
+{
+    (void)state;
+    enum { N = 3001 };
+    static float values[N], got[2][N];
+    const int n = N;
+    const int64_t back = -1;
+    for (int i = 0; i < N; i++) values[i] = (float)(i % 17 - 8);
+    for (int silu = 0; silu < 2; silu++) {
+        mlxvk_buffer buffer = { NULL };
+        mlxvk_array given = floats(device, values, &n, 1), a = { NULL }, b = { NULL }, y = { NULL };
+        OK_DEVICE(mlxvk_buffer_new(&buffer, sizeof values, device), device);
+        OK_DEVICE(mlxvk_array_new_buffer(&a, buffer, &n, NULL, 1, MLXVK_FLOAT32, 0), device);
+        OK_DEVICE(mlxvk_array_new_buffer(&b, buffer, &n, &back, 1, MLXVK_FLOAT32, 4 * (N - 1)), device);
+        OK(mlxvk_slice_update(&a, a, given, (int[]){ 0 }, 1, &n, 1, (int[]){ 1 }, 1, stream), stream);
+        assert_int_equal(eval_one(a), 0);
+        if (silu) {
+            OK(mlxvk_sigmoid(&y, b, stream), stream);
+            OK(mlxvk_multiply(&y, y, b, stream), stream);
+            OK(mlxvk_slice_update_prod(&a, a, y, (int[]){ 0 }, 1, &n, 1, (int[]){ 1 }, 1, stream), stream);
+        } else OK(mlxvk_slice_update(&a, a, b, (int[]){ 0 }, 1, &n, 1, (int[]){ 1 }, 1, stream), stream);
+        mlxvk_array_free(y);
+        OK(mlxvk_array_read(a, got[silu], sizeof values, stream), stream);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+        mlxvk_array_free(given);
+        mlxvk_buffer_free(buffer);
+    }
+    for (int i = 0; i < N; i++) {
+        float x = values[N - 1 - i];
+        assert_true(got[0][i] == x);
+        assert_true(fabsf(got[1][i] - values[i] * x / (1 + expf(-x))) <= 1e-4f * (1 + fabsf(got[1][i])));
+    }
+}
+
 /* A slice without elements of an axis whose stride counts nothing: a long step must not overflow it. */
 static void test_empty_steps(void **state)
 {
@@ -540,7 +578,7 @@ int main(void)
         cmocka_unit_test(test_random_views),
         cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_from_odd_bytes), cmocka_unit_test(test_views_are_views),
         cmocka_unit_test(test_over_buffers), cmocka_unit_test(test_buffer_lives),
-        cmocka_unit_test(test_empty_steps),
+        cmocka_unit_test(test_over_one_buffer), cmocka_unit_test(test_empty_steps),
         cmocka_unit_test(test_outside_buffers), cmocka_unit_test(test_set), cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_read_size),
     };
