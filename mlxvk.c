@@ -21414,7 +21414,7 @@ static void attention_vjp_dispatch(struct encoder *e, const struct attention_vjp
                            p.batches);
 }
 
-static void attention_vjp_whole(struct encoder *e, const struct attention_vjp_job *j)
+static void attention_vjp_modes(struct encoder *e, const struct attention_vjp_job *j)
 {
     const struct array *q = j->a[AVJP_Q];
     struct array *stats;
@@ -21427,6 +21427,21 @@ static void attention_vjp_whole(struct encoder *e, const struct attention_vjp_jo
     attention_vjp_dispatch(e, j, ATTEND_VJP_KEYS, j->a[AVJP_DK], j->a[AVJP_DV], stats);
     attention_vjp_dispatch(e, j, ATTEND_VJP_QUERIES, j->a[AVJP_DQ], NULL, stats);
     array_release(stats);
+}
+
+/* All modes; what reaches further than its elements need, as heads of (B, L, H, D) do, is copied where a binding does
+ * not. */
+static void attention_vjp_whole(struct encoder *e, const struct attention_vjp_job *j)
+{
+    static const uint8_t read[] = { AVJP_Q, AVJP_K, AVJP_V, AVJP_O, AVJP_MASK };
+    struct attention_vjp_job one = *j;
+    struct array *copies[COUNT(read)] = { NULL };
+    for (size_t i = 0; i < COUNT(read); i++) {
+        struct array **a = &one.a[read[i]];
+        if (*a && !fits_binding(e->device, *a)) *a = copies[i] = rows_of(e, *a);
+    }
+    if (!e->code) attention_vjp_modes(e, &one);
+    for (size_t i = 0; i < COUNT(read); i++) array_release(copies[i]);
 }
 
 /* By batches, then by heads of keys with those of queries that read them. */
@@ -21467,6 +21482,21 @@ static void lower_attention_vjp(struct encoder *e, const struct node *n)
     for (int i = 0; i < 7; i++) if (i < 5 || i == 6) array_release(j.a[AVJP_Q + i]);
 }
 
+/* Can what a head of keys is read by be bound at once, if need be as copies: the rows of all heads of queries, two sums
+ * for each, and the mask? No cut makes it less. */
+static bool attention_vjp_fits(const struct device *d, const struct array *q, const struct array *k,
+                               const struct array *v, const struct array *mask, size_t item)
+{
+    size_t group = (size_t)(q->shape[1] / k->shape[1]), rows = max_size(group * (size_t)q->shape[2], (size_t)k->shape[2]);
+    size_t width = max_size((size_t)q->shape[3], v ? (size_t)v->shape[3] : 0);
+    struct array one;
+    if (rows * max_size(width * item, 2 * sizeof(float)) > binding_room(d, item)) return false;
+    if (!mask || !mask->size) return true;
+    one = part_of(mask, 0, 0, 1);
+    one = part_of(&one, 1, 0, (int64_t)group);
+    return fits_binding(d, &one) || array_bytes(&one) <= binding_room(d, item_size(&one));
+}
+
 /* Checks and promotes; the kernel's flags, or -1 with an error. in: as lower_attention_vjp has it; v may be NULL. */
 static int attention_vjp_operands(struct call *c, struct array *in[8], const char *mode, mlxvk_dtype *t)
 {
@@ -21484,12 +21514,10 @@ static int attention_vjp_operands(struct call *c, struct array *in[8], const cha
         max_size((size_t)q->shape[2] * (size_t)(q->shape[1] / k->shape[1]), (size_t)k->shape[2]) > 1 << 12)
         return FAIL(c, MLXVK_ERROR_LIMIT, "%s and %s are more than this driver's loops take", TEXT(q), TEXT(k)), -1;
     memcpy(shape, (int[]){ q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, sizeof shape);
-    if ((size_t)shape[2] * (size_t)shape[3] * (*mask ? dtypes[(*mask)->dtype].size : 0) > binding_room(c->device, 4) ||
-        max_size((size_t)shape[2], (size_t)shape[3]) * 4 * max_size((size_t)q->shape[3], v ? (size_t)v->shape[3] : 0) >
-            binding_room(c->device, 4))
+    if (*mask) *mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, *mask, *t) : *mask, 4, shape);
+    if (!c->code && !attention_vjp_fits(c->device, q, k, v, *mask, dtypes[*t].size))
         return FAIL(c, MLXVK_ERROR_LIMIT, "a head's rows, or the mask, of %s and %s are more than a binding reaches",
                     TEXT(q), TEXT(k)), -1;
-    if (*mask) *mask = broadcast(c, flags & ATTEND_MASK_ADDS ? as_type(c, *mask, *t) : *mask, 4, shape);
     for (int i = 0; i < 5; i++) in[i] = as_type(c, in[i], *t);
     *sinks = as_type(c, *sinks, *t);
     return c->code ? -1 : (flags & (ATTEND_CAUSAL | ATTEND_MASK_BOOL | ATTEND_MASK_ADDS)) |

@@ -2,13 +2,25 @@
  * products of quantized matrices that indices choose. */
 #include "support.h"
 
-/* ---- operands: numbers in float64 as their dtype has them, laid out in one of three ways ---- */
+/* ---- operands: numbers in float64 as their dtype has them, laid out in one of four ways ---- */
 
-enum layout { DENSE, PADDED, SPREAD, LAYOUTS };        /* no gaps; rows with gaps and an offset; every other element */
+/* No gaps; rows with gaps and an offset; every other element; (B, H, L, D) as (B, L, H, D) lies. */
+enum layout { DENSE, PADDED, SPREAD, LAYOUTS, BESIDE = LAYOUTS };
 struct operand { double *x; size_t size; mlxvk_array a; int shape[5], ndim; mlxvk_dtype dtype; };
+
+static mlxvk_array laid_out(const struct operand *o, enum layout layout);
+static mlxvk_array laid_beside(const struct operand *o)
+{
+    mlxvk_array a = laid_out(o, DENSE);
+    OK(mlxvk_swapaxes(&a, a, 1, 2, stream), stream);
+    OK(mlxvk_contiguous(&a, a, false, stream), stream);
+    OK(mlxvk_swapaxes(&a, a, 1, 2, stream), stream);
+    return a;
+}
 
 static mlxvk_array laid_out(const struct operand *o, enum layout layout)
 {
+    if (layout == BESIDE) return laid_beside(o);
     int last = o->shape[o->ndim - 1], shape[5];
     int64_t strides[5], step = layout == SPREAD ? 2 : 1, row = layout == DENSE ? last : last * step + 4;
     size_t rows = last ? o->size / (size_t)last : 0, total = rows * (size_t)row + 8, first = layout == DENSE ? 0 : 3;
@@ -424,7 +436,7 @@ static void attention_operands(struct rng *r, const struct attention *a, struct 
     o[AK] = operand(r, a->dtype, (int[]){ a->b, a->kv, a->n, a->d }, 4, -1, 1, a->layout);
     o[AV] = operand(r, a->dtype, (int[]){ a->b, a->kv, a->n, a->dv }, 4, -1, 1, a->layout);
     o[AG] = operand(r, a->dtype, (int[]){ a->b, a->h, a->l, a->dv }, 4, -1, 1, a->layout);
-    o[AMASK] = operand(r, a->mask == BOOLEAN ? MLXVK_BOOL : a->dtype, mask, 4, -1, 1, a->layout);
+    o[AMASK] = operand(r, a->mask == BOOLEAN ? MLXVK_BOOL : a->dtype, mask, 4, -1, 1, a->layout == BESIDE ? SPREAD : a->layout);
     o[ASINKS] = operand(r, a->dtype, (int[]){ a->h }, 1, -1, 1, DENSE);
     if (a->mask != BOOLEAN) return;
     for (size_t i = 0; i < o[AMASK].size; i++) o[AMASK].x[i] = i >= (size_t)a->n && random_chance(r, 60);   /* one sees nothing */
@@ -484,6 +496,34 @@ static void attentions(void)
     EACH_CASE(i, cases) one_attention(&r, &cases[i]);
 }
 static void attention_gradients(void **state) { (void)state; everywhere(attentions, "MLX_VK_MAX_BINDING_RANGE=32768"); }
+
+/* Heads that reach further than a binding, a mask with gaps likewise, though none has more elements than one. */
+static void heads_beside(void)
+{
+    static const struct attention cases[] = { { 1, 8, 4, 33, 40, 64, 64, MLXVK_FLOAT32, CAUSAL, false, true, BESIDE },
+                                              { 1, 4, 4, 40, 120, 64, 64, MLXVK_FLOAT32, ADDED, true, false, BESIDE } };
+    struct rng r = { 14 };
+    for (size_t i = 0; i < COUNT(cases); i++) one_attention(&r, &cases[i]);
+}
+static void attention_gradients_of_heads_beside(void **state) { (void)state; everywhere(heads_beside, "MLX_VK_MAX_BINDING_RANGE=32768"); }
+
+/* What one head of keys is read by must fit, of all heads of queries: told when called, not when computed. */
+static void attention_gradients_that_do_not_fit(void **state)
+{
+    struct setting s = start("MLX_VK_MAX_BINDING_RANGE=32768");
+    mlxvk_array q = floats(s.device, NULL, (int[]){ 1, 4, 40, 64 }, 4), k = floats(s.device, NULL, (int[]){ 1, 1, 40, 64 }, 4);
+    mlxvk_array m = floats(s.device, NULL, (int[]){ 1, 4, 4, 640 }, 4), none = { NULL }, out = { NULL };
+    mlxvk_array few = floats(s.device, NULL, (int[]){ 1, 4, 4, 8 }, 4), keys = floats(s.device, NULL, (int[]){ 1, 1, 640, 8 }, 4);
+    mlxvk_vector_array res = { NULL };
+    (void)state;
+    REFUSED(mlxvk_fast_scaled_dot_product_attention_vjp(&res, q, k, k, 1, "", none, none, q, none, q, s.stream), MLXVK_ERROR_LIMIT,
+            s.stream, "a head's rows");
+    REFUSED(mlxvk_fast_scaled_dot_product_attention_logsumexp(&out, few, keys, 1, "", m, none, s.stream), MLXVK_ERROR_LIMIT,
+            s.stream, "the mask");
+    for (size_t i = 0; i < 6; i++) mlxvk_array_free(((mlxvk_array[]){ q, k, m, out, few, keys })[i]);
+    mlxvk_vector_array_free(res);
+    finish(&s);
+}
 
 /* ---- floor_divide: as MLX, the floor of a quotient that was rounded to its dtype ---- */
 
@@ -545,6 +585,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy), cmocka_unit_test(gated_deltas),
         cmocka_unit_test(gated_delta_gradients), cmocka_unit_test(attention_gradients),
+        cmocka_unit_test(attention_gradients_of_heads_beside), cmocka_unit_test(attention_gradients_that_do_not_fit),
         cmocka_unit_test(floors_of_quotients), cmocka_unit_test(empty_and_refused),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
