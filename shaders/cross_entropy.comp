@@ -3,8 +3,9 @@
 // Cross entropy in float32 of rows of n logits x, each with its class t, and its gradient for the cotangent g of the loss:
 //   LOSS: loss = log(sum over i of exp(x[i] - largest)) + (largest - x[t])
 //   GRADIENT: dx[i] = g * (exp((x[i] - x[t]) - loss) - (i == t ? 1 : 0))
-// x[t] is subtracted first, for it and the largest are of one size. A class below 0 counts from the end; others outside
-// the row are taken as its first or last.
+// x[t] is subtracted first, for it and the largest are of one size; where they are not, for what is masked was the class, the
+// row's largest and sum are found again. A class below 0 counts from the end; others outside the row are taken as its first or
+// last.
 #include "floats.glsl"
 #include "math.glsl"
 //! enum CROSS_ENTROPY_: modes
@@ -22,7 +23,9 @@ WORDS(3, loss)
 WORDS(4, g)
 
 const float LOWEST = -3.402823466e+38;
+const float FAR = 64.0;                                // losses from which on they are too coarse to tell the sum
 shared vec2 board[gl_WorkGroupSize.x];
+shared bool again;
 
 uint class_of(const uint row)
 {
@@ -51,20 +54,27 @@ vec2 with_four(const vec2 a, const vec4 v)
     return vec2(most, a.y * exp(a.x - most) + ((e.x + e.y) + (e.z + e.w)));
 }
 
-void row_loss(const uint row, const uint lane, const bool there)
+// A row's largest and sum; all threads of the workgroup call it, and lane 0's place has the answer.
+void add_row(const uint base, const uint lane, const bool there)
 {
-    uint base = x_at + row * n, me = gl_LocalInvocationID.x;
     vec2 v = vec2(LOWEST, 0.0);
     if (there)
         for (uint i = lane * STEP; i < n; i += LANES * STEP) v = with_four(v, load(base, i));
-    board[me] = v;
+    board[gl_LocalInvocationID.x] = v;
     barrier();
     for (uint d = LANES / 2u; d > 0u; d /= 2u) {
-        if (lane < d) board[me] = joined(board[me], board[me + d]);
+        if (lane < d) board[gl_LocalInvocationID.x] = joined(board[gl_LocalInvocationID.x], board[gl_LocalInvocationID.x + d]);
         barrier();
     }
+}
+
+void row_loss(const uint row, const uint lane, const bool there)
+{
+    uint base = x_at + row * n;
+    vec2 v;
+    add_row(base, lane, there);
     if (!there || lane > 0u) return;
-    v = board[me];
+    v = board[gl_LocalInvocationID.x];
     float gap = v.x - loadf_x(base + class_of(row), DTYPE), all = log_of(v.y) + gap;
     y32[y_at + row] = floatBitsToUint(v.y < 0.0 || (v.x == LOWEST && v.y == 0.0) ? NOT_A_NUMBER : is_inf(v.x) ? gap : all);
 }
@@ -75,7 +85,18 @@ void row_gradient(const uint row, const uint lane, const bool there)
     uint base = x_at + row * n, t = there ? class_of(row) : 0u;
     float x_t = there ? loadf_x(base + t, DTYPE) : 0.0, part = there ? uintBitsToFloat(loss32[loss_at + row]) : 0.0;
     float scale = there ? uintBitsToFloat(g32[g_at + row]) : 0.0;
+    bool far = there && !(part < FAR);
+    if (gl_LocalInvocationID.x == 0u) again = false;
     barrier();
+    if (far) again = true;
+    barrier();
+    if (again) {                                         // the same for the whole workgroup
+        add_row(base, lane, there);
+        vec2 v = board[gl_LocalInvocationID.x - lane];
+        if (far) x_t = v.x;
+        if (far) part = v.y <= 0.0 ? NOT_A_NUMBER : is_inf(v.x) ? 0.0 : log_of(v.y);
+        barrier();                                       // before results lie where rows were read
+    }
     if (!there) return;
     for (uint i = lane * STEP; i < n; i += LANES * STEP) {
         vec4 v = load(base, i);

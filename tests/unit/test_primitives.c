@@ -198,6 +198,42 @@ static void edges_of_cross_entropy(void **state)
     for (size_t i = 0; i < 9; i++) mlxvk_array_free(((mlxvk_array[]){ a, t, res, one, c, back, none, few, empty })[i]);
 }
 
+/* Classes that are masked, beside others: softmax less 1 there all the same, as MLX has it; -inf in all of a row is NaN. */
+static void classes_far_below(void)
+{
+    enum { ROWS = 9, MOST = 1001 };
+    static const float far[ROWS] = { -1e9f, 0, -1e4f, -INFINITY, 1, -3e38f, -70, NAN, -1 };
+    static const int widths[] = { 4, 5, 1000, MOST };
+    struct rng r = { 21 };
+    for (size_t i = 0; i < COUNT(widths); i++) {
+        int n = widths[i], t[ROWS];
+        static float x[ROWS * MOST], g[ROWS];
+        static double want[ROWS * MOST];
+        mlxvk_array a, c, ones, loss = { NULL }, back = { NULL };
+        for (int row = 0; row < ROWS; row++) {
+            double sum = 0;
+            float *own = x + row * n;
+            t[row] = random_int(&r, 0, n - 1);
+            g[row] = row == 3 ? 0 : 2;
+            for (int k = 0; k < n; k++) own[k] = row == 8 ? -INFINITY : (float)random_int(&r, -4096, 4096) / 1024;
+            if (row != 8) own[t[row]] = far[row];
+            for (int k = 0; k < n; k++) sum += exp(own[k]);
+            for (int k = 0; k < n; k++)
+                want[row * n + k] = row == 8 ? (double)NAN : g[row] * (exp(own[k]) / sum - (k == t[row]));
+        }
+        a = floats(device, x, (int[]){ ROWS, n }, 2);
+        c = ints(device, t, (int[]){ ROWS }, 1);
+        ones = floats(device, g, (int[]){ ROWS }, 1);
+        OK(mlxvk_fast_cross_entropy(&loss, a, c, stream), stream);
+        OK(mlxvk_fast_cross_entropy_vjp(&back, a, c, loss, ones, stream), stream);
+        expect(back, MLXVK_FLOAT32, want, (size_t)(ROWS * n), 1, "gradient of logits");
+        OK(mlxvk_fast_cross_entropy_vjp(&a, a, c, loss, ones, stream), stream);          /* where they lie */
+        expect(a, MLXVK_FLOAT32, want, (size_t)(ROWS * n), 1, "gradient in the logits' place");
+        for (size_t k = 0; k < 5; k++) mlxvk_array_free(((mlxvk_array[]){ a, c, ones, loss, back })[k]);
+    }
+}
+static void cross_entropies_far_below(void **state) { (void)state; everywhere(classes_far_below, "MLX_VK_MAX_BINDING_RANGE=16384"); }
+
 /* ---- the gated delta rule ---- */
 
 struct delta { int b, t, hk, hv, dk, dv; mlxvk_dtype dtype; bool vector, state, mask; enum layout layout; };
@@ -583,8 +619,8 @@ static void empty_and_refused(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy), cmocka_unit_test(gated_deltas),
-        cmocka_unit_test(gated_delta_gradients), cmocka_unit_test(attention_gradients),
+        cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy),
+        cmocka_unit_test(cross_entropies_far_below), cmocka_unit_test(gated_deltas), cmocka_unit_test(gated_delta_gradients), cmocka_unit_test(attention_gradients),
         cmocka_unit_test(attention_gradients_of_heads_beside), cmocka_unit_test(attention_gradients_that_do_not_fit),
         cmocka_unit_test(floors_of_quotients), cmocka_unit_test(empty_and_refused),
     };
