@@ -7044,6 +7044,13 @@ static struct array *rows_of(struct encoder *e, struct array *a)
     return a;
 }
 
+/* For operands whose elements a binding has room for, but not for what lies between them: a copy takes the operand's
+ * place, and is to be released; NULL where none is needed. */
+static struct array *copy_far(struct encoder *e, struct array **a)
+{
+    return *a && !fits_binding(e->device, *a) ? *a = rows_of(e, *a) : NULL;
+}
+
 /* An array of the lowering's own; to be released after its last dispatch. */
 static struct array *scratch(struct encoder *e, size_t count, mlxvk_dtype dtype)
 {
@@ -10650,9 +10657,10 @@ static struct array *rope_layout(struct encoder *e, const struct rope_params *r,
                                  struct rope_push *p)
 {
     uint32_t shape[4];
-    bool gate = e->device->gate[GATE_ROPE_HS], copy = !rope_strides(x, shape, p->x_stride) || !(x->row || gate);
-    if (copy) NOTE(e->device, NOTE_ROPE, "without a copy", gate ? "the layout is too complex" : "a gate", "%d of %s",
-                   r->dims, LAYOUT(x));
+    bool gate = e->device->gate[GATE_ROPE_HS], far = !fits_binding(e->device, x);
+    bool copy = !rope_strides(x, shape, p->x_stride) || !(x->row || gate) || far;
+    if (copy) NOTE(e->device, NOTE_ROPE, "without a copy", gate || far ? "the layout is too complex" : "a gate",
+                   "%d of %s", r->dims, LAYOUT(x));
     if (copy) x = rows_of(e, x);
     else x->refs++;
     rope_strides(x, shape, p->x_stride);
@@ -20955,6 +20963,16 @@ static void delta_dispatch(struct encoder *e, const struct delta_job *j)
     dispatch_groups(e, (uint64_t)ceil_div(p.value_width, s.threads / s.lanes) * p.heads * p.batches);
 }
 
+/* Of one token heads may lie further apart than a binding reaches: what cuts leave so is copied. */
+static void delta_whole(struct encoder *e, const struct delta_job *j)
+{
+    struct delta_job one = *j;
+    struct array *copies[DELTA_V + 1 - DELTA_Q];
+    for (int i = DELTA_Q; i <= DELTA_V; i++) copies[i - DELTA_Q] = copy_far(e, &one.a[i]);
+    if (!e->code) delta_dispatch(e, &one);
+    for (size_t i = 0; i < COUNT(copies); i++) array_release(copies[i]);
+}
+
 /* Iterations of a thread for a token, at most. */
 static uint32_t delta_loops(const struct gated_delta_constants *s) { return 2 * s->parts + s->lanes + 8; }
 
@@ -20965,7 +20983,8 @@ static int delta_axis(const struct encoder *e, const struct delta_job *j)
     struct gated_delta_constants s = delta_shape(e, j);
     bool cut = too_long(e, delta_work(j));
     if (e->device->caps.quirks & QUIRK_SHORT_LOOPS && (uint32_t)q->shape[1] > LOOP_MOST / delta_loops(&s)) return 1;
-    for (int i = 0; i < DELTA_ARRAYS; i++) cut = cut || (j->a[i] && !fits_binding(e->device, j->a[i]));
+    for (int i = 0; i < DELTA_ARRAYS; i++)
+        cut = cut || (j->a[i] && !is_cut_enough(e, j->a[i], i >= DELTA_Q && i <= DELTA_V ? 4 | 8 : 0));
     return !cut ? -1 : q->shape[0] > 1 ? 0 : q->shape[1] > 1 ? 1 : -1;
 }
 
@@ -20974,7 +20993,7 @@ static void delta_split(struct encoder *e, const struct delta_job *j)
 {
     int axis = delta_axis(e, j);
     struct array part[DELTA_ARRAYS];
-    if (axis < 0) { delta_dispatch(e, j); return; }
+    if (axis < 0) { delta_whole(e, j); return; }
     for (int half = 0; half < 2 && !e->code; half++) {
         struct delta_job one = *j;
         for (int i = 0; i < DELTA_ARRAYS; i++) {
@@ -21276,7 +21295,8 @@ static size_t do_gated_delta_vjp(struct call *c, struct array *in[8], struct arr
     const int state[4] = { v->shape[0], v->shape[2], v->shape[3], q->shape[3] };
     if (!q->size || !v->size) {
         for (int i = 0; i < 5; i++) out[i] = broadcast(c, scalar(c, 0, in[i]->dtype), in[i]->ndim, in[i]->shape);
-        out[5] = in[7] ? as_type(c, in[7], f) : broadcast(c, scalar(c, 0, f), 4, state);
+        mlxvk_dtype own = in[5] ? in[5]->dtype : f;
+        out[5] = in[7] ? as_type(c, in[7], own) : broadcast(c, scalar(c, 0, own), 4, state);
         return 6;
     }
     struct gated_delta_vjp_constants s = delta_vjp_shape(c->device, q->shape[3], v->shape[3],
@@ -21436,10 +21456,7 @@ static void attention_vjp_whole(struct encoder *e, const struct attention_vjp_jo
     static const uint8_t read[] = { AVJP_Q, AVJP_K, AVJP_V, AVJP_O, AVJP_MASK };
     struct attention_vjp_job one = *j;
     struct array *copies[COUNT(read)] = { NULL };
-    for (size_t i = 0; i < COUNT(read); i++) {
-        struct array **a = &one.a[read[i]];
-        if (*a && !fits_binding(e->device, *a)) *a = copies[i] = rows_of(e, *a);
-    }
+    for (size_t i = 0; i < COUNT(read); i++) copies[i] = copy_far(e, &one.a[read[i]]);
     if (!e->code) attention_vjp_modes(e, &one);
     for (size_t i = 0; i < COUNT(read); i++) array_release(copies[i]);
 }
@@ -21487,7 +21504,8 @@ static void lower_attention_vjp(struct encoder *e, const struct node *n)
 static bool attention_vjp_fits(const struct device *d, const struct array *q, const struct array *k,
                                const struct array *v, const struct array *mask, size_t item)
 {
-    size_t group = (size_t)(q->shape[1] / k->shape[1]), rows = max_size(group * (size_t)q->shape[2], (size_t)k->shape[2]);
+    size_t group = (size_t)(q->shape[1] / k->shape[1]);
+    size_t rows = max_size(group * (size_t)q->shape[2], (size_t)k->shape[2]);
     size_t width = max_size((size_t)q->shape[3], v ? (size_t)v->shape[3] : 0);
     struct array one;
     if (rows * max_size(width * item, 2 * sizeof(float)) > binding_room(d, item)) return false;

@@ -2,25 +2,25 @@
  * products of quantized matrices that indices choose. */
 #include "support.h"
 
-/* ---- operands: numbers in float64 as their dtype has them, laid out in one of four ways ---- */
+/* ---- operands: numbers in float64 as their dtype has them, laid out in one of five ways ---- */
 
-/* No gaps; rows with gaps and an offset; every other element; (B, H, L, D) as (B, L, H, D) lies. */
-enum layout { DENSE, PADDED, SPREAD, LAYOUTS, BESIDE = LAYOUTS };
+/* No gaps; rows with gaps and an offset; every other element; (B, H, L, D) as (B, L, H, D) lies, as (B, D, L, H). */
+enum layout { DENSE, PADDED, SPREAD, LAYOUTS, BESIDE = LAYOUTS, ACROSS };
 struct operand { double *x; size_t size; mlxvk_array a; int shape[5], ndim; mlxvk_dtype dtype; };
 
 static mlxvk_array laid_out(const struct operand *o, enum layout layout);
-static mlxvk_array laid_beside(const struct operand *o)
+static mlxvk_array laid_swapped(const struct operand *o, int axis)
 {
     mlxvk_array a = laid_out(o, DENSE);
-    OK(mlxvk_swapaxes(&a, a, 1, 2, stream), stream);
+    OK(mlxvk_swapaxes(&a, a, 1, axis, stream), stream);
     OK(mlxvk_contiguous(&a, a, false, stream), stream);
-    OK(mlxvk_swapaxes(&a, a, 1, 2, stream), stream);
+    OK(mlxvk_swapaxes(&a, a, 1, axis, stream), stream);
     return a;
 }
 
 static mlxvk_array laid_out(const struct operand *o, enum layout layout)
 {
-    if (layout == BESIDE) return laid_beside(o);
+    if (layout >= BESIDE) return laid_swapped(o, layout == BESIDE ? 2 : 3);
     int last = o->shape[o->ndim - 1], shape[5];
     int64_t strides[5], step = layout == SPREAD ? 2 : 1, row = layout == DENSE ? last : last * step + 4;
     size_t rows = last ? o->size / (size_t)last : 0, total = rows * (size_t)row + 8, first = layout == DENSE ? 0 : 3;
@@ -273,13 +273,13 @@ static void delta_operands(struct rng *r, const struct delta *d, struct operand 
     o[Q] = operand(r, d->dtype, (int[]){ d->b, d->t, d->hk, d->dk }, 4, -size, size, d->layout);
     o[K] = operand(r, d->dtype, (int[]){ d->b, d->t, d->hk, d->dk }, 4, -size, size, d->layout);
     o[V] = operand(r, d->dtype, (int[]){ d->b, d->t, d->hv, d->dv }, 4, -1, 1, d->layout);
-    o[GATE] = operand(r, d->dtype, (int[]){ d->b, d->t, d->hv, d->dk }, d->vector ? 4 : 3, 0.5, 1, d->layout);
-    o[BETA] = operand(r, d->dtype, (int[]){ d->b, d->t, d->hv }, 3, 0, 1, d->layout);
-    o[STATE] = operand(r, MLXVK_FLOAT32, (int[]){ d->b, d->hv, d->dv, d->dk }, 4, -1, 1, d->layout);
-    o[MASK] = operand(r, MLXVK_BOOL, (int[]){ d->b, d->t }, 2, 0, 0, d->layout);
+    o[GATE] = operand(r, d->dtype, (int[]){ d->b, d->t, d->hv, d->dk }, d->vector ? 4 : 3, 0.5, 1, d->layout % LAYOUTS);
+    o[BETA] = operand(r, d->dtype, (int[]){ d->b, d->t, d->hv }, 3, 0, 1, d->layout % LAYOUTS);
+    o[STATE] = operand(r, MLXVK_FLOAT32, (int[]){ d->b, d->hv, d->dv, d->dk }, 4, -1, 1, d->layout % LAYOUTS);
+    o[MASK] = operand(r, MLXVK_BOOL, (int[]){ d->b, d->t }, 2, 0, 0, d->layout % LAYOUTS);
     for (size_t i = 0; i < o[MASK].size; i++) o[MASK].x[i] = random_chance(r, 60);
     mlxvk_array_free(o[MASK].a);
-    o[MASK].a = laid_out(&o[MASK], d->layout);
+    o[MASK].a = laid_out(&o[MASK], d->layout % LAYOUTS);
 }
 
 static void one_delta(struct rng *r, const struct delta *d)
@@ -318,6 +318,15 @@ static void deltas(void)
     EACH_CASE(i, cases) one_delta(&r, &cases[i]);
 }
 static void gated_deltas(void **state) { (void)state; everywhere(deltas, "MLX_VK_MAX_BINDING_RANGE=65536"); }
+
+/* Heads that lie further apart than a binding reaches, of one token, too. */
+static void deltas_beside(void)
+{
+    const struct delta d = { 2, 50, 4, 8, 64, 9, MLXVK_FLOAT32, false, true, false, BESIDE };
+    struct rng r = { 15 };
+    one_delta(&r, &d);
+}
+static void gated_deltas_of_heads_beside(void **state) { (void)state; everywhere(deltas_beside, "MLX_VK_MAX_BINDING_RANGE=20480"); }
 
 /* ---- its gradient: for the whole sequence at once, with all states kept ---- */
 
@@ -561,6 +570,29 @@ static void attention_gradients_that_do_not_fit(void **state)
     finish(&s);
 }
 
+/* ---- rope of features that lie further apart than a binding reaches ---- */
+
+static void ropes_across(void)
+{
+    const int b = 2, h = 3, l = 33, d = 64, half = d / 2;
+    struct rng r = { 16 };
+    struct operand x = operand(&r, MLXVK_FLOAT32, (int[]){ b, h, l, d }, 4, -1, 1, ACROSS);
+    double *want = malloc(x.size * sizeof *want);
+    mlxvk_array res = { NULL }, none = { NULL };
+    for (int row = 0; row < b * h * l; row++)
+        for (int k = 0; k < half; k++) {
+            double angle = (row % l + 7) * pow(10000, -2.0 * k / d), *own = want + row * d, *of = x.x + row * d;
+            own[k] = of[k] * cos(angle) - of[k + half] * sin(angle);
+            own[k + half] = of[k] * sin(angle) + of[k + half] * cos(angle);
+        }
+    OK(mlxvk_fast_rope(&res, x.a, d, false, (mlxvk_optional_float){ 10000, true }, 1, 7, none, stream), stream);
+    expect(res, MLXVK_FLOAT32, want, x.size, 1, "rope");
+    mlxvk_array_free(res);
+    operand_free(&x);
+    free(want);
+}
+static void ropes_of_features_across(void **state) { (void)state; everywhere(ropes_across, "MLX_VK_MAX_BINDING_RANGE=8192"); }
+
 /* ---- floor_divide: as MLX, the floor of a quotient that was rounded to its dtype ---- */
 
 static void floors_of_quotients(void **state)
@@ -602,6 +634,10 @@ static void empty_and_refused(void **state)
     OK(mlxvk_fast_gated_delta_update_vjp(&res, q, q, q, g, g, none, q, s, stream), stream);
     OK(mlxvk_vector_array_get(&out, res, 5), stream);
     expect_floats(out, (float[]){ 1, 2, 3, 4 }, 4, 0, 0, stream);
+    OK(mlxvk_astype(&out, s, MLXVK_FLOAT16, stream), stream);
+    OK(mlxvk_fast_gated_delta_update_vjp(&res, q, q, q, g, g, out, q, s, stream), stream);
+    OK(mlxvk_vector_array_get(&out, res, 5), stream);
+    expect(out, MLXVK_FLOAT16, (double[]){ 1, 2, 3, 4 }, 4, 0, "the state's gradient, of its dtype");
     OK(mlxvk_fast_scaled_dot_product_attention_vjp(&res, x, nothing, nothing, 1, "", none, none, x, none, x, stream), stream);
     OK(mlxvk_vector_array_get(&out, res, 0), stream);
     expect_floats(out, (float[]){ 0, 0 }, 2, 0, 0, stream);
@@ -620,7 +656,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropies), cmocka_unit_test(edges_of_cross_entropy),
-        cmocka_unit_test(cross_entropies_far_below), cmocka_unit_test(gated_deltas), cmocka_unit_test(gated_delta_gradients), cmocka_unit_test(attention_gradients),
+        cmocka_unit_test(cross_entropies_far_below), cmocka_unit_test(gated_deltas), cmocka_unit_test(gated_delta_gradients),
+        cmocka_unit_test(gated_deltas_of_heads_beside), cmocka_unit_test(ropes_of_features_across), cmocka_unit_test(attention_gradients),
         cmocka_unit_test(attention_gradients_of_heads_beside), cmocka_unit_test(attention_gradients_that_do_not_fit),
         cmocka_unit_test(floors_of_quotients), cmocka_unit_test(empty_and_refused),
     };
