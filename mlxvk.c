@@ -13727,7 +13727,8 @@ static int64_t winograd_rows(const struct encoder *e, const struct conv *v)
 static bool conv_by_few(const struct encoder *e, const struct conv *v)
 {
     bool plane = v->in_size[0] == 1 && v->out_size[0] == 1 && v->taps[0] == 1 && !v->base[0] && v->groups == 1;
-    for (int i = 1; i < SPACE; i++) plane = plane && v->taps[i] >= 2 && v->taps[i] < WINOGRAD_SIDE && v->tap_step[i] == 1 && v->step[i] <= 1;
+    for (int i = 1; i < SPACE; i++)
+        plane = plane && v->taps[i] >= 2 && v->taps[i] < WINOGRAD_SIDE && v->tap_step[i] == 1 && v->step[i] <= 1;
     return plane && v->c && winograd_rows(e, v) > 0 &&
         (size_t)(v->n * v->c) <= e->device->caps.max_range / (4 * WINOGRAD_POINTS);
 }

@@ -1028,11 +1028,11 @@ MLXVK_API int mlxvk_from_fp8(mlxvk_array *res, mlxvk_array x, mlxvk_dtype dtype,
  *     weight[t] * input[(o * stride - padding_lo + t * kernel_dilation) / input_dilation]
  * where that position exists; flip mirrors the kernel. Negative padding cuts from the input before it is dilated.
  * Large ones of a plane by 2 to 5 taps along each axis are computed in Winograd's way where that is faster: errors are
- * then relative to the largest values of a neighbourhood of 6 x 6, and what is not finite reaches all results there, 4 x
- * 4 of 3 x 3 taps (gate MLX_VK_ENABLE_WINOGRAD=0: it is not; mlxvk_set_winograd_limit: in less memory). A list has a value for each spatial
- * axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do not fit or the padded input is
- * smaller than the kernel (by a stride or more: by less there is one position, as in MLX), _DTYPE when not floating,
- * _ARGUMENT. Source: MLX conv_general. */
+ * then relative to the largest values of a neighbourhood of 6 x 6, and what is not finite reaches all results there, 4
+ * x 4 of 3 x 3 taps (gate MLX_VK_ENABLE_WINOGRAD=0: it is not; mlxvk_set_winograd_limit: in less memory). A list has a
+ * value for each spatial axis, or one for all, or none (0 for padding, else 1). Errors: _SHAPE when shapes do not fit
+ * or the padded input is smaller than the kernel (by a stride or more: by less there is one position, as in MLX),
+ * _DTYPE when not floating, _ARGUMENT. Source: MLX conv_general. */
 MLXVK_API int mlxvk_conv_general(mlxvk_array *res, mlxvk_array input, mlxvk_array weight, const int *stride,
                                  size_t stride_num, const int *padding_lo, size_t padding_lo_num, const int *padding_hi,
                                  size_t padding_hi_num, const int *kernel_dilation, size_t kernel_dilation_num,
