@@ -15830,11 +15830,27 @@ static void lower_random(struct encoder *e, const struct node *n)
  * host knows, by which they are multiplied then. */
 struct drawing { struct array *logits, *key, *out, *number, *times; };
 
-/* What a drawing's steps have beside logits and tiles. A number is bound where a key would be that is not pushed. */
-static void bind_drawing(struct encoder *e, const struct drawing *w, bool draws, categorical_push *push)
+/* The logits as a line, which may be a copy; its tiles, of which `most` are bound at a time, and what becomes of them. */
+struct tiles { struct array line, *copy, *stats; uint32_t threads, tile, count, most; bool joined; };
+
+/* The samples that are drawn at a time: a view for the caller's stack. */
+static struct array drawn_part(const struct drawing *w, const categorical_push *push)
 {
-    if (draws) push->dst_at = set_output(e, SLOT_categorical_dst, w->out);
-    if (draws) set_key(e, SLOT_categorical_key, w->key, push->key);
+    struct array part = *w->out;
+    part.refs = part.ndim = 1;
+    part.shape[0] = (int)push->drawn;
+    part.strides[0] = 1;
+    part.size = push->drawn;
+    part.offset += 4 * (int64_t)push->first_sample;
+    return part;
+}
+
+/* What a drawing's steps have beside logits and tiles; samples: NULL where none is drawn. A number is bound where a key
+ * would be that is not pushed. */
+static void bind_drawing(struct encoder *e, const struct drawing *w, struct array *samples, categorical_push *push)
+{
+    if (samples) push->dst_at = set_output(e, SLOT_categorical_dst, samples);
+    if (samples) set_key(e, SLOT_categorical_key, w->key, push->key);
     if (w->number) push->key[KEY_AT] = set_input(e, SLOT_categorical_key, w->number);
     if (w->times) {
         double times = 1;
@@ -15844,40 +15860,63 @@ static void bind_drawing(struct encoder *e, const struct drawing *w, bool draws,
     }
 }
 
-/* Largest and sum of each tile, then a workgroup a sample, as many tiles at a time as are bound; or one sample by the
- * workgroup whose tile is done last. */
+/* Where a tile of them cannot be bound, so far apart do they lie, they are copied. */
+static void cut_logits(struct encoder *e, const struct drawing *w, struct tiles *t)
+{
+    struct array *logits = w->logits;
+    size_t room = binding_room(e->device, item_size(logits)) / item_size(logits);
+    *t = (struct tiles){ .line = *logits, .threads = min_u32(256, e->device->caps.max_threads) };
+    t->tile = CATEGORICAL_EACH * t->threads;
+    t->count = ceil_div(logits->size, t->tile);
+    t->line.refs = t->line.ndim = 1;
+    t->line.shape[0] = (int)logits->size;
+    for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) t->line.strides[0] = logits->strides[i];
+    if (min_size(t->tile, logits->size) * (size_t)llabs(t->line.strides[0]) > room) {
+        t->copy = rows_of(e, &t->line);
+        t->line = *t->copy;
+    }
+    t->most = (uint32_t)min_size(room / t->tile / max_size((size_t)llabs(t->line.strides[0]), 1), t->count);
+    if (!t->most) t->most = 1;
+    t->joined = w->out->size == 1 && t->most == t->count && t->count <= JOINED_MOST_PIECES &&
+                saves_dispatch(e->device, GATE_REDUCE_JOIN);
+    if (!t->joined) t->stats = scratch(e, t->count + JOINED_MOST_ROWS / 2, MLXVK_COMPLEX64);
+}
+
+static void draw_step(struct encoder *e, const struct drawing *w, const struct tiles *t, categorical_push *push,
+                      uint32_t step)
+{
+    for (push->first_tile = 0; push->first_tile < t->count && !e->code; push->first_tile += t->most) {
+        size_t first = (size_t)push->first_tile * t->tile;
+        size_t count = min_size((size_t)t->most * t->tile, t->line.size - first);
+        struct array part = part_of(&t->line, 0, (int64_t)first, (int64_t)count), samples = drawn_part(w, push);
+        push->bound = min_u32(t->most, t->count - push->first_tile);
+        push->src_at = set_input(e, SLOT_categorical_src, &part);
+        bind_drawing(e, w, step || t->joined ? &samples : NULL, push);
+        if (t->joined) set_joined(e, SLOT_categorical_joined);
+        else if (step) push->tile_at = set_input(e, SLOT_categorical_joined, t->stats);
+        else push->tile_at = set_output(e, SLOT_categorical_joined, t->stats);
+        USE(e, categorical, push, .threads = t->threads, .step = step, .from = t->line.dtype, .joined = t->joined,
+            .less = w->number != NULL, .times = w->times != NULL);
+        dispatch_groups(e, step ? push->drawn : push->bound);
+    }
+}
+
+/* Largest and sum of each tile, then a workgroup a sample, as many tiles and samples at a time as are bound; or one
+ * sample by the workgroup whose tile is done last. */
 static void draw_samples(struct encoder *e, const struct drawing *w)
 {
-    struct array *logits = w->logits, flat = *logits, *stats;
-    uint32_t threads = min_u32(256, e->device->caps.max_threads), tile = CATEGORICAL_EACH * threads;
-    uint32_t tiles = ceil_div(logits->size, tile), most;
-    categorical_push push = { .n = (uint32_t)logits->size, .tiles = tiles, .samples = (uint32_t)w->out->size };
-    for (int i = 0; i < logits->ndim; i++) if (logits->shape[i] > 1) flat.strides[0] = logits->strides[i];
-    flat.refs = flat.ndim = 1;
-    flat.shape[0] = (int)logits->size;
-    push.stride = (uint32_t)flat.strides[0];
-    most = (uint32_t)min_size(binding_room(e->device, item_size(logits)) / item_size(logits) / tile /
-                              max_size((size_t)llabs(flat.strides[0]), 1), tiles);
-    if (!most) most = 1;
-    bool joined = w->out->size == 1 && most == tiles && tiles <= JOINED_MOST_PIECES &&
-                  saves_dispatch(e->device, GATE_REDUCE_JOIN);
-    stats = joined ? NULL : scratch(e, tiles + JOINED_MOST_ROWS / 2, MLXVK_COMPLEX64);
-    if (!joined && !stats) return;
-    for (uint32_t step = 0; step < (joined ? 1 : 2); step++)
-        for (push.first_tile = 0; push.first_tile < tiles; push.first_tile += most) {
-            size_t first = (size_t)push.first_tile * tile, count = min_size((size_t)most * tile, logits->size - first);
-            struct array part = part_of(&flat, 0, (int64_t)first, (int64_t)count);
-            push.bound = min_u32(most, tiles - push.first_tile);
-            push.src_at = set_input(e, SLOT_categorical_src, &part);
-            bind_drawing(e, w, step || joined, &push);
-            if (joined) set_joined(e, SLOT_categorical_joined);
-            else if (step) push.tile_at = set_input(e, SLOT_categorical_joined, stats);
-            else push.tile_at = set_output(e, SLOT_categorical_joined, stats);
-            USE(e, categorical, &push, .threads = threads, .step = step, .from = logits->dtype, .joined = joined,
-                .less = w->number != NULL, .times = w->times != NULL);
-            dispatch_groups(e, step ? w->out->size : push.bound);
-        }
-    array_release(stats);
+    size_t room = binding_room(e->device, 4) / 4;
+    struct tiles t;
+    cut_logits(e, w, &t);
+    categorical_push push = { .n = (uint32_t)t.line.size, .tiles = t.count, .samples = (uint32_t)w->out->size,
+                              .stride = (uint32_t)t.line.strides[0], .drawn = 1 };
+    if (!e->code) draw_step(e, w, &t, &push, 0);
+    for (; push.first_sample < push.samples && !t.joined && !e->code; push.first_sample += push.drawn) {
+        push.drawn = (uint32_t)min_size(push.samples - push.first_sample, room);
+        draw_step(e, w, &t, &push, 1);
+    }
+    array_release(t.copy);
+    array_release(t.stats);
 }
 
 static void lower_categorical(struct encoder *e, const struct node *n)

@@ -219,10 +219,11 @@ struct elementwise_push {
 static_assert(sizeof(struct elementwise_push) == 120, "elementwise_push");
 
 struct categorical_push {
-    uint32_t n, tiles, samples, first_tile, bound, dst_at, src_at, stride, key[5], tile_at;
+    uint32_t n, tiles, samples, first_tile, bound, first_sample, drawn, dst_at, src_at, stride, key[5];
+    uint32_t tile_at;
     float times;
 };
-static_assert(sizeof(struct categorical_push) == 60, "categorical_push");
+static_assert(sizeof(struct categorical_push) == 68, "categorical_push");
 
 struct classes_push {
     uint32_t count, eights, x_at, x_row, y_at;
@@ -1038,7 +1039,7 @@ enum { SLOT_quant_gather_x = 0 };
     X(binary, BINARY, 4, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(binary_complex, BINARY_COMPLEX, 4, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
     X(binary_wide, BINARY_WIDE, 4, 0x1, 120, 7, CAP_SMALL | CAP_HALF_CONVERSION) \
-    X(categorical, CATEGORICAL, 4, 0x9, 60, 6, CAP_SMALL) \
+    X(categorical, CATEGORICAL, 4, 0x9, 68, 6, CAP_SMALL) \
     X(classes, CLASSES, 2, 0x1, 20, 3, CAP_SMALL) \
     X(conv_coopmat2_bf16, CONV_COOPMAT2_BF16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \
     X(conv_coopmat2_f16, CONV_COOPMAT2_F16, 3, 0x1, 124, 9, CAP_FLOAT16 | CAP_STORAGE16 | CAP_MEMORY_MODEL | CAP_COOPMAT2 | CAP_COOPMAT) \

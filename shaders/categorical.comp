@@ -27,6 +27,7 @@ const uint EACH = 8;
 
 layout(push_constant) uniform categorical_push {
     uint n, tiles, samples, first_tile, bound;
+    uint first_sample, drawn;                          // those that the binding holds, `drawn` of all
     uint dst_at, src_at, stride;
     uint key[5];                                       // see KEY_
     uint tile_at;
@@ -157,7 +158,7 @@ void draw(const uint sample_index)
         run += e[i];
     }
     best = latest_of(best);
-    if (t == 0u) dst32[dst_at + sample_index] = min(best, n - 1u);
+    if (t == 0u) dst32[dst_at + sample_index - first_sample] = min(best, n - 1u);
 }
 
 void main()
@@ -167,5 +168,5 @@ void main()
         if (g >= bound) return;
         measure_tile((first_tile + g) * TILE);
         if (JOINED == 1u && count_piece(0u, tiles, gl_LocalInvocationID.x)) draw(0u);
-    } else if (g < samples) draw(g);
+    } else if (g < drawn) draw(first_sample + g);
 }

@@ -148,11 +148,12 @@ static void impossible_classes(void **state)
     free(got);
 }
 
-/* One distribution whose logits are larger than a binding, dense and as every other element: the same samples. */
+/* One distribution whose logits, and samples, are larger than a binding, dense, as every other element, and so far apart
+ * that a workgroup's lie in no binding: the same samples. */
 static void large_distributions(void **state)
 {
-    enum { CLASSES = 20001, SAMPLES = 500 };
-    static uint32_t got[2][2][SAMPLES];
+    enum { CLASSES = 20001, SAMPLES = 5100, VIEWS = 3 };
+    static uint32_t got[2][VIEWS][SAMPLES];
     float *logits = malloc(2 * CLASSES * sizeof *logits);
     (void)state;
     assert_non_null(logits);
@@ -162,11 +163,11 @@ static void large_distributions(void **state)
         mlxvk_array key = ints(t.device, (int32_t[]){ 3, 4 }, (int[]){ 2 }, 1), x, res = { NULL };
         OK(mlxvk_astype(&key, key, MLXVK_UINT32, t.stream), t.stream);
         x = floats(t.device, logits, (int[]){ 1, 2 * CLASSES }, 2);
-        for (int odd = 0; odd < 2; odd++) {
-            const int from[] = { 0, 1 }, to[] = { 1, 2 * CLASSES }, step[] = { 1, 2 };
-            if (odd) OK(mlxvk_slice(&x, x, from, 2, to, 2, step, 2, t.stream), t.stream);
+        for (int view = 0; view < VIEWS; view++) {
+            const int from[] = { 0, 1 }, to[] = { 1, 2 * CLASSES }, step[] = { 1, view + 1 };
+            if (view) OK(mlxvk_slice(&x, x, from, 2, to, 2, step, 2, t.stream), t.stream);
             OK(mlxvk_random_categorical_num_samples(&res, x, -1, SAMPLES, key, t.stream), t.stream);
-            OK(mlxvk_array_read(res, got[small][odd], sizeof got[0][0], t.stream), t.stream);
+            OK(mlxvk_array_read(res, got[small][view], sizeof got[0][0], t.stream), t.stream);
         }
         mlxvk_array_free(key);
         mlxvk_array_free(x);
