@@ -13614,6 +13614,22 @@ static void conv_depthwise(struct encoder *e, const void *job)
     else dispatch_elements(e, runs * fours);
 }
 
+/* The parts that K must have, whatever is fastest: for the bits of an invariant one, or for short loops. */
+static int64_t conv_least_parts(const struct encoder *e, const struct conv *v, const struct product *p)
+{
+    if (!p->k || !conv_linear(v)) return 1;
+    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS && p->k > CONV_ROUNDS) return ceil_div((uint64_t)p->k, CONV_ROUNDS);
+    return is_invariant(e) ? invariant_parts(e, p) : 1;
+}
+
+/* Have they? */
+static bool conv_has_room(const struct encoder *e, const struct conv *v)
+{
+    struct product p = conv_product(v);
+    int64_t parts = conv_least_parts(e, v, &p);
+    return parts <= 1 || parts <= most_parts(e, &p);
+}
+
 /* By tiles, in float32 or (matrices) by cooperative matrices; K may be cut into parts. */
 static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
 {
@@ -13625,8 +13641,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     struct array *sums = NULL;
     struct conv_push q;
     if (!conv_linear(v) || (e->device->tuning->tile_count && !matrices)) parts = 1;
-    if (e->device->caps.quirks & QUIRK_SHORT_LOOPS && conv_linear(v) && p.k > CONV_ROUNDS)
-        parts = (uint32_t)ceil_div((uint64_t)p.k, CONV_ROUNDS);
+    if (conv_least_parts(e, v, &p) > parts) parts = (uint32_t)conv_least_parts(e, v, &p);
     if (parts > 1) sums = parts_array(e, &p, parts);
     epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
     q = bind_conv(e, v, sums ? sums : v->out);
@@ -14479,12 +14494,12 @@ static struct conv conv_narrow(const struct conv *v, struct array view[3])
     return part;
 }
 
-/* In halves where the grid, in rows of the smallest tiles, or bindings do not take all of it. */
+/* In halves where the grid, in rows of the smallest tiles, bindings or the parts' room do not take all of it. */
 static void conv_parts(struct encoder *e, const struct conv *v)
 {
     struct array view[3];
     struct conv part = conv_fits(e, v) ? *v : conv_narrow(v, view), half = *v;
-    if ((conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1] && conv_fits(e, &part) &&
+    if ((conv_rows(v) <= (int64_t)32 * e->device->caps.max_groups[1] && conv_fits(e, &part) && conv_has_room(e, v) &&
          !too_long(e, conv_work(v))) || !conv_half(&half, false)) {
         set_work(e, conv_work(v));
         if (conv_too_deep(e->device, v) && !conv_linear(v)) conv_aside(e, &part);
@@ -15830,7 +15845,7 @@ static void lower_random(struct encoder *e, const struct node *n)
  * host knows, by which they are multiplied then. */
 struct drawing { struct array *logits, *key, *out, *number, *times; };
 
-/* The logits as a line, which may be a copy; its tiles, of which `most` are bound at a time, and what becomes of them. */
+/* The logits as a line, which may be a copy; its tiles, of which `most` are bound at a time; what those are made to. */
 struct tiles { struct array line, *copy, *stats; uint32_t threads, tile, count, most; bool joined; };
 
 /* The samples that are drawn at a time: a view for the caller's stack. */

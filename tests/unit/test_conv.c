@@ -236,6 +236,23 @@ static void test_nothing_but_padding(void **state)
     }
 }
 
+/* Parts of K that MLX_VK_BATCH_INVARIANT wants, which no binding reaches in all: fewer positions at a time. */
+static void test_invariant_parts(void **state)
+{
+    mlxvk_device device = open_device("MLX_VK_TUNING=3 MLX_VK_BATCH_INVARIANT=1 MLX_VK_MAX_BINDING_RANGE=65536");
+    mlxvk_stream s = open_stream(device);
+    (void)state;
+    for (int batch = 1; batch <= 3; batch += 2) {
+        struct rng r = { 11 };
+        struct problem p = { .space = 2, .batch = batch, .groups = 1, .dtype = MLXVK_FLOAT32, .channels = 15, .outputs = 17,
+            .size = { 1, batch > 1 ? 10 : 30, 31 }, .kernel = { 1, 7, 7 }, .stride = { 1, 1, 1 }, .low = { 0, 3, 3 }, .high = { 0, 3, 3 },
+            .across = { 1, 1, 1 }, .within = { 1, 1, 1 } };
+        run_problem(&p, &r, s);
+    }
+    mlxvk_stream_free(s);
+    mlxvk_device_free(device);
+}
+
 /* 2 to 5 taps along each axis, in steps of 1: sizes that tiles do not divide, results of one position, padding beyond the kernel. */
 static void test_winograd(void **state)
 {
@@ -568,7 +585,7 @@ static void test_errors(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_pieces), cmocka_unit_test(test_invariant_parts),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_even), cmocka_unit_test(test_depthwise), cmocka_unit_test(test_nothing_but_padding),
         cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
