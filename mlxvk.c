@@ -12541,6 +12541,7 @@ static const char *grouped_fits(const struct encoder *e, const void *job)
     if (p->m > 64 || g->entries < 2) return "an entry's rows fill tiles";
     if (g->weights > GROUP_WEIGHTS) return "more than 4096 matrices";
     if (binding_cut(e, p).axis != AXIS_NONE || p->k > longest_k(e->device)) return "an operand is too large";
+    if (ceil_div((uint64_t)p->n, 32) > e->device->caps.max_groups[0]) return "more columns of tiles than a grid";
     return (uint64_t)g->entries * (uint64_t)p->m / 32 + g->weights < e->device->caps.max_groups[1] ? NULL
         : "more tiles than a grid";
 }

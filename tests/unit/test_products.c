@@ -278,6 +278,10 @@ static void test_gather_mm_pieces(void **state)
     gather_cases("MLX_VK_MAX_BINDING_RANGE=8192", false, 9);
     gather_cases("MLX_VK_MAX_BINDING_RANGE=8192 MLX_VK_MATMUL_KERNEL=3", false, 5);
     gather_cases("MLX_VK_MAX_GRID=8", false, 6);
+    struct rng r = { 23 };
+    struct setting t = start("MLX_VK_MAX_GRID=8");     /* more columns of tiles; entry by entry it would be slower */
+    gather_one(&r, &(struct gather_case){ 5, 3, 2, 3, 263, 20, true, false, false, MLXVK_FLOAT32, NULL }, t.stream);
+    finish(&t);
 }
 
 /* By cooperative matrices, where there are: those kernels must run, and not others in their place. */
