@@ -151,8 +151,9 @@ void give_back_lent(const array& a);
 bool host_number(const array& a, int& value);
 /* Undoes `only` after the operation failed: the handle is MLX's own again. */
 void give_back(const array& a, mlxvk_array handle);
-/* Makes `result` (whose handle it takes) the data of `out`. */
-void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s);
+/* Makes `result` (whose handle it takes) the data of `out`; first: of the outputs before it, which have theirs. What is in an
+ * operand's memory, or in another output's, shares that one's buffer: by a buffer's owners MLX sees what may be overwritten. */
+void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s, const array* first = nullptr);
 /* Ask for what operand() will look at, each for what the one before has brought. */
 void fetch_data(const array& a);
 void fetch_block(const array& a);

@@ -331,7 +331,18 @@ static void set_block(array& out, Block* b) {
 #endif
 }
 
-void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s) {
+/* Who of them has the memory that the result is in, or null. */
+static const array* owner_of(mlxvk_array result, const array* all, size_t count) {
+  for (auto* a = all; a < all + count; a++) {
+    Block* b = a->size() ? block_of(*a) : nullptr;
+    if (!b) continue;
+    std::lock_guard<Latch> lock(b->mutex);
+    if (mlxvk_array_shares_memory(b->array, result)) return a;
+  }
+  return nullptr;
+}
+
+void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s, const array* first) {
   if (!out.size()) {
     mlxvk_array_free(result);
     out.set_data(allocator::malloc(0));
@@ -344,10 +355,9 @@ void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s) {
     if (code) raise(code, stream_of(s), "reshape");
     result = reshaped;
   }
-  for (auto& in : inputs) {
-    Block* b = in.size() ? block_of(in) : nullptr;
-    if (b && mlxvk_array_shares_memory(b->array, result)) return adopt_shared(out, result, in);
-  }
+  const array* owner = owner_of(result, inputs.data(), inputs.size());
+  if (!owner && first) owner = owner_of(result, first, size_t(&out - first));
+  if (owner) return adopt_shared(out, result, *owner);
   auto* b = new Block;
   b->array = result;
   b->size = mlxvk_array_memory_size(result);

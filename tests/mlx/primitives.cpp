@@ -536,7 +536,7 @@ static array contiguous_copy(const array& in, Stream s) {
   mlxvk_array_free(from);
   if (refuses(code)) throw Refusal(error_text(code, stream_of(s)));
   if (code) raise(code, stream_of(s), "copy");
-  adopt(out, to, {}, s);
+  adopt(out, to, {in}, s);
   return out;
 }
 
@@ -787,7 +787,7 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
       throw std::runtime_error(std::string("[") + p.name() + "] mlxvk's result is of another shape or dtype than MLX's");
     mlxvk_array result = o.out[i];
     o.out[i] = {};
-    adopt(outputs[i], result, inputs, s);
+    adopt(outputs[i], result, inputs, s, outputs.data());
   }
   return true;
 }
@@ -936,7 +936,7 @@ void Compiled::eval_gpu(const std::vector<array>& inputs, std::vector<array>& ou
     fall_back(*this, inputs, outputs, error_text(code, stream_of(s)));
     return;
   }
-  for (size_t i = 0; i < outputs.size(); i++) adopt(outputs[i], results[i], inputs, s);
+  for (size_t i = 0; i < outputs.size(); i++) adopt(outputs[i], results[i], inputs, s, outputs.data());
   note_run(*find_row(*this));
   count_native("Compiled");
 }

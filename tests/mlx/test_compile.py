@@ -191,6 +191,23 @@ def test_donated_operands_stay_correct():
             assert_close(g, w)
 
 
+def test_results_that_are_one_array_are_not_overwritten():
+    """What works in place on MLX's CPU takes memory that has one owner."""
+    def twice(x):
+        y = mx.exp(x)
+        return y, mx.array(y), mx.stop_gradient(y)
+    x = mx.arange(64) / 64.0
+    want = on(mx.cpu, mx.exp, x)[0]
+    results = list(mx.compile(twice)(x))
+    mx.eval(results)
+    while len(results) > 1:
+        last = results.pop()
+        last = mx.negative(last, stream=mx.cpu)
+        mx.eval(last)
+        for left in results:
+            assert_close(left, want)
+
+
 def test_export_and_import(tmp_path):
     path = str(tmp_path / "function.mlxfn")
     w = mx.arange(6.0).reshape(3, 2)
