@@ -173,6 +173,19 @@ struct Loading {
   ~Loading();
 };
 
+/* While it lives, what this thread frees is kept. Work that MLX's CPU code has queued has plain pointers to it: where a
+ * product has no rows it lets go of the copies of its operands before they are made. */
+class Keeping {
+ public:
+  Keeping();
+  ~Keeping();
+  Keeping(const Keeping&) = delete;
+  std::shared_ptr<void> keep();                            // what was freed until now, which goes with it
+
+ private:
+  void *first_ = nullptr, **outer_;
+};
+
 /* The next memory of a caller's that this thread asks an array for is to be shared, and never copied? */
 void share_next(bool on);
 

@@ -110,6 +110,7 @@ static void on_cpu(Primitive& p, const Arrays& inputs, Arrays& outputs) {
   std::lock_guard<std::mutex> lock(mutex);
   OnCpuStream moved(p);
   Loading loading(is_load(p));
+  Keeping freed;
   p.eval_cpu(inputs, outputs);
   synchronize(p.stream());
   cpu::get_command_encoder(p.stream()).temporaries().clear();

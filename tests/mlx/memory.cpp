@@ -59,7 +59,7 @@ struct Block {
   std::atomic<void*> direct{nullptr};   // the device's copy, mapped
   std::atomic<void*> likely{nullptr};   // the handle that was wanted last, perhaps freed since: an address to ask for
   Latch mutex;               // of the two copies
-  Block* next = nullptr;     // freed, see free_left()
+  Block* next = nullptr;     // freed, see free_left() and Keeping
 
   static void* operator new(size_t size) { return pool_take(size); }
   static void operator delete(void* block, size_t size) { pool_give(block, size); }
@@ -403,6 +403,24 @@ static void leave(Block* b) {
   if (!other_records()) free_left();                       // it was done just then
 }
 
+static void let_go(Block* b) {
+  if (b->on_device() && other_records()) leave(b);
+  else free_block(b);
+}
+
+static thread_local void** keeping = nullptr;              // the last one, and so on
+Keeping::Keeping() : outer_(std::exchange(keeping, &first_)) {}
+Keeping::~Keeping() {
+  keep();
+  keeping = outer_;
+}
+std::shared_ptr<void> Keeping::keep() {
+  auto free_all = [](void* first) {
+    for (auto* b = static_cast<Block*>(first); b;) let_go(std::exchange(b, b->next));
+  };
+  return {std::exchange(first_, nullptr), free_all};
+}
+
 /* For numbers that users ask for: what they have let go of is gone. A graph that is still being recorded has some of it,
  * whatever stream it is of, and whether anybody waits for that. (Not for the peak, which mlx_lm asks for each token.) */
 static void settle() {
@@ -434,8 +452,8 @@ class VulkanAllocator : public allocator::Allocator {
   void free(allocator::Buffer buffer) override {
     auto* b = static_cast<Block*>(buffer.ptr());
     if (!b) return;
-    if (b->on_device() && other_records()) leave(b);
-    else free_block(b);
+    if (keeping) b->next = static_cast<Block*>(std::exchange(*keeping, b));
+    else let_go(b);
   }
 
   /* Python's module asks for it where a copy will do, too: that is copied once, and not for each use. A program in C++ gets

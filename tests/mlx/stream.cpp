@@ -683,10 +683,10 @@ static void wait_for_donors(const std::vector<array>& inputs) {
     if (in.is_donatable()) mlxvk_mlx::wait_for(in, true);
 }
 
-/* Queued work has plain pointers: a task behind it keeps the memory of its operands, temporaries and other results. Not
- * that of `result`, even where it came from an operand: whoever waits for it has it, and another owner would keep the
- * next operation from working in place. */
-static void keep_behind(CommandEncoder& queue, const array& result) {
+/* Queued work has plain pointers: a task behind it keeps the memory of its operands, temporaries and other results, and
+ * what was freed since it was queued. Not that of `result`, even where it came from an operand: whoever waits for it has
+ * it, and another owner would keep the next operation from working in place. */
+static void keep_behind(CommandEncoder& queue, const array& result, std::shared_ptr<void> freed) {
   std::vector<array> temporaries;
   std::vector<std::shared_ptr<void>> memory;
   auto keep = [&](const array& a) {
@@ -695,7 +695,7 @@ static void keep_behind(CommandEncoder& queue, const array& result) {
   for (auto& in : result.inputs()) keep(in);
   for (auto& other : result.siblings()) keep(other);
   temporaries.swap(queue.temporaries());
-  queue.dispatch([memory = std::move(memory), temporaries = std::move(temporaries)] {});
+  queue.dispatch([memory = std::move(memory), temporaries = std::move(temporaries), freed = std::move(freed)] {});
 }
 
 void eval(array& a) {
@@ -706,8 +706,9 @@ void eval(array& a) {
   try {
     wait_for_donors(a.inputs());
     mlxvk_mlx::Loading loading(mlxvk_mlx::is_load(a.primitive()));
+    mlxvk_mlx::Keeping freed;
     a.primitive().eval_cpu(a.inputs(), outputs);
-    keep_behind(queue, a);
+    keep_behind(queue, a, freed.keep());
   } catch (...) {
     mlxvk_mlx::keep_promises();
     throw;

@@ -426,3 +426,16 @@ def test_errors_of_the_cpu_wait_for_who_waits():
         with pytest.raises(RuntimeError, match="LU factorization"):
             mx.synchronize(mx.cpu)
         assert mx.add(mx.array(1.0), 2.0, stream=mx.cpu).item() == 3
+
+
+def test_products_without_rows_on_the_cpu():
+    """MLX's CPU lets go of the copies of their operands, which its thread is still to make."""
+    with mx.stream(mx.cpu):
+        rows, matrix = mx.array(np.zeros((0, 4), np.float32)), mx.ones((4, 3))
+        mx.eval(rows, matrix)
+        for _ in range(20):
+            for right in (matrix, matrix[::-1], mx.broadcast_to(matrix[:, :1], (4, 300))):
+                product = rows @ right
+                mx.eval(product)
+                assert product.shape == (0, right.shape[1])
+        mx.synchronize()
