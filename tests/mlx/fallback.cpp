@@ -122,8 +122,9 @@ struct Graph : fast::Custom {
   static auto& of(fast::Custom& c) { return c.*(&Graph::fallback_); }
 };
 
-/* Evaluates arrays whose leaves are evaluated, in this thread and on their streams. */
-static void evaluate(const Arrays& results) {
+/* Evaluates a graph whose leaves are evaluated, in this thread and on the stream. What its functions gave no stream has this
+ * thread's default one, which in a thread that records for others is of its own. */
+static void evaluate(const Arrays& results, Stream s) {
   std::vector<std::pair<array, size_t>> stack;
   std::unordered_set<uintptr_t> seen;
   for (auto& r : results) {
@@ -142,6 +143,7 @@ static void evaluate(const Arrays& results) {
       array now = a;
       stack.pop_back();
       auto outputs = now.outputs();
+      const_cast<Stream&>(now.primitive().stream()) = s;
       run(now.primitive(), now.inputs(), outputs);
       for (auto& o : outputs) { o.set_status(array::Status::evaluated); seen.insert(o.id()); }
       now.detach();
@@ -151,7 +153,7 @@ static void evaluate(const Arrays& results) {
 
 static void by_graph(fast::Custom& p, const Arrays& inputs, Arrays& outputs) {
   Arrays results = Graph::of(p)(inputs);
-  evaluate(results);
+  evaluate(results, p.stream());
   for (size_t i = 0; i < outputs.size(); i++) {
     auto& r = results[i];
     outputs[i].copy_shared_buffer(r, r.strides(), r.flags(), r.data_size());
