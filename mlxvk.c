@@ -11349,11 +11349,11 @@ static double rounds_cost(const struct encoder *e, const struct tile_row *r, int
 }
 
 /* The time of a tile when some processors have none, to that when all have one: those that are busy then get more of
- * the power (an H100, 88 tiles on 132 processors: 0.83). */
+ * the power (88 tiles on 132 processors: an H100 0.83, an H200 0.97). */
 static double idle_share(const struct encoder *e, int64_t tiles)
 {
     double busy = (double)tiles / e->device->tuning->processors;
-    return busy >= 1 ? 1 : busy < 0.6 ? 0.8 : 1 - (1 - busy) / 2;
+    return busy >= 1 ? 1 : busy < 0.6 ? 0.9 : 1 - (1 - busy) / 4;
 }
 
 /* Cooperative matrices of subgroups count these, of which there are a few, in place of threads. */
@@ -11429,7 +11429,7 @@ static double tile_cost(const struct encoder *e, const struct product *p, const 
     double cost = fmax(rounds_cost(e, r, tiles, depth), crowd_cost(e, p, r, tiles, depth));
     if (!r->tm && (tiles_inside(p, r) | STEPS_INSIDE) != 7) cost *= CHECKS_TIMES;
     if (!r->tm && n == 1) cost *= idle_share(e, tiles);
-    if (parts != 1) return cost + 3 + (double)(n * p->m * p->n * product_batches(p)) * 3e-6;
+    if (parts != 1) return cost + 6 + (double)(n * p->m * p->n * product_batches(p)) * 1.2e-6;
     if (!r->tm && p->array[MAT_C] && !c_in_eights(p)) return INFINITY;
     return r->tm * r->tn == SLOW_EPILOGUE && has_epilogue(p) ? EPILOGUE_TIMES * cost : cost;
 }
@@ -17572,25 +17572,22 @@ static uint32_t sets_across(const struct quant_job *j, const struct tile_row *r)
     return across;
 }
 
-/* The tiles that take least, where that is less than one product after another takes (or a gate forces them); NULL:
- * none. */
-static const struct tile_row *sets_tile(const struct encoder *e, const struct quant_job *j)
+/* The tiles that take less than `least`, which becomes what they take; NULL: none. */
+static const struct tile_row *sets_tile(const struct encoder *e, const struct quant_job *j, double *least)
 {
     const struct tile_row *best = NULL;
-    double least, percent = j->epilogue == QMV_SWIGLU ? SETS_SWIGLU_PERCENT : SETS_PERCENT;
+    double percent = j->epilogue == QMV_SWIGLU ? SETS_SWIGLU_PERCENT : SETS_PERCENT;
     int forced = e->device->gate[GATE_MATMUL_TILE];
-    if (!sets_fit(e, j)) return NULL;
-    least = forced > 0 ? INFINITY : apart_cost(e, j);
     for (size_t i = 0; i < COUNT(coopmat2_rows); i++) {
         const struct tile_row *r = &coopmat2_rows[i];
         uint32_t across = sets_across(j, r);
         int64_t tiles = (int64_t)ceil_div(j->m, r->bm) * across;
         double cost = rounds_cost(e, r, tiles, j->k + r->bk) * idle_share(e, tiles) * percent / 100 + SETS_DISPATCH;
         if (forced > 0 && forced <= (int)COUNT(coopmat2_rows) && (int)i != forced - 1) continue;
-        if (!across || j->k % r->bk || j->m < r->bm || !tile_fits(e, r) || cost >= least ||
+        if (!across || j->k % r->bk || j->m < r->bm || !tile_fits(e, r) || cost >= *least ||
             across > e->device->caps.max_groups[0] || ceil_div(j->m, r->bm) > e->device->caps.max_groups[1]) continue;
         best = r;
-        least = cost;
+        *least = cost;
     }
     return best;
 }
@@ -17634,6 +17631,71 @@ static void plan_sets(struct encoder *e, const struct quant_job *j, const struct
            .bk = r->bk, .steps = j->k % COUNTED_K ? 0 : j->k / r->bk, .swiglu = swiglu);
     dispatch(e, sets_across(j, r), ceil_div(j->m, r->bm), 1);
     array_release(w);
+}
+
+/* All matrices' columns as those of one: y = x @ [w0 w1 w2], of which the results are parts. */
+static struct product product_of_sets(const struct quant_job *j, struct array *w, struct array *y)
+{
+    struct product p = product_of_job(j, j->x, w);
+    for (int i = 1; i < j->sets; i++) p.n += j->set[i].rows;
+    p.array[MAT_OUT] = y ? y : j->set[0].y;
+    p.out_row = p.n;
+    return p;
+}
+
+/* Microseconds of that, about, and of copies of its parts, which are whole eights. */
+static double as_one_cost(const struct encoder *e, const struct quant_job *j)
+{
+    struct product p = product_of_sets(j, NULL, NULL);
+    const struct tile_row *r;
+    uint32_t parts;
+    if (j->epilogue) return INFINITY;
+    for (int i = 0; i < j->sets; i++) if (j->set[i].rows % 8) return INFINITY;
+    if (2 * (size_t)(p.m * p.n) > e->device->caps.max_range) return INFINITY;
+    r = choose_tile(e, &p, coopmat2_rows, COUNT(coopmat2_rows), &parts);
+    return r ? tile_cost(e, &p, r, parts) + 2 * SETS_DISPATCH + 4.0 * (double)(p.m * p.n) / e->device->tuning->bandwidth
+             : INFINITY;
+}
+
+static void plan_as_one(struct encoder *e, const struct quant_job *j)
+{
+    struct array *w = unpack_sets(e, j), *y = NULL;
+    struct product p = product_of_sets(j, w, NULL);
+    size_t first = 0;
+    if (w) y = scratch(e, (size_t)(p.m * p.n), j->to);
+    if (y) {
+        p.array[MAT_OUT] = y;
+        set_work(e, quant_work(j));
+        product_coopmat2(e, &p);
+    }
+    for (int i = 0; y && i < j->sets; i++) {
+        const struct quant_set *t = &j->set[i];
+        struct array part = stack_of(y, 1, 0, (int)j->m, p.n, (int)t->rows);
+        struct array to = stack_of(t->y, 1, 0, (int)j->m, t->y_row, (int)t->rows);
+        part.offset += (int64_t)(first * item_size(y));
+        copy_split(e, &to, &part);
+        first += t->rows;
+    }
+    array_release(y);
+    array_release(w);
+}
+
+/* In one dispatch, or as one product, where that takes less than one product after another; where a gate forces a tile,
+ * in one dispatch.
+ * (An H200, 512 rows x 4096 and 2 x 1024 columns of K = 4096: 131 us by tiles that each lie in one of them, 88 as one,
+ * and its parts' copies.) */
+static bool plan_together(struct encoder *e, const struct quant_job *j)
+{
+    bool forced = e->device->gate[GATE_MATMUL_TILE] > 0;
+    const struct tile_row *tile;
+    double least;
+    if (!sets_fit(e, j)) return false;
+    least = forced ? INFINITY : apart_cost(e, j);
+    tile = sets_tile(e, j, &least);
+    if (!forced && as_one_cost(e, j) < least) plan_as_one(e, j);
+    else if (tile) plan_sets(e, j, tile);
+    else return false;
+    return true;
 }
 
 /* ---- quantized_matmul: from arrays to jobs ---- */
@@ -23313,27 +23375,27 @@ static bool goes_unpacked(struct encoder *e, const struct node *n)
 }
 
 /* Products of one x with several weights, for many rows, where that is faster by the model of tiles: the weights are
- * unpacked side by side, then one dispatch; with silu(y0) * y1 where that is all that follows. */
+ * unpacked side by side, then one dispatch, or one product; with silu(y0) * y1 where that is all that follows. */
 static bool fuse_unpacked(struct encoder *e, struct stream *s, struct members *all, uint32_t end)
 {
     uint32_t *m = all->node;
     const struct node *first = &s->nodes[m[0]];
-    const struct tile_row *tile;
     struct quant_job j, plain;
     int count = products_like(e, s, m, end, goes_unpacked);
+    bool planned;
     if (count < 2) return false;
     quant_open(e, first, &j);
     join_products(s, &j, m, count);
     plain = j;
     all->count = join_swiglu(s, &j, m, count, end);
-    if (!(tile = sets_tile(e, &j)) && j.epilogue) {
+    planned = plan_together(e, &j);
+    if (!planned && j.epilogue) {
         j = plain;
         all->count = count;
-        tile = sets_tile(e, &j);
+        planned = plan_together(e, &j);
     }
-    if (tile) plan_sets(e, &j, tile);
     quant_close(&j);
-    return tile != NULL;
+    return planned;
 }
 
 /* A job's x as it was before the node that makes a product's; where that has rows, so many elements apart. */

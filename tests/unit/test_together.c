@@ -7,7 +7,7 @@
  * what breaks an assumption of the kernel that does them together. */
 enum { NO_SWIGLU, SWIGLU, SWIGLU_SECOND, SWIGLU_KEPT };
 struct together {
-    int m, k, rows[3], tile;                         /* tile: of MLX_VK_MATMUL_TILE */
+    int m, k, rows[3], tile;                         /* tile: of MLX_VK_MATMUL_TILE; 0: as one product is faster */
     mlxvk_dtype dtype;
     const char *mode;
     int swiglu, lead;                                /* lead: elements of x before the ones seen, in each row */
@@ -84,6 +84,9 @@ static void test_many_rows_together(void **state)
         { 130, 128, { 200, 200 }, 4, MLXVK_BFLOAT16, "affine", SWIGLU, 0, 1 },
         { 130, 128, { 500, 300 }, 10, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 0 },   /* columns not in eights */
         { 512, 1024, { 4096, 1024, 1024 }, 10, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 1 },
+        { 512, 1024, { 4096, 1024, 1024 }, 0, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 0 },
+        { 512, 1024, { 4096, 1024, 1024 }, 0, MLXVK_FLOAT16, "mxfp8", NO_SWIGLU, 8, 0 },
+        { 500, 960, { 4096, 1016, 1032 }, 0, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 0 },
         { 66, 64, { 64, 64 }, 7, MLXVK_BFLOAT16, "affine", SWIGLU_KEPT, 0, 1 },    /* the products alone go together */
         { 300, 96, { 128, 128 }, 4, MLXVK_BFLOAT16, "mxfp4", NO_SWIGLU, 0, 0 },    /* K is no whole steps */
         { 100, 128, { 128, 128 }, 4, MLXVK_BFLOAT16, "affine", NO_SWIGLU, 0, 0 },  /* fewer rows than a tile */
@@ -101,13 +104,16 @@ static void test_many_rows_together(void **state)
         const struct together *c = &cases[i];
         double unit = c->dtype == MLXVK_BFLOAT16 ? 1.0 / 128 : c->dtype == MLXVK_FLOAT16 ? 1.0 / 1024 : 1e-5, size = sqrt(c->k);
         float *one, *apart;
+        const char *plain = c->dtype == MLXVK_FLOAT16 ? "matmul_coopmat2_f16" : "matmul_coopmat2_bf16";
         char gates[64];
-        uint64_t before;
+        uint64_t before, products;
         size_t count;
         snprintf(gates, sizeof gates, "MLX_VK_MATMUL_TILE=%d", c->tile);
         before = dispatches_of(gates, "matmul_sets");
+        products = dispatches_of(gates, plain);
         count = together_results(c, gates, &one);
         assert_int_equal(dispatches_of(gates, "matmul_sets") - before, able ? c->joined : 0);
+        if (!c->tile) assert_int_equal(dispatches_of(gates, plain) - products, 1);
         assert_int_equal(together_results(c, "MLX_VK_ENABLE_QMM_GROUPED=0 MLX_VK_ENABLE_COMPILED_SIGMOID_MUL_MUL_BF16=0", &apart),
                          count);
         for (size_t k = 0; k < count; k++)           /* of silu(y0) * y1, each rounding is one of them */
