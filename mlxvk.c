@@ -11363,7 +11363,7 @@ static bool counts_subgroups(const struct tile_row *r) { return r->threads <= 8;
  * cooperative matrices they read more, in all, which counts where b comes from memory, and wait for it in each step.
  * (An H200, us, chosen so and before: float32 16 x 4096 x 4096 133, 284; bfloat16 64 and 128 x 4096 x 4096 23 and 30,
  * 49 and 52; 32 and 63 rows were 51 and 59 in 64 steps, 31 and 64 rows 28 in parts.) */
-static const double STEP_TIME = 0.8;                 /* microseconds */
+static const double STEP_TIME = 0.8, STEP_IN_CACHE = 0.55;   /* microseconds */
 static double crowd_cost(const struct encoder *e, const struct product *p, const struct tile_row *r, int64_t tiles,
                          int64_t depth)
 {
@@ -11372,9 +11372,9 @@ static double crowd_cost(const struct encoder *e, const struct product *p, const
     double bytes = 2.0 * (double)p->n * (double)p->k * (double)product_batches(p), read, steps;
     if (r->threads >= MANY_THREADS || counts_subgroups(r)) return 0;
     if (r->tm) return rounds_cost(e, r, ceil_div((uint64_t)tiles, (uint64_t)crowd), depth) * (double)crowd;
-    if (bytes < IN_CACHE) return 0;
-    read = (double)(tiles * depth * (r->bm + r->bn)) * 2 / (0.75 * e->device->tuning->bandwidth);
     steps = (double)(depth / r->bk * ceil_div((uint64_t)tiles, (uint64_t)(crowd * processors)));
+    if (bytes < IN_CACHE) return STEP_IN_CACHE * steps;
+    read = (double)(tiles * depth * (r->bm + r->bn)) * 2 / (0.75 * e->device->tuning->bandwidth);
     return fmax(read, STEP_TIME * steps);
 }
 
@@ -17666,7 +17666,7 @@ static void plan_as_one(struct encoder *e, const struct quant_job *j)
     if (y) {
         p.array[MAT_OUT] = y;
         set_work(e, quant_work(j));
-        product_coopmat2(e, &p);
+        product_batch(e, &p);
     }
     for (int i = 0; y && i < j->sets; i++) {
         const struct quant_set *t = &j->set[i];
