@@ -536,7 +536,7 @@ static const struct kernel_row {
 
 /* ==== >>device ==================================================================================================== */
 
-enum { MAX_BINDINGS = 16, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200,
+enum { MAX_BINDINGS = 31, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WAITS = 16, SIZE_BINS = 200,
        LAST_DISPATCHES = 8 };
 
 /* What some drivers do unlike the others: bit, driver, upper byte of the device's number where it is of one family of
@@ -3260,8 +3260,10 @@ static uint32_t *prune_module(struct device *d, const uint32_t *spirv, size_t *s
 
 /* ==== >>pipelines: and what streams and encoders are ============================================================== */
 
-enum { SEEN_WINDOWS = 256, MAX_LIVE = 512, MAX_PENDING = 24, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128,
+enum { SEEN_WINDOWS = 256, MAX_LIVE = 512, MAX_PENDING = 31, MAX_BOUND = MAX_PENDING, MAX_DONORS = 8, SLOTS = 128,
        SETS_PER_POOL = 128, QUERIES = 1024 };
+static_assert((int)MAX_BINDINGS <= (int)MAX_BOUND && MAX_BOUND < 32 && MAX_BINDINGS * 4 <= PUSH_SIZE,
+              "a bit of a word and a word of the push constants for each binding");
 
 struct access { struct buffer *buffer; VkBuffer handle; size_t low, high; bool write; };   /* buffer: while pending */
 

@@ -1304,7 +1304,7 @@ MLXVK_API int mlxvk_end_concurrent(mlxvk_encoder e);
  *                         bits or bool.
  * ensure_row_contiguous: inputs that are not row-contiguous are copied; else views come as they are, and strides are
  * the kernel's affair. new returns { NULL } without memory, for what is no module, without outputs, and for more than
- * 16 arrays in all. */
+ * 31 arrays in all (as many as a kernel of Metal's takes); apply fails where the device binds fewer. */
 typedef struct mlxvk_fast_spirv_kernel { void *ctx; } mlxvk_fast_spirv_kernel;
 typedef struct mlxvk_fast_spirv_kernel_config { void *ctx; } mlxvk_fast_spirv_kernel_config;
 MLXVK_API mlxvk_fast_spirv_kernel mlxvk_fast_spirv_kernel_new(const char *name, mlxvk_vector_string input_names,

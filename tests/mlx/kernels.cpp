@@ -151,7 +151,7 @@ Kernel& compiled(const Call& call) {
   Names in(p.inputs.size() + p.info), out(p.outputs.size());
   made->kernel = mlxvk_fast_spirv_kernel_new(call.name().c_str(), in.v, out.v, p.words.data(),
                                              p.words.size() * sizeof p.words[0], call.ensure_row_contiguous());
-  if (!made->kernel.ctx) throw std::runtime_error("[metal_kernel] more than 16 arrays, or out of memory");
+  if (!made->kernel.ctx) throw std::runtime_error("[metal_kernel] more than 31 arrays, or out of memory");
   place = std::move(made);
   return *place;
 }

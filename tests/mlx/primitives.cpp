@@ -711,26 +711,23 @@ void each_primitive(const std::function<void(const char*, State, const char*, bo
 
 /* ---- running ---- */
 
-enum { MAX_OUTPUTS = 16 };
-
 /* Handles for one call's operands and results, freed with it. */
 struct Operands {
   const Arrays& arrays;
-  const size_t outputs;
   Few<mlxvk_array, 8> in;
   Few<char, 8> lent;                                       // handles of MLX's own
-  mlxvk_array out[MAX_OUTPUTS]{};
+  Few<mlxvk_array, 4> out;
   bool given = false;                                      // the first input's handle is in out[0]
   int number = 0;                                          // of an operand without a handle
 
   Operands(const Arrays& inputs, size_t results)
-      : arrays(inputs), outputs(std::min<size_t>(results, MAX_OUTPUTS)), in(inputs.size()), lent(inputs.size()) {}
+      : arrays(inputs), in(inputs.size()), lent(inputs.size()), out(results) {}
   ~Operands() {
     for (size_t i = 0; i < in.size(); i++) {
       if (lent[i]) give_back_lent(arrays[i]);
       else mlxvk_array_free(in[i]);
     }
-    for (size_t i = 0; i < outputs; i++) mlxvk_array_free(out[i]);
+    for (mlxvk_array a : out) mlxvk_array_free(a);
   }
 
   /* number_at: an operand that is not wanted as an array where the host has its value. */
@@ -776,7 +773,7 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   if (row.whole && !(fits(inputs) && fits(outputs))) { reason = "over the storage-buffer range"; return false; }
   int code = o.open(s, row.in_place, row.native == rope_native ? 1 : SIZE_MAX);
   if (!code) {
-    Job j{p, o.in.data(), o.in.size(), o.out, outputs.data(), stream_of(s), o.number, outputs.size()};
+    Job j{p, o.in.data(), o.in.size(), o.out.data(), outputs.data(), stream_of(s), o.number, outputs.size()};
     code = row.native(j);
   }
   o.settle(code);

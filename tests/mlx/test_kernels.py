@@ -156,9 +156,25 @@ def test_other_errors():
             make()(**{**dict(inputs=[x], grid=(4, 1, 1), threadgroup=(4, 1, 1), output_shapes=[(4,)], output_dtypes=[x.dtype]), name: value})
     with pytest.raises(ValueError, match="output"):
         make(outputs=())
-    many = make("out[0] = a0[0];", inputs=["a%d" % i for i in range(17)])
-    with pytest.raises(RuntimeError, match="16 arrays"):
-        mx.eval(call(many, *[x] * 17))
+    many = make("out[0] = a0[0];", inputs=["a%d" % i for i in range(31)])
+    with pytest.raises(RuntimeError, match="31 arrays"):
+        mx.eval(call(many, *[x] * 31))
+
+
+@pytest.mark.parametrize("inputs, outputs, shapes", [(15, 1, False), (16, 1, False), (30, 1, False), (17, 13, True), (1, 30, False)])
+def test_many_arrays(inputs, outputs, shapes):
+    """As many as a kernel of Metal's takes; each of the results has all operands in it. A grid of whole threadgroups, or one
+    array more says how many threads there are."""
+    ins, outs = ["a%d" % i for i in range(inputs)], ["o%d" % i for i in range(outputs)]
+    source = "uint i = thread_position_in_grid.x; float t = %s;" % ("a%d_shape[0]" % (inputs - 1) if shapes else "0")
+    source += "".join("t += %d * a%d[i];" % (k + 1, k) for k in range(inputs)) + "".join("o%d[i] = t + %d;" % (k, k) for k in range(outputs))
+    operands = [mx.arange(96, dtype=mx.float32) + 7 * k for k in range(inputs)]
+    for _ in range(2):
+        results = make(source, "many", ins, outs)(inputs=operands, grid=(96, 1, 1), threadgroup=(32, 1, 1),
+                                                  output_shapes=[(96,)] * outputs, output_dtypes=[mx.float32] * outputs)
+        total = sum(((k + 1) * np.array(a) for k, a in enumerate(operands)), np.zeros(96, np.float32)) + (96 if shapes else 0)
+        for k, result in enumerate(results):
+            assert result.tolist() == (total + k).tolist()
 
 
 def test_outside_is_not_reached():

@@ -138,7 +138,7 @@ void Lower::kernel_parameters(Function* f, Scope* in, Program& program) {
   code.bindings = static_cast<uint32_t>(program.inputs.size() + program.outputs.size()) + (program.info ? 1 : 0);
   code.inputs = info_binding;
   code.written.assign(code.bindings + 1, false);
-  if (code.bindings > 16) fail(f->at, "more than 16 arrays, shapes included");
+  if (code.bindings > 31) fail(f->at, "more than 31 arrays, shapes included");
   for (const Parameter& p : f->parameters) {
     const Type* t = type_of(p.type);
     if (p.type->kind == TypeNode::pointer || p.type->kind == TypeNode::reference)
