@@ -1,5 +1,5 @@
-/* chat.c - see chat.h. Templates are programs in Jinja; of Qwen's this renders what one system and one user message come
- * to, which is plain ChatML. */
+/* chat.c - see chat.h. Templates are programs in Jinja; of those of ChatML this renders what one system and one user
+ * message come to, by looking for what ChatML leaves open: a default system message, and how the answer begins. */
 #include "chat.h"
 
 #include "json.h"
@@ -45,24 +45,151 @@ static bool find_template(const char *dir, struct text *text, struct error *e)
     return ok;
 }
 
+/* ==== >>template: what of ChatML it leaves open ============================================================ */
+
+/* The quote that the literal around this place has; 0: it is text of the template itself. */
+static char quote_of(const char *text, const char *place)
+{
+    bool tag = false;
+    char quote = 0;
+    for (const char *at = text; at < place; at++) {
+        if (quote && *at == '\\')
+            at++;
+        else if (quote)
+            quote = *at == quote ? 0 : quote;
+        else if (tag && (*at == '\'' || *at == '"'))
+            quote = *at;
+        else if (strncmp(at, tag ? "}}" : "{{", 2) == 0 || strncmp(at, tag ? "%}" : "{%", 2) == 0)
+            tag = !tag, at++;
+    }
+    return quote;
+}
+
+/* Appends what a literal says from `at` on; returns where it ends: at its quote, or at the next tag. */
+static const char *read_literal(const char *at, char quote, struct text *out)
+{
+    static const char codes[] = "nrt\\'\"", meant[] = "\n\r\t\\'\"";
+    text_add(out, "", 0);
+    for (; *at && (quote ? *at != quote : strncmp(at, "{{", 2) != 0 && strncmp(at, "{%", 2) != 0); at++) {
+        const char *code = quote && *at == '\\' && at[1] ? strchr(codes, at[1]) : NULL;
+        if (code)
+            at++;
+        text_add(out, code ? &meant[code - codes] : at, 1);
+    }
+    return at;
+}
+
+/* Whether the last statement before this place, "{% ... %}", has the word. */
+static bool statement_has(const char *text, const char *at, const char *word)
+{
+    while (at > text && strncmp(at, "{%", 2) != 0)
+        at--;
+    const char *found = strstr(at, word), *end = strstr(at, "%}");
+    return found && end && found < end;
+}
+
+/* What "set name = '...'" gives the variable whose name begins at `name`; NULL where no literal is set. */
+static char *variable(const char *text, const char *name)
+{
+    const size_t length = strcspn(name, "+~}|' \"\n");
+    struct text value = { 0 };
+    for (const char *at = text; length && !value.length && (at = strstr(at, "set ")) != NULL; at++) {
+        const char *to = at + 4 + length;
+        if (strncmp(at + 4, name, length) != 0)
+            continue;
+        to += strspn(to, " =");
+        if (*to == '\'' || *to == '"')
+            read_literal(to + 1, *to, &value);
+    }
+    if (value.length)
+        return value.data;
+    text_free(&value);
+    return NULL;
+}
+
+/* The system message of a chat that has none: a literal around it, or behind its first line a variable with a value. */
+static char *default_system(const char *text)
+{
+    static const char begin[] = "<|im_start|>system\n", end[] = "<|im_end|>";
+    const size_t length = sizeof begin - 1;
+    char *system = NULL;
+    for (const char *at = strstr(text, "<|im_start|>system"); at && !system; at = strstr(at + 1, "<|im_start|>system")) {
+        struct text literal = { 0 };
+        const char *next = read_literal(at, quote_of(text, at), &literal), *stop = strstr(literal.data, end);
+        if (strcmp(literal.data, begin) == 0)
+            system = variable(text, next + strspn(next, "\"'{-+~ \n"));
+        else if (stop && strncmp(literal.data, begin, length) == 0 && !statement_has(text, at, "tools"))
+            system = copy_text(literal.data + length, (size_t)(stop - literal.data) - length);
+        text_free(&literal);
+    }
+    return system;
+}
+
+/* What the template writes behind the line that begins the answer; false where that depends on more. */
+static bool read_opening(const char *text, struct text *opening)
+{
+    static const char begin[] = "<|im_start|>assistant";
+    const char *from = text, *at;
+    text_add(opening, "", 0);
+    for (const char *next = text; (next = strstr(next, "add_generation_prompt")) != NULL; next++)
+        if (strstr(next, begin))
+            from = next;
+    if ((at = strstr(from, begin)) == NULL)
+        return true;
+    if (from != text && strstr(at + 1, begin)) /* of several, a condition chooses */
+        return false;
+    while (from == text && strstr(at + 1, begin))
+        at = strstr(at + 1, begin);
+    const char quote = quote_of(text, at);
+    struct text literal = { 0 };
+    const char *end = read_literal(at, quote, &literal), *line = strchr(literal.data, '\n');
+    while (!quote && literal.length && strchr(*end ? " \t" : " \t\n", literal.data[literal.length - 1]))
+        literal.data[--literal.length] = 0; /* before a tag, or at the end, Jinja drops it */
+    if (line && line < literal.data + literal.length)
+        text_add_string(opening, line + 1);
+    text_free(&literal);
+    return true;
+}
+
+/* Whether bos_token is in the template and there is one: it would stand before everything. */
+static bool begins_with_bos(const char *dir, const char *text)
+{
+    struct error ignored;
+    char *path = path_join(dir, "tokenizer_config.json");
+    cJSON *root = strstr(text, "bos_token") && file_exists(path) ? json_read(path, &ignored) : NULL;
+    bool found = json_member(root, "bos_token") != NULL;
+    cJSON_Delete(root);
+    free(path);
+    return found;
+}
+
 bool chat_read(struct chat *chat, const char *dir, struct error *e)
 {
-    struct text text = { 0 };
+    struct text text = { 0 }, opening = { 0 };
     *chat = (struct chat){ 0 };
     bool ok = find_template(dir, &text, e);
     if (ok && text.length) {
         chat->has_template = true;
-        chat->is_chatml = strstr(text.data, "<|im_start|>") && strstr(text.data, "<|im_end|>");
-        /* Jinja source: the line ends are written as backslash n. Qwen3's hybrid models have no such line: there the
-         * model itself decides, by opening <think> or not. */
-        chat->opens_thinking = strstr(text.data, "<|im_start|>assistant\\n<think>\\n'") != NULL;
+        chat->is_chatml = strstr(text.data, "<|im_start|>") && strstr(text.data, "<|im_end|>") &&
+                          read_opening(text.data, &opening) && !begins_with_bos(dir, text.data);
+        chat->system = default_system(text.data);
+        chat->opening = opening.data;
     }
     text_free(&text);
     return ok;
 }
 
+void chat_free(struct chat *chat)
+{
+    free(chat->system);
+    free(chat->opening);
+    *chat = (struct chat){ 0 };
+}
+
 void chat_render(const struct chat *chat, const char *system, const char *user, size_t user_length, struct text *out)
 {
+    if (!system)
+        system = chat->system;
     if (system) {
         text_add_string(out, "<|im_start|>system\n");
         text_add_string(out, system);
@@ -71,8 +198,8 @@ void chat_render(const struct chat *chat, const char *system, const char *user, 
     text_add_string(out, "<|im_start|>user\n");
     text_add(out, user, user_length);
     text_add_string(out, "<|im_end|>\n<|im_start|>assistant\n");
-    if (chat->opens_thinking)
-        text_add_string(out, "<think>\n");
+    if (chat->opening)
+        text_add_string(out, chat->opening);
 }
 
 char *chat_eos_token(const char *dir)

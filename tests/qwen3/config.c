@@ -9,22 +9,60 @@
 
 /* ==== >>quantization ====================================================================================== */
 
-static bool read_quantization(struct quantization *q, const cJSON *item, const char *where, struct error *e)
+/* What each mode has where nothing else is said; of small floats there is nothing else. */
+static const struct { const char *name; int bits, group_size; } modes[] = {
+    [QUANTIZED_AFFINE] = { "affine", 4, 64 }, [QUANTIZED_MXFP4] = { "mxfp4", 4, 32 },
+    [QUANTIZED_MXFP8] = { "mxfp8", 8, 32 },   [QUANTIZED_NVFP4] = { "nvfp4", 4, 16 },
+};
+
+const char *quantization_mode_name(enum quantization_mode mode)
 {
-    const char *mode = json_string(item, "mode");
-    if (mode && strcmp(mode, "affine") != 0)
-        return fail(e, "%s: quantization mode %s is not supported, only affine", where, mode);
-    if (!json_get_int(item, "bits", 2, 8, &q->bits, where, e) ||
-        !json_get_int(item, "group_size", 32, 128, &q->group_size, where, e))
-        return false;
-    if (q->bits == 7)
-        return fail(e, "%s: quantization of 7 bits is not supported", where);
-    if (q->group_size != 32 && q->group_size != 64 && q->group_size != 128)
-        return fail(e, "%s: quantization group_size is %d, not 32, 64 or 128", where, q->group_size);
-    return true;
+    return modes[mode].name;
 }
 
-/* Beside the defaults lie entries by module path: false, true, or parameters of their own. */
+bool quantization_is_possible(const struct quantization *q)
+{
+    const int bits = q->bits, group = q->group_size;
+    if (q->mode != QUANTIZED_AFFINE)
+        return bits == modes[q->mode].bits && group == modes[q->mode].group_size;
+    return bits >= 2 && bits <= 8 && bits != 7 && (group == 32 || group == 64 || group == 128);
+}
+
+bool quantization_of_floats(int bits, int group_size, struct quantization *q)
+{
+    for (int mode = QUANTIZED_MXFP4; mode <= QUANTIZED_NVFP4; mode++) {
+        *q = (struct quantization){ bits, group_size, (enum quantization_mode)mode };
+        if (quantization_is_possible(q))
+            return true;
+    }
+    return false;
+}
+
+static bool read_mode(struct quantization *q, const cJSON *item, const char *where, struct error *e)
+{
+    const char *name = json_string(item, "mode");
+    if (!name && json_member(item, "mode"))
+        return fail(e, "%s: quantization mode is not a string", where);
+    for (int mode = QUANTIZED_AFFINE; mode <= QUANTIZED_NVFP4; mode++)
+        if (strcmp(name ? name : "affine", modes[mode].name) == 0) {
+            *q = (struct quantization){ modes[mode].bits, modes[mode].group_size, (enum quantization_mode)mode };
+            return true;
+        }
+    return fail(e, "%s: quantization mode %s is not supported", where, name);
+}
+
+static bool read_quantization(struct quantization *q, const cJSON *item, const char *where, struct error *e)
+{
+    if (!read_mode(q, item, where, e) || !json_get_int(item, "bits", 2, 8, &q->bits, where, e) ||
+        !json_get_int(item, "group_size", 16, 128, &q->group_size, where, e))
+        return false;
+    return quantization_is_possible(q) ||
+           fail(e, "%s: quantization of mode %s by %d bits with group_size %d is not supported", where,
+                modes[q->mode].name, q->bits, q->group_size);
+}
+
+/* Beside the defaults lie entries by module path: false, true (the defaults), or parameters of their own, what they do
+ * not name being the mode's, as MLX has it. */
 static bool read_overrides(struct config *c, const cJSON *object, const char *where, struct error *e)
 {
     const cJSON *item;
@@ -54,16 +92,23 @@ static bool read_quantizations(struct config *c, const cJSON *root, const char *
         return fail(e, "%s: quantization is not an object", where);
     const char *method = json_string(item, "quant_method");
     if (method)
-        return fail(e, "%s: quantization by %s is not supported, only MLX's affine", where, method);
-    c->quantization = (struct quantization){ .bits = 4, .group_size = 64 };
+        return fail(e, "%s: quantization by %s is not supported, only MLX's own", where, method);
     return read_quantization(&c->quantization, item, where, e) && read_overrides(c, item, where, e);
+}
+
+const struct layer_quantization *config_override(const struct config *c, const char *path)
+{
+    for (size_t i = 0; i < c->override_count; i++)
+        if (strcmp(c->overrides[i].path, path) == 0)
+            return &c->overrides[i];
+    return NULL;
 }
 
 const struct quantization *config_quantization(const struct config *c, const char *path)
 {
-    for (size_t i = 0; i < c->override_count; i++)
-        if (strcmp(c->overrides[i].path, path) == 0)
-            return c->overrides[i].on ? &c->overrides[i].q : NULL;
+    const struct layer_quantization *o = config_override(c, path);
+    if (o)
+        return o->on ? &o->q : NULL;
     return c->quantization.bits ? &c->quantization : NULL;
 }
 
@@ -71,31 +116,36 @@ const struct quantization *config_quantization(const struct config *c, const cha
 
 static bool read_rope_kind(struct rope *r, const cJSON *scaling, const char *where, struct error *e)
 {
-    static const char *const kinds[] = { "default", "linear", "yarn" };
-    const char *type = json_string(scaling, "rope_type");
+    static const struct { const char *name; enum rope_kind kind; } kinds[] = {
+        { "default", ROPE_DEFAULT }, { "mrope", ROPE_DEFAULT }, /* whose sections are alike for text */
+        { "linear", ROPE_LINEAR },   { "yarn", ROPE_YARN },
+    };
+    const char *type = json_string(scaling, "type");
     if (!type)
-        type = json_string(scaling, "type");
-    for (int i = 0; type && i < 3; i++)
-        if (strcmp(type, kinds[i]) == 0) {
-            r->kind = (enum rope_kind)i;
+        type = json_string(scaling, "rope_type");
+    for (size_t i = 0; type && i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(type, kinds[i].name) == 0) {
+            r->kind = kinds[i].kind;
             return true;
         }
     return !type || fail(e, "%s: rope scaling of type %s is not supported", where, type);
 }
 
-/* theta lies at the top, or, since transformers 5, among the parameters. */
+/* theta and scaling lie at the top, or, since transformers 5, among the parameters. What lies at the top counts. */
 static bool read_rope(struct config *c, const cJSON *root, const char *where, struct error *e)
 {
     struct rope *r = &c->rope;
-    const cJSON *scaling = json_member(root, "rope_parameters");
-    *r = (struct rope){ .theta = 1e6, .factor = 1, .beta_fast = 32, .beta_slow = 1, .mscale = 1,
-                        .original_positions = 4096 };
+    const cJSON *parameters = json_member(root, "rope_parameters"), *scaling = json_member(root, "rope_scaling");
+    *r = (struct rope){ .factor = 1, .beta_fast = 32, .beta_slow = 1, .mscale = 1, .original_positions = 4096 };
     if (!scaling)
-        scaling = json_member(root, "rope_scaling");
-    if (!json_get_double(root, "rope_theta", &r->theta, where, e))
+        scaling = parameters;
+    if (scaling && !cJSON_IsObject(scaling))
+        return fail(e, "%s: rope_scaling is not an object", where);
+    if (!json_get_double(scaling, "rope_theta", &r->theta, where, e) ||
+        !json_get_double(parameters, "rope_theta", &r->theta, where, e) ||
+        !json_get_double(root, "rope_theta", &r->theta, where, e))
         return false;
     if (scaling && (!read_rope_kind(r, scaling, where, e) ||
-                    !json_get_double(scaling, "rope_theta", &r->theta, where, e) ||
                     !json_get_double(scaling, "factor", &r->factor, where, e) ||
                     !json_get_double(scaling, "beta_fast", &r->beta_fast, where, e) ||
                     !json_get_double(scaling, "beta_slow", &r->beta_slow, where, e) ||
@@ -104,6 +154,13 @@ static bool read_rope(struct config *c, const cJSON *root, const char *where, st
                     !json_get_int(scaling, "original_max_position_embeddings", 1, 1 << 30, &r->original_positions,
                                   where, e)))
         return false;
+    if (r->theta == 0)
+        return fail(e, "%s: rope_theta is missing", where);
+    if (r->kind != ROPE_DEFAULT && !json_member(scaling, "factor"))
+        return fail(e, "%s: rope scaling without factor", where);
+    if (!(r->beta_fast > 0 && r->beta_slow > 0))
+        return fail(e, "%s: rope scaling with beta_fast %g, beta_slow %g is not possible", where, r->beta_fast,
+                    r->beta_slow);
     if (!(r->theta > 1 && r->theta < 1e30) || !(r->factor >= 1 && r->factor <= 1e6))
         return fail(e, "%s: rope_theta %g with factor %g is not possible", where, r->theta, r->factor);
     return true;
@@ -111,17 +168,22 @@ static bool read_rope(struct config *c, const cJSON *root, const char *where, st
 
 /* ==== >>eos =============================================================================================== */
 
+bool config_add_eos(struct config *c, int32_t id)
+{
+    if (config_is_eos(c, id))
+        return true;
+    if (c->eos_count == MAX_EOS)
+        return false;
+    c->eos[c->eos_count++] = id;
+    return true;
+}
+
 static bool add_eos(struct config *c, const cJSON *item, const char *where, struct error *e)
 {
     int64_t id;
     if (!json_integer(item, 0, INT32_MAX, &id, where, "eos_token_id", e))
         return false;
-    if (config_is_eos(c, (int32_t)id))
-        return true;
-    if (c->eos_count == MAX_EOS)
-        return fail(e, "%s: more than %d eos tokens", where, MAX_EOS);
-    c->eos[c->eos_count++] = (int32_t)id;
-    return true;
+    return config_add_eos(c, (int32_t)id) || fail(e, "%s: more than %d eos tokens", where, MAX_EOS);
 }
 
 /* One id or a list of them. */
@@ -136,6 +198,16 @@ static bool read_eos(struct config *c, const cJSON *root, const char *where, str
         if (!add_eos(c, each, where, e))
             return false;
     return true;
+}
+
+/* In generation_config.json, what there is takes the place of config.json's; 0 counts as nothing, as for mlx-lm. */
+static bool read_generation_eos(struct config *c, const cJSON *root, const char *where, struct error *e)
+{
+    const cJSON *item = json_member(root, "eos_token_id");
+    if (!item || (cJSON_IsArray(item) && !item->child) || (cJSON_IsNumber(item) && item->valuedouble == 0))
+        return true;
+    c->eos_count = 0;
+    return read_eos(c, root, where, e);
 }
 
 bool config_is_eos(const struct config *c, int32_t id)
@@ -214,7 +286,7 @@ bool config_read(struct config *c, const char *dir, struct error *e)
 {
     *c = (struct config){ 0 };
     if (read_file(c, dir, "config.json", true, read_root, e) &&
-        read_file(c, dir, "generation_config.json", false, read_eos, e))
+        read_file(c, dir, "generation_config.json", false, read_generation_eos, e))
         return true;
     config_free(c);
     return false;
@@ -239,7 +311,7 @@ bool config_preset(struct config *c, const char *size, int bits, struct error *e
                                   .vocab = 151936, .max_positions = 40960, .rms_eps = 1e-6, .tied = rows[i].tied,
                                   .rope = { .theta = 1e6, .factor = 1 } };
             if (bits != 16)
-                c->quantization = (struct quantization){ bits, 64 };
+                c->quantization = (struct quantization){ bits, 64, QUANTIZED_AFFINE };
             return true;
         }
     return fail(e, "--random %s: not 0.6b, 1.7b, 4b, 8b, 14b or 32b", size);

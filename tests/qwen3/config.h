@@ -4,10 +4,13 @@
 
 #include "util.h"
 
-enum { MAX_EOS = 16 };
+enum { MAX_EOS = 64 };
+
+enum quantization_mode { QUANTIZED_AFFINE, QUANTIZED_MXFP4, QUANTIZED_MXFP8, QUANTIZED_NVFP4 };
 
 struct quantization {       /* bits 0: not quantized */
-    int bits, group_size;
+    int                    bits, group_size;
+    enum quantization_mode mode;
 };
 
 struct layer_quantization { /* an entry of config.json for one module path */
@@ -43,9 +46,17 @@ bool config_read(struct config *c, const char *dir, struct error *e);
 bool config_preset(struct config *c, const char *size, int bits, struct error *e);
 void config_free(struct config *c);
 
-/* How the module at path ("model.layers.0.mlp.up_proj") is quantized if it is; NULL where the file says it is not. */
+const char *quantization_mode_name(enum quantization_mode mode);
+bool quantization_is_possible(const struct quantization *q);
+/* The one whose codes are small floats of so many bits; false where there is none. */
+bool quantization_of_floats(int bits, int group_size, struct quantization *q);
+
+/* What the file says of the module at path ("model.layers.0.mlp.up_proj") in particular; NULL: nothing. */
+const struct layer_quantization *config_override(const struct config *c, const char *path);
+/* How that module is quantized if it is; NULL where the file says it is not. */
 const struct quantization *config_quantization(const struct config *c, const char *path);
 
+bool config_add_eos(struct config *c, int32_t id); /* false where there are too many */
 bool config_is_eos(const struct config *c, int32_t id);
 
 #endif

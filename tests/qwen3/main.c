@@ -104,17 +104,17 @@ static bool open_random(struct program *p, struct error *e)
 
 static bool open_tokenizer(struct program *p, struct error *e)
 {
-    char *path = path_join(p->options.model, "tokenizer.json"), *eos = NULL;
+    char *path = path_join(p->options.model, "tokenizer.json");
     p->tokenizer = tokenizer_open(path, e);
     free(path);
     if (!p->tokenizer)
         return false;
-    if (p->config.eos_count == 0 && (eos = chat_eos_token(p->options.model)) != NULL) {
-        int32_t id = tokenizer_id(p->tokenizer, eos);
-        if (id >= 0)
-            p->config.eos[p->config.eos_count++] = id;
-        free(eos);
-    }
+    /* The tokenizer's counts besides the model's: a chat model's <|im_end|>, where its config.json is the base's. */
+    char *eos = chat_eos_token(p->options.model);
+    int32_t id = eos ? tokenizer_id(p->tokenizer, eos) : -1;
+    free(eos);
+    if (id >= 0)
+        config_add_eos(&p->config, id);
     return chat_read(&p->chat, p->options.model, e);
 }
 
@@ -126,6 +126,7 @@ static void close_program(struct program *p)
     safetensors_close(&p->weights);
     tokenizer_free(p->tokenizer);
     config_free(&p->config);
+    chat_free(&p->chat);
     text_free(&p->prompt);
     text_free(&p->pending);
     ids_free(&p->ids);
@@ -147,7 +148,7 @@ static bool read_prompt(struct program *p, struct error *e)
             ok = fail(e, "--system: %s", o->no_chat_template ? "needs the chat template" : "this is no chat model");
         text_add(&p->prompt, user.data, user.length);
     } else if (ok && !p->chat.is_chatml) {
-        ok = fail(e, "%s: its chat template is not ChatML; use --no-chat-template", o->model);
+        ok = fail(e, "%s: its chat template is not one of plain ChatML; use --no-chat-template", o->model);
     } else if (ok) {
         chat_render(&p->chat, o->system, user.data, user.length, &p->prompt);
     }

@@ -25,6 +25,7 @@ static bool to_mlxvk(enum st_dtype from, mlxvk_dtype *to)
 {
     switch (from) {
     case ST_U32: *to = MLXVK_UINT32; return true;
+    case ST_U8: *to = MLXVK_UINT8; return true;
     case ST_F16: *to = MLXVK_FLOAT16; return true;
     case ST_BF16: *to = MLXVK_BFLOAT16; return true;
     case ST_F32: *to = MLXVK_FLOAT32; return true;
@@ -43,10 +44,20 @@ static const struct st_tensor *find(const struct loader *l, const char *path, co
     return t;
 }
 
-/* Moves a tensor to the device after a look at its dtype and shape. codes: packed integers, else a floating dtype.
- * columns 0: one dimension. */
-static bool upload(struct loader *l, const struct st_tensor *t, bool codes, int rows, int columns, mlxvk_array *to)
+/* What a tensor holds: numbers, the codes that stand for them, or scales that are codes themselves. */
+enum content { NUMBERS, CODES, BYTES };
+
+static bool holds(enum content content, mlxvk_dtype dtype)
 {
+    return content == CODES ? dtype == MLXVK_UINT32 : content == BYTES ? dtype == MLXVK_UINT8 :
+           dtype != MLXVK_UINT32 && dtype != MLXVK_UINT8;
+}
+
+/* Moves a tensor to the device after a look at its dtype and shape. columns 0: one dimension. */
+static bool upload(struct loader *l, const struct st_tensor *t, enum content content, int rows, int columns,
+                   mlxvk_array *to)
+{
+    static const char *const names[] = { "F16, BF16 or F32", "U32", "U8" };
     char is[160], want[64] = "";
     mlxvk_dtype dtype;
     if (columns)
@@ -54,9 +65,8 @@ static bool upload(struct loader *l, const struct st_tensor *t, bool codes, int 
     st_describe(t, is, sizeof is);
     if (t->ndim != (columns ? 2 : 1) || t->shape[0] != rows || (columns && t->shape[1] != columns))
         return fail(l->e, "%s: tensor %s is %s, but config.json makes it [%d%s]", t->file, t->name, is, rows, want);
-    if (!to_mlxvk(t->dtype, &dtype) || (dtype == MLXVK_UINT32) != codes)
-        return fail(l->e, "%s: tensor %s is %s, but must be %s", t->file, t->name, is,
-                    codes ? "U32" : "F16, BF16 or F32");
+    if (!to_mlxvk(t->dtype, &dtype) || !holds(content, dtype))
+        return fail(l->e, "%s: tensor %s is %s, but must be %s", t->file, t->name, is, names[content]);
     int shape[2] = { rows, columns };
     gpu_check(l->m->gpu, mlxvk_array_new_data_device(to, t->data, shape, t->ndim, dtype, l->m->gpu->device));
     l->done += t->end - t->begin;
@@ -65,21 +75,47 @@ static bool upload(struct loader *l, const struct st_tensor *t, bool codes, int 
     return gpu_ok(l->m->gpu, t->name, l->e);
 }
 
+/* What the tensors themselves say, as mlx-lm reads them. Leaves *q where they say nothing that there is. */
+static void infer_quantization(const struct st_tensor *weight, const struct st_tensor *scales, int in,
+                               struct quantization *q)
+{
+    if (weight->ndim != 2 || scales->ndim != 2 || scales->shape[1] < 1 || in % scales->shape[1])
+        return;
+    struct quantization found = { (int)(weight->shape[1] * 32 / in), (int)(in / scales->shape[1]), QUANTIZED_AFFINE };
+    if (scales->dtype == ST_U8 ? quantization_of_floats(found.bits, found.group_size, &found) :
+                                 quantization_is_possible(&found))
+        *q = found;
+}
+
+/* How a module is quantized: its own entry in config.json counts, and where there is none, its tensors. */
+static bool find_quantization(struct loader *l, const char *path, const struct st_tensor *weight,
+                              const struct st_tensor *scales, int in, struct quantization *q)
+{
+    const struct quantization *said = config_quantization(&l->m->config, path);
+    if (!said)
+        return fail(l->e, "config.json: %s is quantized in the checkpoint, but nothing says how", path);
+    *q = *said;
+    if (!config_override(&l->m->config, path))
+        infer_quantization(weight, scales, in, q);
+    return (in % q->group_size == 0 && (int64_t)in * q->bits % 32 == 0) ||
+           fail(l->e, "config.json: %s has rows of %d, not divisible by the group size %d", path, in, q->group_size);
+}
+
 static bool load_quantized(struct loader *l, const char *path, int out, int in, struct linear *linear)
 {
-    const struct quantization *q = config_quantization(&l->m->config, path);
-    if (!q)
-        return fail(l->e, "config.json: %s is quantized in the checkpoint, but nothing says how", path);
-    if (in % q->group_size || (int64_t)in * q->bits % 32)
-        return fail(l->e, "config.json: %s has rows of %d, not divisible by the group size %d", path, in, q->group_size);
-    linear->q = *q;
-    const struct st_tensor *weight = find(l, path, "weight", true), *scales = find(l, path, "scales", true);
-    const struct st_tensor *biases = find(l, path, "biases", true);
-    if (!weight || !scales || !biases)
+    struct quantization *q = &linear->q;
+    const struct st_tensor *weight = find(l, path, "weight", true), *scales = find(l, path, "scales", true), *biases;
+    if (!weight || !scales || !find_quantization(l, path, weight, scales, in, q))
         return false;
-    if (!upload(l, weight, true, out, (int)((int64_t)in * q->bits / 32), &linear->weight) ||
-        !upload(l, scales, false, out, in / q->group_size, &linear->scales) ||
-        !upload(l, biases, false, out, in / q->group_size, &linear->biases))
+    const int groups = in / q->group_size;
+    const bool affine = q->mode == QUANTIZED_AFFINE;
+    if (!upload(l, weight, CODES, out, (int)((int64_t)in * q->bits / 32), &linear->weight) ||
+        !upload(l, scales, affine ? NUMBERS : BYTES, out, groups, &linear->scales))
+        return false;
+    if (!affine)
+        return true;
+    biases = find(l, path, "biases", true);
+    if (!biases || !upload(l, biases, NUMBERS, out, groups, &linear->biases))
         return false;
     if (scales->dtype != biases->dtype)
         return fail(l->e, "%s: %s.scales is %s, but its biases are %s", scales->file, path, st_dtype_name(scales->dtype),
@@ -91,12 +127,12 @@ static bool load_quantized(struct loader *l, const char *path, int out, int in, 
 static bool load_linear(struct loader *l, const char *path, int out, int in, struct linear *linear)
 {
     const struct st_tensor *bias = find(l, path, "bias", false);
-    if (bias && !upload(l, bias, false, out, 0, &linear->bias))
+    if (bias && !upload(l, bias, NUMBERS, out, 0, &linear->bias))
         return false;
     if (find(l, path, "scales", false))
         return load_quantized(l, path, out, in, linear);
     const struct st_tensor *weight = find(l, path, "weight", true);
-    if (!weight || !upload(l, weight, false, out, in, &linear->weight))
+    if (!weight || !upload(l, weight, NUMBERS, out, in, &linear->weight))
         return false;
     gpu_check(l->m->gpu, mlxvk_transpose(&linear->weight, linear->weight, l->m->gpu->stream));
     return gpu_ok(l->m->gpu, path, l->e);
@@ -105,7 +141,7 @@ static bool load_linear(struct loader *l, const char *path, int out, int in, str
 static bool load_norm(struct loader *l, const char *path, int size, mlxvk_array *norm)
 {
     const struct st_tensor *weight = find(l, path, "weight", true);
-    return weight && upload(l, weight, false, size, 0, norm);
+    return weight && upload(l, weight, NUMBERS, size, 0, norm);
 }
 
 /* ==== >>parts: every weight of the model, for loading and for drawing ======================================= */
@@ -171,8 +207,11 @@ static void free_linear(struct linear *linear)
 
 static size_t linear_bytes(const struct linear *l)
 {
-    return mlxvk_array_nbytes(l->weight) + (l->q.bits ? mlxvk_array_nbytes(l->scales) * 2 : 0) +
-           (l->bias.ctx ? mlxvk_array_nbytes(l->bias) : 0);
+    const mlxvk_array parts[] = { l->weight, l->scales, l->biases, l->bias };
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        bytes += parts[i].ctx ? mlxvk_array_nbytes(parts[i]) : 0;
+    return bytes;
 }
 
 size_t model_bytes(const struct model *m)
@@ -227,7 +266,15 @@ static void make_rope(struct model *m)
     if (mscale == 1)
         return;
     gpu_check(m->gpu, mlxvk_array_new_data_device(&m->rope_mscale, &mscale, NULL, 0, MLXVK_FLOAT32, m->gpu->device));
-    gpu_check(m->gpu, mlxvk_astype(&m->rope_mscale, m->rope_mscale, m->dtype, m->gpu->stream));
+}
+
+/* The factor in the dtype of what it multiplies, as a Python number has it there. */
+static mlxvk_array mscale_like(struct model *m, mlxvk_array x)
+{
+    const mlxvk_dtype dtype = mlxvk_array_dtype(x);
+    if (!m->rope_mscale_cast.ctx || mlxvk_array_dtype(m->rope_mscale_cast) != dtype)
+        gpu_check(m->gpu, mlxvk_astype(&m->rope_mscale_cast, m->rope_mscale, dtype, m->gpu->stream));
+    return m->rope_mscale_cast;
 }
 
 /* ==== >>open ============================================================================================== */
@@ -238,10 +285,18 @@ static void begin(struct model *m, struct gpu *g, const struct config *config)
     m->layers = new_bytes((size_t)config->layers, sizeof *m->layers);
 }
 
+/* Of the rows that the embedding gives; small floats become bfloat16. */
+static mlxvk_dtype rows_dtype(const struct linear *l)
+{
+    if (!l->q.bits)
+        return mlxvk_array_dtype(l->weight);
+    return l->q.mode == QUANTIZED_AFFINE ? mlxvk_array_dtype(l->scales) : MLXVK_BFLOAT16;
+}
+
 static bool finish(struct model *m, bool ok, struct error *e)
 {
     if (ok) {
-        m->dtype = mlxvk_array_dtype(m->embed.q.bits ? m->embed.scales : m->embed.weight);
+        m->dtype = rows_dtype(&m->embed);
         make_rope(m);
         ok = gpu_ok(m->gpu, "model", e);
     }
@@ -285,6 +340,7 @@ void model_free(struct model *m)
     gpu_drop(&m->norm);
     gpu_drop(&m->rope_freqs);
     gpu_drop(&m->rope_mscale);
+    gpu_drop(&m->rope_mscale_cast);
     free(m->layers);
     *m = (struct model){ 0 };
 }
@@ -394,13 +450,19 @@ void model_eval_cache(struct model *m)
     mlxvk_vector_array_free(all);
 }
 
+/* Rows by which the cache grows for count more; 0: there is room. It grows by whole steps of 256, as MLX's. */
+static int cache_growth(const struct model *m, int count)
+{
+    return m->offset + count <= m->capacity ? 0 : (count + CACHE_STEP - 1) / CACHE_STEP * CACHE_STEP;
+}
+
 /* Room for `more` rows behind the `kept` first ones. */
-static void grow_cache(struct model *m, mlxvk_array *cache, int kept, int more)
+static void grow_cache(struct model *m, mlxvk_array *cache, int kept, int more, mlxvk_dtype dtype)
 {
     struct gpu *g = m->gpu;
     const int heads = m->config.kv_heads, dim = m->config.head_dim;
     mlxvk_array fresh = none;
-    gpu_check(g, mlxvk_zeros(&fresh, (int[]){ 1, heads, more, dim }, 4, m->dtype, g->stream));
+    gpu_check(g, mlxvk_zeros(&fresh, (int[]){ 1, heads, more, dim }, 4, dtype, g->stream));
     if (cache->ctx && kept) {
         gpu_check(g, mlxvk_slice(cache, *cache, (int[]){ 0, 0, 0, 0 }, 4, (int[]){ 1, heads, kept, dim }, 4,
                                  (int[]){ 1, 1, 1, 1 }, 4, g->stream));
@@ -413,26 +475,16 @@ static void grow_cache(struct model *m, mlxvk_array *cache, int kept, int more)
     *cache = fresh;
 }
 
-/* Before a pass over count tokens: every layer's cache has room for them. It grows by whole steps of 256, as MLX's. */
-static void reserve_cache(struct model *m, int count)
-{
-    if (m->offset + count <= m->capacity)
-        return;
-    int more = (count + CACHE_STEP - 1) / CACHE_STEP * CACHE_STEP;
-    for (int i = 0; i < m->config.layers; i++) {
-        grow_cache(m, &m->layers[i].keys, m->offset, more);
-        grow_cache(m, &m->layers[i].values, m->offset, more);
-    }
-    m->capacity = m->offset + more;
-}
-
-/* Writes rows [offset, offset + count) of the cache, and makes rows a view of all that it then holds. */
+/* Writes rows [offset, offset + count) of the cache, and makes rows a view of all that it then holds. The cache has the
+ * rows' dtype, which is not the embedding's where norms or projections are of a wider one. */
 static void update_cache(struct model *m, mlxvk_array *cache, mlxvk_array *rows, int count)
 {
     struct gpu *g = m->gpu;
     const int heads = m->config.kv_heads, dim = m->config.head_dim, end = m->offset + count;
     const int from[] = { 0, 0, m->offset, 0 }, start[] = { 0, 0, 0, 0 }, to[] = { 1, heads, end, dim };
-    const int step[] = { 1, 1, 1, 1 };
+    const int step[] = { 1, 1, 1, 1 }, more = cache_growth(m, count);
+    if (more)
+        grow_cache(m, cache, m->offset, more, mlxvk_array_dtype(*rows));
     gpu_check(g, mlxvk_slice_update(cache, *cache, *rows, from, 4, to, 4, step, 4, g->stream));
     gpu_check(g, mlxvk_slice(rows, *cache, start, 4, to, 4, step, 4, g->stream));
 }
@@ -445,7 +497,8 @@ static void linear(struct model *m, mlxvk_array *y, mlxvk_array x, const struct 
     if (l->q.bits)
         gpu_check(g, mlxvk_quantized_matmul(y, x, l->weight, l->scales, l->biases, true,
                                             (mlxvk_optional_int){ l->q.group_size, true },
-                                            (mlxvk_optional_int){ l->q.bits, true }, "affine", g->stream));
+                                            (mlxvk_optional_int){ l->q.bits, true },
+                                            quantization_mode_name(l->q.mode), g->stream));
     else
         gpu_check(g, mlxvk_matmul(y, x, l->weight, g->stream));
     if (l->bias.ctx)
@@ -472,9 +525,10 @@ static void embed(struct model *m, mlxvk_array *h, mlxvk_array tokens)
     mlxvk_array codes = none, scales = none, biases = none;
     gpu_check(g, mlxvk_take_axis(&codes, l->weight, tokens, 0, g->stream));
     gpu_check(g, mlxvk_take_axis(&scales, l->scales, tokens, 0, g->stream));
-    gpu_check(g, mlxvk_take_axis(&biases, l->biases, tokens, 0, g->stream));
+    if (l->biases.ctx)
+        gpu_check(g, mlxvk_take_axis(&biases, l->biases, tokens, 0, g->stream));
     gpu_check(g, mlxvk_dequantize(h, codes, scales, biases, (mlxvk_optional_int){ l->q.group_size, true },
-                                  (mlxvk_optional_int){ l->q.bits, true }, "affine", none,
+                                  (mlxvk_optional_int){ l->q.bits, true }, quantization_mode_name(l->q.mode), none,
                                   (mlxvk_optional_dtype){ .has_value = false }, g->stream));
     gpu_drop(&codes);
     gpu_drop(&scales);
@@ -496,7 +550,7 @@ static void rope(struct model *m, mlxvk_array *x, int offset)
     struct gpu *g = m->gpu;
     bool by_base = !m->rope_freqs.ctx;
     if (m->rope_mscale.ctx)
-        gpu_check(g, mlxvk_multiply(x, *x, m->rope_mscale, g->stream));
+        gpu_check(g, mlxvk_multiply(x, *x, mscale_like(m, *x), g->stream));
     gpu_check(g, mlxvk_fast_rope(x, *x, m->config.head_dim, false,
                                  (mlxvk_optional_float){ (float)m->config.rope.theta, by_base }, m->rope_scale, offset,
                                  m->rope_freqs, g->stream));
@@ -567,13 +621,14 @@ static void mlp(struct model *m, struct layer *l, mlxvk_array *h)
 void model_forward(struct model *m, mlxvk_array tokens, int count, enum model_want want, mlxvk_array *logits)
 {
     mlxvk_array h = none;
-    const int layers = m->config.layers;
-    reserve_cache(m, count);
+    const int layers = m->config.layers, more = cache_growth(m, count);
     embed(m, &h, tokens);
     for (int i = 0; i < layers; i++) {
         attention(m, &m->layers[i], &h, count, i == layers - 1 && want != WANT_ALL);
         mlp(m, &m->layers[i], &h);
     }
+    if (more)
+        m->capacity = m->offset + more;
     m->offset += count;
     if (want != WANT_CACHE) { /* else nobody owns what comes after the last layer's cache, and it is not computed */
         rms_norm(m, &h, h, m->norm);

@@ -11,7 +11,7 @@
 
 struct linear {             /* y = x @ weight^T (+ bias) */
     mlxvk_array weight;     /* quantized: uint32 codes (out, in * bits / 32); else (in, out), a transposed view */
-    mlxvk_array scales, biases;
+    mlxvk_array scales, biases; /* no biases where the codes are small floats */
     mlxvk_array bias;
     struct quantization q;  /* bits 0: not quantized */
 };
@@ -28,10 +28,11 @@ struct model {
     struct layer  *layers;
     struct linear  embed, head; /* head is empty where the embedding is tied */
     mlxvk_array    norm;
-    mlxvk_dtype    dtype;       /* of activations */
+    mlxvk_dtype    dtype;       /* of the embedding's rows */
     mlxvk_array    rope_freqs;  /* YaRN's, else none */
     float          rope_scale;  /* of positions */
-    mlxvk_array    rope_mscale; /* YaRN's factor on queries and keys, else none */
+    mlxvk_array    rope_mscale; /* YaRN's factor on queries and keys, float32, else none */
+    mlxvk_array    rope_mscale_cast; /* the same in the dtype that was asked for last */
     int            offset, capacity; /* positions in the cache, and room */
 };
 

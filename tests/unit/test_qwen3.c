@@ -50,6 +50,9 @@ struct variant {
     int  shards;                    /* 0: one file */
     const char *more;               /* more of config.json, beginning with a comma */
     const char *override;           /* this module is not quantized */
+    const char *mode;               /* of quantization; NULL: affine */
+    int  said_bits;                 /* what config.json says instead of bits; 0: the truth */
+    bool wide_norms;                /* norms are float32 whatever the rest is */
     /* what goes wrong: this tensor is left out, or has another dtype, or one row too many */
     const char *missing, *odd_dtype, *odd_shape;
 };
@@ -79,8 +82,20 @@ static const struct variant variants[] = {
       .override = "model.layers.1.mlp.down_proj" },
     { "embedding not quantized", ST_BF16, 4, 64, SHAPE(128, 192, 2, 4, 2, 32), .untied = true,
       .override = "model.embed_tokens" },
+    { "mxfp4", ST_F32, 4, 32, SHAPE(64, 96, 2, 4, 2, 32), .untied = true, .mode = "mxfp4",
+      .override = "model.embed_tokens" },
+    { "mxfp8", ST_BF16, 8, 32, SHAPE(64, 96, 2, 4, 2, 32), .untied = false, .mode = "mxfp8",
+      .wide_norms = true },
+    { "nvfp4", ST_BF16, 4, 16, SHAPE(64, 96, 2, 4, 2, 32), .untied = true, .mode = "nvfp4",
+      .wide_norms = true },
+    { "tensors of 8 bits, config.json of 4", ST_F32, 8, 32, SHAPE(64, 96, 2, 4, 2, 32), .untied = true,
+      .said_bits = 4 },
+    { "bf16 with norms of f32", ST_BF16, 0, 0, SHAPE(64, 96, 2, 4, 2, 32), .untied = false, .wide_norms = true },
+    { "bf16 with norms of f32, YaRN", ST_BF16, 4, 32, SHAPE(64, 96, 2, 4, 2, 32), .untied = false, .wide_norms = true,
+      .more = ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 64}",
+      .override = "model.embed_tokens" },
     { "linear rope", ST_F32, 0, 0, SHAPE(64, 96, 2, 4, 2, 32), .more =
-      ", \"rope_theta\": 10000, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}" },
+      ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}" },
     { "YaRN", ST_F32, 0, 0, SHAPE(64, 96, 2, 4, 2, 32), .more =
       ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 64}" },
 };
@@ -203,12 +218,53 @@ static void put(struct host *h, const char *name, enum st_dtype dtype, int rows,
 static double *make_vector(struct host *h, const char *name, int size, double low, double high)
 {
     struct text bytes = { 0 };
+    const enum st_dtype dtype = h->v->wide_norms && strstr(name, "norm") ? ST_F32 : h->v->dtype;
     double *at = new_bytes((size_t)size, sizeof *at);
     for (int i = 0; i < size; i++)
-        at[i] = store(&bytes, h->v->dtype, random_in(low, high));
-    put(h, name, h->v->dtype, size, 0, &bytes);
+        at[i] = store(&bytes, dtype, random_in(low, high));
+    put(h, name, dtype, size, 0, &bytes);
     text_free(&bytes);
     return at;
+}
+
+/* A float of a sign and so many bits of exponent and mantissa, without infinities. */
+static double small_float(int code, int exponent_bits, int mantissa_bits)
+{
+    const int bias = (1 << (exponent_bits - 1)) - 1, exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1);
+    const int mantissa = code & ((1 << mantissa_bits) - 1), implied = exponent ? 1 << mantissa_bits : 0;
+    double x = ldexp(mantissa + implied, (exponent ? exponent : 1) - bias - mantissa_bits);
+    return code >> (exponent_bits + mantissa_bits) & 1 ? -x : x;
+}
+
+/* Codes that are small floats, with a byte for each group: an exponent, or for nvfp4 a small float too. */
+static void make_small_floats(struct host *h, const char *path, struct matrix *m, double bound)
+{
+    const int bits = h->v->bits, group = h->v->group;
+    const bool nv = strcmp(h->v->mode, "nvfp4") == 0;
+    const double top = bits == 4 ? 6 : 448;
+    struct text codes = { 0 }, scales = { 0 };
+    char name[160];
+    double scale = 0;
+    for (int i = 0; i < m->rows * m->columns; i++) {
+        if (i % group == 0) {
+            int power = (int)floor(log2(bound / top)) + (int)(random_bits() % 3);
+            unsigned char byte = (unsigned char)(nv ? ((power + 7) << 3 | (int)(random_bits() % 8)) : power + 127);
+            scale = nv ? small_float(byte, 4, 3) : ldexp(1, byte - 127);
+            text_add(&scales, &byte, 1);
+        }
+        int code = bits == 4 ? (int)(random_bits() % 16) : (int)((random_bits() % 2) << 7 | (random_bits() % 0x7f));
+        m->at[i] = scale * (bits == 4 ? small_float(code, 2, 1) : small_float(code, 4, 3));
+        if (bits == 4 && i % 2)
+            codes.data[codes.length - 1] = (char)(codes.data[codes.length - 1] | code << 4);
+        else
+            text_add(&codes, &(unsigned char){ (unsigned char)code }, 1);
+    }
+    snprintf(name, sizeof name, "%s.weight", path);
+    put(h, name, ST_U32, m->rows, m->columns * bits / 32, &codes);
+    snprintf(name, sizeof name, "%s.scales", path);
+    put(h, name, ST_U8, m->rows, m->columns / group, &scales);
+    text_free(&codes);
+    text_free(&scales);
 }
 
 /* Random codes, packed as a little-endian stream of bits, and the scales and biases that make numbers of them. */
@@ -253,7 +309,7 @@ static void make_matrix(struct host *h, const char *path, int rows, int columns,
     const size_t size = (size_t)rows * (size_t)columns;
     *m = (struct matrix){ rows, columns, new_bytes(size, sizeof *m->at), NULL };
     if (h->v->bits && !(h->v->override && strcmp(h->v->override, path) == 0)) {
-        make_quantized(h, path, m, bound);
+        (h->v->mode ? make_small_floats : make_quantized)(h, path, m, bound);
         return;
     }
     for (size_t i = 0; i < size; i++)
@@ -305,18 +361,25 @@ static void write_file(const char *name, const struct text *a, const struct text
     free(path);
 }
 
+static double theta(const struct variant *v)
+{
+    return v->more && strstr(v->more, "linear") ? 1e4 : 1e6;
+}
+
 static void write_config(const struct variant *v)
 {
     char text[2048], quantization[256] = "";
     if (v->bits)
-        snprintf(quantization, sizeof quantization, ", \"quantization\": {\"bits\": %d, \"group_size\": %d%s%s%s}", v->bits,
-                 v->group, v->override ? ", \"" : "", v->override ? v->override : "", v->override ? "\": false" : "");
+        snprintf(quantization, sizeof quantization, ", \"quantization\": {\"bits\": %d, \"group_size\": %d%s%s%s%s%s%s}",
+                 v->said_bits ? v->said_bits : v->bits, v->group, v->mode ? ", \"mode\": \"" : "",
+                 v->mode ? v->mode : "", v->mode ? "\"" : "",
+                 v->override ? ", \"" : "", v->override ? v->override : "", v->override ? "\": false" : "");
     int length = snprintf(text, sizeof text,
         "{\"model_type\": \"qwen3\", \"hidden_size\": %d, \"intermediate_size\": %d, \"num_hidden_layers\": %d,"
         "\"num_attention_heads\": %d, \"num_key_value_heads\": %d, \"head_dim\": %d, \"vocab_size\": %d,"
-        "\"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": %s%s%s}",
-        v->hidden, v->intermediate, v->layers, v->heads, v->kv_heads, v->head_dim, v->vocab, v->untied ? "false" : "true",
-        quantization, v->more ? v->more : "");
+        "\"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-6, \"rope_theta\": %g, \"tie_word_embeddings\": %s%s%s}",
+        v->hidden, v->intermediate, v->layers, v->heads, v->kv_heads, v->head_dim, v->vocab, theta(v),
+        v->untied ? "false" : "true", quantization, v->more ? v->more : "");
     write_file("config.json", &(struct text){ text, (size_t)length, 0 }, NULL, NULL);
 }
 
@@ -412,14 +475,14 @@ static void normalize(double *y, const double *x, const double *weight, int coun
 static double frequency(const struct variant *v, int i, double *factor)
 {
     const bool yarn = v->more && strstr(v->more, "yarn"), line = v->more && strstr(v->more, "linear");
-    const double pi = 3.14159265358979323846, theta = line ? 10000 : 1e6, plain = pow(theta, -2.0 * i / v->head_dim);
+    const double pi = 3.14159265358979323846, base = theta(v), plain = pow(base, -2.0 * i / v->head_dim);
     *factor = 1;
     if (line)
         return plain / 4;
     if (!yarn)
         return plain;
-    double low = v->head_dim * log(64 / (32 * 2 * pi)) / (2 * log(theta));
-    double high = v->head_dim * log(64 / (1 * 2 * pi)) / (2 * log(theta));
+    double low = v->head_dim * log(64 / (32 * 2 * pi)) / (2 * log(base));
+    double high = v->head_dim * log(64 / (1 * 2 * pi)) / (2 * log(base));
     low = fmax(floor(low), 0);
     high = fmin(ceil(high), v->head_dim - 1);
     double ramp = fmin(fmax((i - low) / (high - low), 0), 1);
@@ -525,7 +588,7 @@ static bool load(struct model *m, struct config *c, struct error *e)
 /* Roundings accumulate; a model in float32 shows mistakes, the others that their dtypes are handled. */
 static double tolerance(const struct variant *v)
 {
-    return v->dtype == ST_F32 ? 2e-4 : v->dtype == ST_F16 ? 0.02 : 0.12;
+    return v->dtype == ST_F32 || v->wide_norms ? 2e-4 : v->dtype == ST_F16 ? 0.02 : 0.12;
 }
 
 /* Rows of logits, (1, count, vocab) on the device, against the host's. */
@@ -946,7 +1009,7 @@ static void test_random_weights(void **state)
         mlxvk_array logits = { NULL };
         float *got = new_bytes((size_t)c.vocab, sizeof *got);
         double largest = 0;
-        c.quantization = (struct quantization){ quantized ? 4 : 0, 64 };
+        c.quantization = (struct quantization){ quantized ? 4 : 0, 64, QUANTIZED_AFFINE };
         assert_true(model_random(&m, &gpu, &c, 3, &e));
         assert_true(model_prompt(&m, (int32_t[]){ 1, 2, 3 }, 3, WANT_LAST, &logits, &e));
         gpu_check(&gpu, mlxvk_astype(&logits, logits, MLXVK_FLOAT32, gpu.stream));

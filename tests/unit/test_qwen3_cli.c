@@ -329,13 +329,36 @@ static void test_bad_files(void **state)
     refused_edit("config.json", "\"hidden_size\": 256", "\"hidden_size\": 512", "but config.json makes it");
     refused_edit("config.json", "\"vocab_size\": 4096", "\"vocab_size\": 4097", "model.embed_tokens.weight is U32");
     refused_edit("config.json", "\"vocab_size\": 4096", "\"vocab_size\": 100", "outside the model's vocabulary of 100");
-    refused_edit("config.json", "\"bits\": 4", "\"bits\": 8", "model.embed_tokens.weight is U32");
+    refused_edit("config.json", "\"bits\": 4", "\"bits\": 9", "bits is 9");
     refused_edit("config.json", "\"num_hidden_layers\": 4", "\"num_hidden_layers\": 5", "layers.4.self_attn.q_proj.weight is missing");
     refused_edit("model.safetensors", "model.norm.weight", "model.norm.wei_ht", "model.norm.weight is missing");
     refused_edit("model.safetensors", "\"shape\":[4096,32]", "\"shape\":[4096,33]", "its dtype and shape take");
     refused_edit("model.safetensors", "\"shape\":[4096,32]", "\"shape\":[32,4096]", "U32 [32, 4096]");
     refused_edit("model.safetensors", "\"U32\",\"shape\":[4096,32]", "\"F32\",\"shape\":[4096,32]", "must be U32");
     refused_edit("tokenizer.json", "\"BPE\"", "\"XYZ\"", "model.type is XYZ");
+}
+
+/* The tokenizer's end of a text counts besides config.json's. */
+static void test_tokenizer_eos(void **state)
+{
+    struct outcome o;
+    char arguments[256];
+    (void)state;
+    make_copy();
+    snprintf(arguments, sizeof arguments, "--model|%s|--max-tokens|40|--prompt|The mutex is", dir);
+    for (int i = 0; i < 2; i++) {
+        if (i)
+            write_bytes("tokenizer_config.json", "{\"eos_token\": \".\"}", 18);
+        run(&o, arguments, NULL, false);
+        assert_int_equal(o.code, 0);
+        const char *figures = strstr(o.out.data + 10, "\n==========\n"), *dot = strchr(o.out.data, '.');
+        assert_non_null(figures);
+        assert_true(dot && (dot < figures) == (i == 0));
+        free_outcome(&o);
+    }
+    remove_file("tokenizer_config.json");
+    for (int i = 0; i < 3; i++)
+        remove_file(parts[i]);
 }
 
 /* A reference that the model does not agree with: exit code 1, and the report says where. */
@@ -365,7 +388,7 @@ int main(void)
         cmocka_unit_test(test_help),        cmocka_unit_test(test_text),     cmocka_unit_test(test_ids),
         cmocka_unit_test(test_utf8),        cmocka_unit_test(test_bench),    cmocka_unit_test(test_profile),
         cmocka_unit_test(test_bad_options), cmocka_unit_test(test_no_device), cmocka_unit_test(test_long_prompt),
-        cmocka_unit_test(test_bad_files),   cmocka_unit_test(test_check_fails),
+        cmocka_unit_test(test_tokenizer_eos), cmocka_unit_test(test_bad_files),   cmocka_unit_test(test_check_fails),
     };
     return cmocka_run_group_tests_name("qwen3 command line", tests, find_program, remove_dir);
 }

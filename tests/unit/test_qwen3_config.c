@@ -17,7 +17,7 @@
 
 /* ==== >>config ============================================================================================ */
 
-#define SIZES "\"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 2, \"num_attention_heads\": 4"
+#define SIZES "\"rope_theta\": 10000, \"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 2, \"num_attention_heads\": 4"
 #define GOOD "\"model_type\": \"qwen3\", " SIZES ", \"num_key_value_heads\": 2, \"head_dim\": 32, \"vocab_size\": 100"
 
 static void refused(const char *json, const char *why)
@@ -49,13 +49,13 @@ static void test_config(void **state)
 {
     struct config c;
     (void)state;
-    accepted("{" GOOD ", \"eos_token_id\": [7, 8, 7], \"rope_theta\": 5000, \"tie_word_embeddings\": true}", &c);
+    accepted("{" GOOD ", \"eos_token_id\": [7, 8, 7], \"tie_word_embeddings\": true}", &c);
     assert_int_equal(c.layers, 2);
     assert_int_equal(c.eos_count, 2);
     assert_true(config_is_eos(&c, 8));
     assert_false(config_is_eos(&c, 9));
     assert_true(c.tied);
-    assert_true(c.rope.theta == 5000);
+    assert_true(c.rope.theta == 10000);
     assert_null(config_quantization(&c, "lm_head"));
     config_free(&c);
     accepted("{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": 100, \"eos_token_id\": null}", &c);
@@ -73,6 +73,17 @@ static void test_generation_config(void **state)
     accepted("{" GOOD ", \"eos_token_id\": 3}", &c);
     assert_int_equal(c.eos_count, 2);
     config_free(&c);
+    accepted("{" GOOD ", \"eos_token_id\": 4}", &c); /* the other file's take its place */
+    assert_int_equal(c.eos_count, 2);
+    assert_false(config_is_eos(&c, 4));
+    config_free(&c);
+    for (int i = 0; i < 2; i++) {
+        write_text("generation_config.json", i ? "{\"eos_token_id\": []}" : "{\"eos_token_id\": 0}");
+        accepted("{" GOOD ", \"eos_token_id\": 4}", &c);
+        assert_int_equal(c.eos_count, 1);
+        assert_true(config_is_eos(&c, 4));
+        config_free(&c);
+    }
     struct error e = { "" };
     write_text("config.json", "{" GOOD "}");
     write_text("generation_config.json", "{\"eos_token_id\": \"x\"}");
@@ -91,12 +102,45 @@ static void test_quantization(void **state)
              "\"model.embed_tokens\": true}}", &c);
     assert_null(config_quantization(&c, "model.layers.0.mlp.up_proj"));
     assert_int_equal(config_quantization(&c, "model.layers.0.mlp.down_proj")->bits, 8);
-    assert_int_equal(config_quantization(&c, "model.layers.0.mlp.down_proj")->group_size, 32);
+    /* what an entry does not name is the mode's own, not the defaults' */
+    assert_int_equal(config_quantization(&c, "model.layers.0.mlp.down_proj")->group_size, 64);
     assert_int_equal(config_quantization(&c, "lm_head")->bits, 6);
     assert_int_equal(config_quantization(&c, "lm_head")->group_size, 128);
     assert_int_equal(config_quantization(&c, "model.embed_tokens")->bits, 4);
     assert_int_equal(config_quantization(&c, "model.layers.1.mlp.up_proj")->bits, 4);
     config_free(&c);
+    accepted("{" GOOD ", \"quantization\": {\"mode\": \"nvfp4\", \"lm_head\": {\"mode\": \"mxfp8\"}, \"a.b\": {}}}", &c);
+    assert_int_equal(c.quantization.mode, QUANTIZED_NVFP4);
+    assert_int_equal(c.quantization.bits, 4);
+    assert_int_equal(c.quantization.group_size, 16);
+    assert_int_equal(config_quantization(&c, "lm_head")->mode, QUANTIZED_MXFP8);
+    assert_int_equal(config_quantization(&c, "lm_head")->bits, 8);
+    assert_int_equal(config_quantization(&c, "a.b")->mode, QUANTIZED_AFFINE);
+    config_free(&c);
+}
+
+#define UNTURNED "\"model_type\": \"qwen3\", \"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 2, " \
+                 "\"num_attention_heads\": 4, \"vocab_size\": 100"
+
+/* What lies at the top counts before the parameters, type before rope_type, as for mlx-lm. */
+static void test_rope(void **state)
+{
+    struct config c;
+    (void)state;
+    accepted("{" UNTURNED ", \"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 500, \"factor\": 2}}", &c);
+    assert_true(c.rope.theta == 500 && c.rope.kind == ROPE_LINEAR && c.rope.factor == 2);
+    config_free(&c);
+    accepted("{" GOOD ", \"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 500, \"factor\": 2}}", &c);
+    assert_true(c.rope.theta == 10000 && c.rope.kind == ROPE_LINEAR);
+    config_free(&c);
+    accepted("{" UNTURNED ", \"rope_scaling\": {\"type\": \"yarn\", \"rope_type\": \"default\", \"factor\": 4},"
+             "\"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 500, \"factor\": 2}}", &c);
+    assert_true(c.rope.theta == 500 && c.rope.kind == ROPE_YARN && c.rope.factor == 4);
+    config_free(&c);
+    refused("{" UNTURNED "}", "rope_theta is missing");
+    refused("{" GOOD ", \"rope_scaling\": \"yarn\"}", "rope_scaling is not an object");
+    refused("{" GOOD ", \"rope_scaling\": {\"type\": \"linear\"}}", "without factor");
+    refused("{" GOOD ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"beta_slow\": 0}}", "beta_slow 0");
 }
 
 static void test_bad_config(void **state)
@@ -121,7 +165,8 @@ static void test_bad_config(void **state)
     refused("{" GOOD ", \"tie_word_embeddings\": 1}", "tie_word_embeddings is not true or false");
     refused("{" GOOD ", \"eos_token_id\": -4}", "eos_token_id");
     refused("{" GOOD ", \"rope_scaling\": {\"rope_type\": \"longrope\"}}", "longrope");
-    refused("{" GOOD ", \"rope_theta\": 0}", "rope_theta");
+    refused("{" UNTURNED ", \"rope_theta\": 0}", "rope_theta");
+    refused("{" UNTURNED ", \"rope_theta\": -3}", "rope_theta -3");
 }
 
 static void test_bad_quantization(void **state)
@@ -130,8 +175,10 @@ static void test_bad_quantization(void **state)
     refused("{" GOOD ", \"quantization\": 4}", "not an object");
     refused("{" GOOD ", \"quantization\": {\"bits\": 9}}", "bits is 9");
     refused("{" GOOD ", \"quantization\": {\"bits\": 7}}", "7 bits");
-    refused("{" GOOD ", \"quantization\": {\"group_size\": 48}}", "group_size is 48");
-    refused("{" GOOD ", \"quantization\": {\"mode\": \"mxfp4\"}}", "mxfp4");
+    refused("{" GOOD ", \"quantization\": {\"group_size\": 48}}", "group_size 48");
+    refused("{" GOOD ", \"quantization\": {\"mode\": \"mxfp4\", \"bits\": 8}}", "mode mxfp4 by 8 bits");
+    refused("{" GOOD ", \"quantization\": {\"mode\": \"int9\"}}", "int9");
+    refused("{" GOOD ", \"quantization\": {\"mode\": 3}}", "mode is not a string");
     refused("{" GOOD ", \"quantization\": {\"a.b\": 3}}", "a.b");
     refused("{" GOOD ", \"quantization\": {\"a.b\": {\"bits\": 1}}}", "bits is 1");
     refused("{" GOOD ", \"quantization_config\": {\"quant_method\": \"awq\"}}", "awq");
@@ -158,7 +205,8 @@ static void test_presets(void **state)
 
 /* ==== >>chat ============================================================================================== */
 
-static void expect_chat(const char *name, const char *text, bool has, bool chatml, bool thinks)
+/* opening, system: NULL where there is none. */
+static void expect_chat(const char *name, const char *text, bool has, bool chatml, const char *opening, const char *system)
 {
     struct chat chat;
     struct error e = { "" };
@@ -166,24 +214,28 @@ static void expect_chat(const char *name, const char *text, bool has, bool chatm
     assert_true(chat_read(&chat, dir, &e));
     assert_int_equal(chat.has_template, has);
     assert_int_equal(chat.is_chatml, chatml);
-    assert_int_equal(chat.opens_thinking, thinks);
+    assert_string_equal(chat.opening ? chat.opening : "", opening ? opening : "");
+    assert_string_equal(chat.system ? chat.system : "", system ? system : "");
+    chat_free(&chat);
     remove_file(name);
 }
+
+#define IF_ASKED "{% if add_generation_prompt %}"
 
 static void test_chat_templates(void **state)
 {
     (void)state;
-    expect_chat("other", "", false, false, false);
-    expect_chat("chat_template.jinja", "{{ '<|im_start|>' }}{{ '<|im_end|>' }}", true, true, false);
-    expect_chat("chat_template.jinja", "[INST]", true, false, false);
-    expect_chat("chat_template.jinja", "<|im_end|>{{- '<|im_start|>assistant\\n<think>\\n' }}", true, true, true);
-    /* the hybrid models: an empty thought, only where thinking is switched off */
-    expect_chat("chat_template.jinja", "<|im_end|>{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and "
-                "enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}", true, true, false);
-    expect_chat("tokenizer_config.json", "{\"chat_template\": \"<|im_start|><|im_end|>\"}", true, true, false);
+    expect_chat("other", "", false, false, NULL, NULL);
+    expect_chat("chat_template.jinja", "{{ '<|im_start|>' }}{{ '<|im_end|>' }}", true, true, NULL, NULL);
+    expect_chat("chat_template.jinja", "[INST]", true, false, NULL, NULL);
+    expect_chat("tokenizer_config.json", "{\"chat_template\": \"<|im_start|><|im_end|>\"}", true, true, NULL, NULL);
     expect_chat("tokenizer_config.json", "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"x\"},"
-                "{\"name\": \"default\", \"template\": \"<|im_start|><|im_end|>\"}]}", true, true, false);
-    expect_chat("tokenizer_config.json", "{\"chat_template\": null}", false, false, false);
+                "{\"name\": \"default\", \"template\": \"<|im_start|><|im_end|>\"}]}", true, true, NULL, NULL);
+    expect_chat("tokenizer_config.json", "{\"chat_template\": null}", false, false, NULL, NULL);
+    expect_chat("tokenizer_config.json", "{\"chat_template\": \"{{ bos_token }}<|im_start|><|im_end|>\", \"bos_token\": null}",
+                true, true, NULL, NULL);
+    expect_chat("tokenizer_config.json", "{\"chat_template\": \"{{ bos_token }}<|im_start|><|im_end|>\", \"bos_token\": \"b\"}",
+                true, false, NULL, NULL);
     struct chat chat;
     struct error e = { "" };
     write_text("tokenizer_config.json", "{");
@@ -192,16 +244,67 @@ static void test_chat_templates(void **state)
     remove_file("tokenizer_config.json");
 }
 
+/* How the answer begins. */
+static void test_chat_openings(void **state)
+{
+    static const struct { const char *text, *opening; } rows[] = {
+        { "<|im_end|>" IF_ASKED "{{- '<|im_start|>assistant\\n<think>\\n' }}", "<think>\n" },
+        { "<|im_end|>" IF_ASKED "{{- \"<|im_start|>assistant\\n<think>\\n\" }}", "<think>\n" },
+        { "<|im_end|>" IF_ASKED "{{- '<|im_start|>assistant\n<think>\n' }}", "<think>\n" },
+        { "<|im_end|>" IF_ASKED "<|im_start|>assistant\n<think>\n  {% endif %}", "<think>\n" },
+        { "<|im_end|>" IF_ASKED "{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}", "<think>\n\n</think>\n\n" },
+        { "{{ '<|im_end|>\\n<|im_start|>assistant\\n' }}", NULL },
+        { "{{ '<|im_start|>assistant\\nx<|im_end|>' }}" IF_ASKED "{{ '<|im_start|>assistant\\n' }}", NULL },
+        /* the hybrid models: an empty thought, only where thinking is switched off */
+        { "<|im_end|>" IF_ASKED "{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and "
+          "enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}", NULL },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect_chat("chat_template.jinja", rows[i].text, true, true, rows[i].opening, NULL);
+    struct chat chat;
+    struct error e = { "" };
+    write_text("chat_template.jinja", "<|im_end|>" IF_ASKED "{% if x %}{{ '<|im_start|>assistant\\n<think>' }}{% else %}"
+                                      "{{ '<|im_start|>assistant\\n' }}{% endif %}");
+    assert_true(chat_read(&chat, dir, &e));
+    assert_false(chat.is_chatml);
+    chat_free(&chat);
+    remove_file("chat_template.jinja");
+}
+
+/* What stands for a system message that there is not. */
+static void test_chat_systems(void **state)
+{
+    static const struct { const char *text, *system; } rows[] = {
+        { "{% else %}{{ '<|im_start|>system\\nYou\\'re \"X\".<|im_end|>\\n' }}", "You're \"X\"." },
+        { "{% else %}{{ '<|im_start|>system\nYou are X.<|im_end|>\n' }}", "You are X." },
+        { "{% else %}<|im_start|>system\nYou're X.<|im_end|>\n{% endif %}", "You're X." },
+        { "{% if tools %}<|im_start|>system\nCall.<|im_end|>\n{% endif %}", NULL },
+        { "{{ '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>' }}", NULL },
+        { "{{ '<|im_start|>system\\n' }}{{ 'Tools<|im_end|>' }}", NULL },
+        { "{% set s = 'Be X.' %}{% set s = m.content %}{{ '<|im_start|>system\\n' + s + '<|im_end|>' }}", "Be X." },
+        { "{% set s = m.content %}{{ '<|im_start|>system\\n' + s + '<|im_end|>' }}", NULL },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect_chat("chat_template.jinja", rows[i].text, true, true, NULL, rows[i].system);
+}
+
 static void test_chat_text(void **state)
 {
     struct text out = { 0 };
+    char think[] = "<think>\n", kind[] = "Be kind.";
     (void)state;
     chat_render(&(struct chat){ .has_template = true }, NULL, "Hi", 2, &out);
     assert_string_equal(out.data, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
     out.length = 0;
-    chat_render(&(struct chat){ .opens_thinking = true }, "Be brief.", "Hi", 2, &out);
+    chat_render(&(struct chat){ .opening = think, .system = kind }, "Be brief.", "Hi", 2, &out);
     assert_string_equal(out.data, "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
                                   "<|im_start|>assistant\n<think>\n");
+    out.length = 0;
+    chat_render(&(struct chat){ .system = kind }, NULL, "Hi", 2, &out);
+    assert_string_equal(out.data, "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+                                  "<|im_start|>assistant\n");
     text_free(&out);
 }
 
@@ -266,7 +369,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config),         cmocka_unit_test(test_generation_config),
         cmocka_unit_test(test_quantization),   cmocka_unit_test(test_bad_config),
+        cmocka_unit_test(test_rope),
         cmocka_unit_test(test_bad_quantization), cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_chat_openings),  cmocka_unit_test(test_chat_systems),
         cmocka_unit_test(test_chat_templates), cmocka_unit_test(test_chat_text),
         cmocka_unit_test(test_eos_token),      cmocka_unit_test(test_options),
         cmocka_unit_test(test_bad_options),
