@@ -252,7 +252,6 @@ static bool read_added(struct tokenizer *t, const cJSON *list, const char *where
             !json_get_bool(item, "lstrip", &a->lstrip, where, e) ||
             !json_get_bool(item, "rstrip", &a->rstrip, where, e))
             return false;
-        t->added_first[(unsigned char)content[0]] = true;
     }
     return true;
 }
@@ -386,6 +385,21 @@ static char *normalize(const struct tokenizer *t, const char *text, size_t *leng
         return NULL;
     *length = (size_t)size;
     return (char *)result;
+}
+
+/* Tokens that are looked for in normalized text are normalized themselves. */
+static void index_added(struct tokenizer *t)
+{
+    for (size_t i = 0; i < t->added_count; i++) {
+        struct added *a = &t->added[i];
+        char *normal = a->normalized ? normalize(t, a->content, &a->length) : NULL;
+        if (normal) {
+            free(a->content);
+            a->content = normal;
+        }
+        if (a->length)
+            t->added_first[(unsigned char)a->content[0]] = true;
+    }
 }
 
 /* ==== >>pre-tokenizer ===================================================================================== */
@@ -541,8 +555,10 @@ struct tokenizer *tokenizer_parse(const char *json, size_t length, const char *w
               read_post_processor(t, cJSON_GetObjectItemCaseSensitive(root, "post_processor"), where, e) &&
               check_decoder(cJSON_GetObjectItemCaseSensitive(root, "decoder"), where, e);
     cJSON_Delete(root);
-    if (ok)
+    if (ok) {
+        index_added(t);
         return t;
+    }
     tokenizer_free(t);
     return NULL;
 }
@@ -750,7 +766,10 @@ static bool is_space(int32_t code)
 static bool is_word(int32_t code)
 {
     utf8proc_category_t kind = utf8proc_category(code);
-    return (kind >= UTF8PROC_CATEGORY_LU && kind <= UTF8PROC_CATEGORY_NL) || kind == UTF8PROC_CATEGORY_PC;
+    return (kind >= UTF8PROC_CATEGORY_LU && kind <= UTF8PROC_CATEGORY_NL) || kind == UTF8PROC_CATEGORY_PC ||
+           code == 0x200c || code == 0x200d || /* joiners, and letters in circles and squares */
+           (code >= 0x24b6 && code <= 0x24e9) || (code >= 0x1f130 && code <= 0x1f149) ||
+           (code >= 0x1f150 && code <= 0x1f169) || (code >= 0x1f170 && code <= 0x1f189);
 }
 
 /* The character that begins at `at`, or ends there; -1 at an edge. Sets its size. */
@@ -834,13 +853,11 @@ static bool encode_stage(struct tokenizer *t, const char *text, size_t length, b
             continue;
         }
         size_t begin = a->lstrip ? skip_spaces(text, length, at, false) : at;
-        size_t end = a->rstrip ? skip_spaces(text, length, at + a->length, true) : at + a->length;
-        if (begin < from)
-            begin = from; /* the token before took these spaces */
-        if (!encode_between(t, text + from, begin - from, normalized, ids, e))
-            return false;
+        if (begin > from && !encode_between(t, text + from, begin - from, normalized, ids, e))
+            return false; /* not where the token before took these spaces */
         ids_add(ids, a->id);
-        from = at = end;
+        at += a->length;      /* a token of spaces is found, too, where this one takes them */
+        from = a->rstrip ? skip_spaces(text, length, at, true) : at;
     }
     return encode_between(t, text + from, length - from, normalized, ids, e);
 }

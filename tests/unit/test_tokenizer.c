@@ -254,18 +254,20 @@ static void test_stream_splits(void **state)
 
 /* ==== >>files ============================================================================================= */
 
-/* A small tokenizer around which the tests vary one part. */
+/* A small tokenizer around which the tests vary one part, or its added tokens. */
+static const char *more_added = "";
+
 static char *small(const char *merges, const char *pre, const char *extra)
 {
     static const char format[] =
         "{\"added_tokens\": [{\"id\": 9, \"content\": \"[X]\", \"lstrip\": true, \"rstrip\": true, \"normalized\": false},"
-        "                    {\"id\": 10, \"content\": \"word\", \"single_word\": true, \"normalized\": false}],"
-        " \"normalizer\": null, \"pre_tokenizer\": %s, \"decoder\": {\"type\": \"ByteLevel\"}, %s"
+        "                    {\"id\": 10, \"content\": \"word\", \"single_word\": true, \"normalized\": false}%s],"
+        " \"normalizer\": {\"type\": \"NFD\"}, \"pre_tokenizer\": %s, \"decoder\": {\"type\": \"ByteLevel\"}, %s"
         " \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"c\": 2, \"ab\": 3, \"bc\": 4, \"abc\": 5, \"\\u0120\": 6,"
         "   \"\\u0120a\": 7, \"w\": 8, \"[X]\": 9, \"word\": 10, \"s\": 11}, \"merges\": %s}}";
-    size_t size = sizeof format + strlen(merges) + strlen(pre) + strlen(extra);
+    size_t size = sizeof format + strlen(more_added) + strlen(merges) + strlen(pre) + strlen(extra);
     char *json = new_bytes(size, 1);
-    snprintf(json, size, format, pre, extra, merges);
+    snprintf(json, size, format, more_added, pre, extra, merges);
     return json;
 }
 
@@ -309,6 +311,27 @@ static void test_added_token_flags(void **state)
     struct ids ids = { 0 };
     assert_false(tokenizer_encode(t, "words", 5, true, &ids, &e)); /* no word by itself; and "o" has no token */
     assert_non_null(strstr(e.text, "0x6f"));
+    ids_free(&ids);
+    tokenizer_free(t);
+}
+
+/* As the tokenizers library has them. */
+static void test_added_tokens_that_meet(void **state)
+{
+    struct error e = { "" };
+    (void)state;
+    more_added = ", {\"id\": 12, \"content\": \"  \", \"normalized\": false},"
+                 "{\"id\": 13, \"content\": \"\\u00e9a\", \"normalized\": true}";
+    struct tokenizer *t = parse_small(MERGES, BYTE_LEVEL, "", &e);
+    more_added = "";
+    assert_string_equal(e.text, "");
+    EXPECT_IDS(t, "a[X]   b", 0, 9, 12, 6, 1);          /* spaces that [X] takes, but not from a token */
+    EXPECT_IDS(t, "a[X]  ", 0, 9, 12);
+    EXPECT_IDS(t, "\xc3\xa9" "ab", 13, 1);              /* normalized, as the text is */
+    EXPECT_IDS(t, "e\xcc\x81" "ab", 13, 1);
+    struct ids ids = { 0 };
+    assert_false(tokenizer_encode(t, "\xe2\x80\x8dword", 7, true, &ids, &e)); /* a joiner belongs to the word */
+    assert_false(tokenizer_encode(t, "word\xe2\x93\x90", 7, true, &ids, &e)); /* a letter in a circle, too */
     ids_free(&ids);
     tokenizer_free(t);
 }
@@ -392,6 +415,7 @@ int main(void)
         cmocka_unit_test(test_invalid_text),      cmocka_unit_test(test_unknown_ids),
         cmocka_unit_test(test_stream_splits),     cmocka_unit_test(test_merge_forms),
         cmocka_unit_test(test_added_token_flags), cmocka_unit_test(test_templates_and_regex),
+        cmocka_unit_test(test_added_tokens_that_meet),
         cmocka_unit_test(test_bad_files),         cmocka_unit_test(test_bad_roots),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, open_tokenizer, close_tokenizer);
