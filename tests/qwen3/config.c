@@ -3,9 +3,12 @@
 
 #include "json.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { MAX_POSITIONS = 1 << 24 };
 
 /* ==== >>quantization ====================================================================================== */
 
@@ -131,6 +134,16 @@ static bool read_rope_kind(struct rope *r, const cJSON *scaling, const char *whe
     return !type || fail(e, "%s: rope scaling of type %s is not supported", where, type);
 }
 
+/* Scaling is there for longer contexts, and max_position_embeddings is often that of before. */
+static void widen_context(struct config *c)
+{
+    const struct rope *r = &c->rope;
+    double positions = r->kind == ROPE_YARN ? r->original_positions * r->factor :
+                       r->kind == ROPE_LINEAR ? c->max_positions * r->factor : 0;
+    if (positions > c->max_positions)
+        c->max_positions = (int)fmin(positions, MAX_POSITIONS);
+}
+
 /* theta and scaling lie at the top, or, since transformers 5, among the parameters. What lies at the top counts. */
 static bool read_rope(struct config *c, const cJSON *root, const char *where, struct error *e)
 {
@@ -163,6 +176,7 @@ static bool read_rope(struct config *c, const cJSON *root, const char *where, st
                     r->beta_slow);
     if (!(r->theta > 1 && r->theta < 1e30) || !(r->factor >= 1 && r->factor <= 1e6))
         return fail(e, "%s: rope_theta %g with factor %g is not possible", where, r->theta, r->factor);
+    widen_context(c);
     return true;
 }
 
@@ -231,7 +245,7 @@ static bool read_sizes(struct config *c, const cJSON *root, const char *where, s
         { "num_key_value_heads", &c->kv_heads, 1 << 10, -1 },
         { "head_dim", &c->head_dim, 1 << 10, 128 },
         { "vocab_size", &c->vocab, 1 << 22, 0 },
-        { "max_position_embeddings", &c->max_positions, 1 << 24, 32768 },
+        { "max_position_embeddings", &c->max_positions, MAX_POSITIONS, 32768 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         *rows[i].value = rows[i].fallback;

@@ -19,6 +19,7 @@ struct loader {
     void                     *user;
     size_t                    done;
     struct error             *e;
+    bool                     *used;     /* which tensors the model has taken */
 };
 
 static bool to_mlxvk(enum st_dtype from, mlxvk_dtype *to)
@@ -69,6 +70,7 @@ static bool upload(struct loader *l, const struct st_tensor *t, enum content con
         return fail(l->e, "%s: tensor %s is %s, but must be %s", t->file, t->name, is, names[content]);
     int shape[2] = { rows, columns };
     gpu_check(l->m->gpu, mlxvk_array_new_data_device(to, t->data, shape, t->ndim, dtype, l->m->gpu->device));
+    l->used[t - l->st->tensors] = true;
     l->done += t->end - t->begin;
     if (l->progress)
         l->progress(l->user, l->done, l->st->total_bytes);
@@ -142,6 +144,19 @@ static bool load_norm(struct loader *l, const char *path, int size, mlxvk_array 
 {
     const struct st_tensor *weight = find(l, path, "weight", true);
     return weight && upload(l, weight, NUMBERS, size, 0, norm);
+}
+
+/* Every tensor is one of the model's, or config.json describes another model, with fewer layers for example. What
+ * older converters left there besides may stay: a head though the embedding is tied, frequencies. */
+static bool all_used(const struct loader *l)
+{
+    for (size_t i = 0; i < l->st->tensor_count; i++) {
+        const struct st_tensor *t = &l->st->tensors[i];
+        if (!l->used[i] && !(l->m->config.tied && strncmp(t->name, "lm_head.", 8) == 0) &&
+            !strstr(t->name, "rotary_emb.inv_freq"))
+            return fail(l->e, "%s: tensor %s is none of the model that config.json describes", t->file, t->name);
+    }
+    return true;
 }
 
 /* ==== >>parts: every weight of the model, for loading and for drawing ======================================= */
@@ -318,9 +333,11 @@ static bool load_norm_part(void *user, const char *path, int size, mlxvk_array *
 bool model_load(struct model *m, struct gpu *g, const struct config *config, const struct safetensors *st,
                 model_progress progress, void *user, struct error *e)
 {
-    struct loader loader = { m, st, progress, user, 0, e };
+    struct loader loader = { m, st, progress, user, 0, e, new_bytes(st->tensor_count, 1) };
     begin(m, g, config);
-    return finish(m, all_parts(m, &(struct parts){ load_linear_part, load_norm_part, &loader }), e);
+    bool ok = all_parts(m, &(struct parts){ load_linear_part, load_norm_part, &loader }) && all_used(&loader);
+    free(loader.used);
+    return finish(m, ok, e);
 }
 
 void model_free(struct model *m)

@@ -767,6 +767,13 @@ static void test_wrong_config(void **state)
     write_config(&said);
     assert_false(load(&m, &c, &e));
     assert_non_null(strstr(e.text, "model.layers.1.self_attn.q_proj.weight is missing"));
+    free_host(&host);
+    make_model(&host, &(struct variant){ "more", ST_F32, 0, 0, SHAPE(64, 96, 2, 2, 1, 32), .untied = false });
+    write_config(&v);
+    assert_false(load(&m, &c, &e));
+    assert_non_null(strstr(e.text, "model.layers.1.input_layernorm.weight is none of the model"));
+    free_host(&host);
+    make_model(&host, &v);
     said = v, said.bits = 4, said.group = 32; /* no scales: whatever config.json says, it is not quantized */
     write_config(&said);
     assert_true(load(&m, &c, &e));

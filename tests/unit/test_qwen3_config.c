@@ -137,6 +137,13 @@ static void test_rope(void **state)
              "\"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 500, \"factor\": 2}}", &c);
     assert_true(c.rope.theta == 500 && c.rope.kind == ROPE_YARN && c.rope.factor == 4);
     config_free(&c);
+    accepted("{" GOOD ", \"max_position_embeddings\": 40960, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4,"
+             "\"original_max_position_embeddings\": 32768}}", &c);
+    assert_int_equal(c.max_positions, 131072);          /* and not where the model was before */
+    config_free(&c);
+    accepted("{" GOOD ", \"max_position_embeddings\": 1000, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 1e6}}", &c);
+    assert_int_equal(c.max_positions, 1 << 24);
+    config_free(&c);
     refused("{" UNTURNED "}", "rope_theta is missing");
     refused("{" GOOD ", \"rope_scaling\": \"yarn\"}", "rope_scaling is not an object");
     refused("{" GOOD ", \"rope_scaling\": {\"type\": \"linear\"}}", "without factor");
