@@ -89,8 +89,9 @@ static void quantize(struct gpu *g, mlxvk_array weight, const struct quantizatio
     mlxvk_optional_int group_size = { q->group_size, true }, bits = { q->bits, true };
     mlxvk_array *const to[] = { &l->weight, &l->scales, &l->biases };
     mlxvk_vector_array parts = { NULL };
-    gpu_check(g, mlxvk_quantize(&parts, weight, group_size, bits, "affine", none, g->stream));
-    for (size_t i = 0; i < 3 && !g->code; i++)
+    gpu_check(g, mlxvk_quantize(&parts, weight, group_size, bits, quantization_mode_name(q->mode), none, g->stream));
+    const size_t count = q->mode == QUANTIZED_AFFINE ? 3 : 2;
+    for (size_t i = 0; i < count && !g->code; i++)
         gpu_check(g, mlxvk_vector_array_get(to[i], parts, i));
     mlxvk_vector_array_free(parts);
 }
@@ -104,7 +105,8 @@ static void multiply(struct model *m, mlxvk_array x, const struct linear *l)
     gpu_check(g, mlxvk_matmul(&y, x, x, g->stream));
     gpu_check(g, mlxvk_array_eval(y));
     if (l->q.bits && !g->code) {
-        gpu_check(g, mlxvk_quantized_matmul(&y, x, l->weight, l->scales, l->biases, true, group_size, bits, "affine", g->stream));
+        gpu_check(g, mlxvk_quantized_matmul(&y, x, l->weight, l->scales, l->biases, true, group_size, bits,
+                                            quantization_mode_name(l->q.mode), g->stream));
         gpu_check(g, mlxvk_array_eval(y));
     }
     gpu_drop(&y);
