@@ -6,6 +6,7 @@
 
 #include "generate.h"
 
+#include <math.h>
 #include <time.h>
 
 enum { CLEAR_EVERY = 256 };
@@ -26,6 +27,23 @@ static void start_evaluation(struct gpu *g, mlxvk_array array)
     mlxvk_vector_array_free(one);
 }
 
+/* The largest logit, whose look at all of them finds NaN and infinity. */
+static void largest_logit(struct gpu *g, mlxvk_array logits, mlxvk_array *largest)
+{
+    gpu_check(g, mlxvk_max(largest, logits, false, g->stream));
+    gpu_check(g, mlxvk_astype(largest, *largest, MLXVK_FLOAT32, g->stream));
+    start_evaluation(g, *largest);
+}
+
+static bool is_number(struct gpu *g, mlxvk_array largest, struct error *e)
+{
+    float value = 0;
+    gpu_check(g, mlxvk_array_item_float32(&value, largest));
+    if (!gpu_ok(g, "generation", e))
+        return false;
+    return isfinite(value) || fail(e, "the model's logits are no finite numbers: its weights are damaged");
+}
+
 /* The step that takes `token` and makes `next`; both need not be known yet. */
 static void start_step(struct model *m, struct sampler *s, mlxvk_array token, mlxvk_array *next)
 {
@@ -36,13 +54,16 @@ static void start_step(struct model *m, struct sampler *s, mlxvk_array token, ml
     start_evaluation(m->gpu, *next);
 }
 
+/* largest: NULL, or where the largest logit goes. */
 static bool first_step(struct model *m, struct sampler *s, const int32_t *prompt, size_t count, mlxvk_array *token,
-                       struct error *e)
+                       mlxvk_array *largest, struct error *e)
 {
     mlxvk_array logits = none;
     if (!model_prompt(m, prompt, count, WANT_LAST, &logits, e))
         return false;
     sampler_next(s, m->gpu, logits, token);
+    if (largest)
+        largest_logit(m->gpu, logits, largest);
     gpu_drop(&logits);
     start_evaluation(m->gpu, *token);
     return gpu_ok(m->gpu, "prompt", e);
@@ -71,7 +92,7 @@ static bool take_token(struct generation *run, struct model *m, mlxvk_array toke
 bool generate(struct generation *run, struct model *m, struct sampler *s, const int32_t *prompt, size_t count,
               struct error *e)
 {
-    mlxvk_array token = none, next = none;
+    mlxvk_array token = none, next = none, largest = none;
     double since = seconds_now();
     run->prompt_tokens = count;
     run->tokens = 0;
@@ -79,7 +100,10 @@ bool generate(struct generation *run, struct model *m, struct sampler *s, const 
     e->text[0] = 0;
     if (count == 0)
         return fail(e, "the prompt is empty");
-    bool more = run->max_tokens > 0 && first_step(m, s, prompt, count, &token, e);
+    bool more = run->max_tokens > 0 &&
+                first_step(m, s, prompt, count, &token, run->check_logits ? &largest : NULL, e) &&
+                (!largest.ctx || is_number(m->gpu, largest, e));
+    gpu_drop(&largest);
     for (int n = 1; more; n++) {
         bool room = n < run->max_tokens && m->offset < m->config.max_positions;
         if (room)

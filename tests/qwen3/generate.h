@@ -8,6 +8,7 @@
 struct generation {
     int  max_tokens;
     bool ignore_eos;
+    bool check_logits;  /* fail where the prompt's logits are no finite numbers, instead of choosing among them */
     /* Called for each token but an eos token that ends the text; may be NULL. */
     void (*on_token)(void *user, int32_t id);
     void *user;

@@ -209,7 +209,8 @@ static void print_figures(struct program *p, const struct generation *run)
 static bool write_text(struct program *p, struct error *e)
 {
     const struct options *o = &p->options;
-    struct generation run = { .max_tokens = o->max_tokens, .on_token = print_token, .user = p };
+    struct generation run = { .max_tokens = o->max_tokens, .check_logits = true, .on_token = print_token,
+                              .user = p };
     if (!sampler_open(&p->sampler, &p->gpu, o->temp, o->top_p, o->top_k, o->seed, e))
         return false;
     if (o->ids) {

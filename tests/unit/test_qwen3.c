@@ -1004,6 +1004,39 @@ static void test_generation(void **state)
     config_free(&c);
 }
 
+/* A weight that is NaN: every logit is, and there is nothing to choose. */
+static void test_damaged_weights(void **state)
+{
+    const struct variant v = { "damaged", ST_F32, 0, 0, SHAPE(32, 32, 2, 2, 1, 16), .untied = false };
+    struct host host;
+    struct config c;
+    struct model m;
+    struct sampler greedy;
+    struct error e = { "" };
+    struct ids ids = { 0 };
+    const float nan = NAN;
+    mlxvk_array bad = { NULL };
+    (void)state;
+    make_model(&host, &v);
+    assert_true(load(&m, &c, &e));
+    free_host(&host);
+    assert_true(sampler_open(&greedy, &gpu, 0, 1, 0, 0, &e));
+    struct generation run = { .max_tokens = 3, .check_logits = true, .on_token = collect, .user = &ids };
+    assert_true(generate(&run, &m, &greedy, (int32_t[]){ 1, 2 }, 2, &e));
+    assert_int_equal(ids.length, 3);
+    gpu_check(&gpu, mlxvk_array_new_data_device(&bad, &nan, NULL, 0, MLXVK_FLOAT32, gpu.device));
+    gpu_check(&gpu, mlxvk_multiply(&m.norm, m.norm, bad, gpu.stream));
+    gpu_drop(&bad);
+    model_reset(&m);
+    assert_false(generate(&run, &m, &greedy, (int32_t[]){ 1, 2 }, 2, &e));
+    assert_non_null(strstr(e.text, "no finite numbers"));
+    assert_int_equal(ids.length, 3);
+    ids_free(&ids);
+    sampler_close(&greedy);
+    model_free(&m);
+    config_free(&c);
+}
+
 /* Random weights of a shape of their own give finite logits. */
 static void test_random_weights(void **state)
 {
@@ -1043,6 +1076,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bad_prompts),     cmocka_unit_test(test_sampler),
         cmocka_unit_test(test_sampler_seed),    cmocka_unit_test(test_reference),
         cmocka_unit_test(test_generation),      cmocka_unit_test(test_random_weights),
+        cmocka_unit_test(test_damaged_weights),
         cmocka_unit_test(test_spoiled_reference),
     };
     if (argc > 1)
