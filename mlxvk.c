@@ -2525,13 +2525,14 @@ static void staging_give(struct device *d, enum memory_use use, struct buffer *b
 
 /* ---- events ---- */
 
-/* top: the greatest value that was signalled, or recorded to be. uses: the last submission of each timeline that names
- * the semaphore. */
+/* top: the greatest value that was signalled, or recorded to be; given: that of streams' signals, the last of which is
+ * of `giver`; behind: that of another stream, which that one comes behind, or 0. uses: the last submission of each timeline that names the semaphore. */
 struct event {
     struct device *device;
     VkSemaphore semaphore;
     bool adopted;                                    /* the semaphore is the caller's, who signals it, too */
-    uint64_t top;
+    uint64_t top, given, behind;
+    const struct timeline *giver;
     struct event *next;                              /* once it is freed */
     struct list uses;
     struct timeline *line;                           /* of recordings that it says are done; NULL: there are none */
@@ -26155,7 +26156,11 @@ static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool s
     mutex_lock(&c->device->event_lock);
     int fault = event_fault(ev, value, signal, &r);
     unsigned long long top = ev->top;
-    if (signal && !fault) ev->top = value;
+    if (signal && !fault) {
+        ev->behind = ev->giver == c->stream->line ? 0 : ev->given;
+        ev->giver = c->stream->line;
+        ev->top = ev->given = value;
+    }
     mutex_unlock(&c->device->event_lock);
     vk_code(c->device, r);                           /* a lost device is remembered */
     if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
@@ -26202,15 +26207,36 @@ static void event_release(struct device *d, struct event *ev)
     reap_events(d, false);
 }
 
+/* Another stream's signal comes first, or the event would go back, and the device be lost; but not in front of what is
+ * recorded, too. */
+static int signal_behind(struct stream *s, const struct event *ev)
+{
+    int code = ev->behind ? stream_submit(s) : 0;
+    return code || !ev->behind ? code : stream_wait(s, ev->semaphore, ev->behind);
+}
+
+/* The stream's signal never comes: nobody is to wait for it. */
+static void signal_failed(struct event *ev)
+{
+    mutex_lock(&ev->device->event_lock);
+    ev->giver = NULL;
+    ev->given = 0;
+    mutex_unlock(&ev->device->event_lock);
+}
+
 int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
 {
     struct call c = begin("event_signal", stream);
     struct event *ev = event.ctx;
     if (!event_ready(&c, ev, value, true)) return end(&c);
     stream_lower(c.stream, 0);
+    c.code = signal_behind(c.stream, ev);
     event_use(ev, c.stream->line);
-    c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
-    c.code = stream_submit(c.stream);
+    if (!c.code) {
+        c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
+        c.code = stream_submit(c.stream);
+    }
+    if (c.code) signal_failed(ev);
     return end(&c);
 }
 
@@ -26226,21 +26252,42 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     return end(&c);
 }
 
-/* Without the device's lock: who holds it may be waiting for this. */
-int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
+/* Signals it, where no stream's signal before that is still to come: *pending, then. */
+static int signal_now(struct event *ev, uint64_t value, VkResult *r, unsigned long long *top, uint64_t *pending)
 {
-    struct event *ev = event.ctx;
-    VkResult r = VK_SUCCESS;
-    if (!ev) return MLXVK_ERROR_ARGUMENT;
     struct device *d = ev->device;
     const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
                                          .semaphore = ev->semaphore, .value = value };
+    uint64_t now = UINT64_MAX;
     mutex_lock(&d->event_lock);
-    int fault = event_fault(ev, value, true, &r);
-    unsigned long long top = ev->top;
-    if (!fault && r != VK_ERROR_DEVICE_LOST) r = d->vk.vkSignalSemaphore(d->handle, &info);
-    if (!fault && r >= 0) ev->top = value;
+    int fault = event_fault(ev, value, true, r);
+    if (!fault && *r >= 0 && ev->given) *r = d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now);
+    *pending = !fault && *r >= 0 && now < ev->given ? ev->given : 0;
+    *top = ev->top;
+    if (!fault && !*pending && *r != VK_ERROR_DEVICE_LOST) *r = d->vk.vkSignalSemaphore(d->handle, &info);
+    if (!fault && !*pending && *r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);
+    return fault;
+}
+
+/* Without the device's lock: who holds it may be waiting for this. A stream's signal before it is waited for in rounds,
+ * since it may turn out that it never comes. */
+int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
+{
+    enum { ROUND = 50000000 };
+    struct event *ev = event.ctx;
+    VkResult r = VK_SUCCESS;
+    unsigned long long top;
+    uint64_t pending;
+    int fault;
+    if (!ev) return MLXVK_ERROR_ARGUMENT;
+    struct device *d = ev->device;
+    const VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                                       .pSemaphores = &ev->semaphore, .pValues = &pending };
+    do {
+        fault = signal_now(ev, value, &r, &top, &pending);
+        if (pending) r = d->vk.vkWaitSemaphores(d->handle, &info, ROUND);
+    } while (pending && r >= 0);
     if (!fault && r >= 0) return 0;
     mutex_lock(&d->lock);
     if (!fault) return unlock_with(d, vk_code(d, r));

@@ -341,6 +341,7 @@ MLXVK_API int mlxvk_event_new(mlxvk_event *res, mlxvk_device device);
 MLXVK_API int mlxvk_event_free(mlxvk_event event);
 MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 MLXVK_API int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream);
+/* Blocks while a stream's signal before it is still to come. */
 MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
 /* Blocks at most timeout_ns nanoseconds; NOT_READY when that ran out. UINT64_MAX waits for ever. */
 MLXVK_API int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns);

@@ -417,6 +417,36 @@ static void test_event_between_threads(void **state)
     finish(&s);
 }
 
+/* A signal that is over one that a stream has yet to give does not come before it, be it the host's or another stream's:
+ * the event would go back. */
+static void test_event_never_goes_back(void **state)
+{
+    (void)state;
+    struct setting s = start(NULL);
+    mlxvk_stream other = open_stream(s.device);
+    mlxvk_event gate = new_event(s.device), event = new_event(s.device);
+    for (int by = 0; by < 2; by++) {
+        uint64_t first = 2 * (uint64_t)by + 1, opened = (uint64_t)by + 1;
+        pthread_t thread;
+        OK(mlxvk_event_wait(gate, opened, s.stream), s.stream);
+        OK(mlxvk_event_signal(event, first, s.stream), s.stream);
+        if (by) OK(mlxvk_event_signal(event, first + 1, other), other);
+        assert_false(mlxvk_event_is_signaled(event, first));
+        if (by) OK_DEVICE(mlxvk_event_signal_host(gate, opened), s.device);
+        else assert_int_equal(pthread_create(&thread, NULL, signal_later, &gate), 0);
+        if (!by) OK_DEVICE(mlxvk_event_signal_host(event, first + 1), s.device);
+        OK(mlxvk_synchronize(s.stream), s.stream);
+        OK(mlxvk_synchronize(other), other);
+        assert_true(mlxvk_event_is_signaled(event, first + 1));
+        if (!by) pthread_join(thread, NULL);
+    }
+    OK_DEVICE(mlxvk_device_status(s.device), s.device);
+    mlxvk_event_free(event);
+    mlxvk_event_free(gate);
+    mlxvk_stream_free(other);
+    finish(&s);
+}
+
 /* Freeing an event does not wait for the work that names it, submitted or not. */
 static void test_event_freed_in_use(void **state)
 {
@@ -882,7 +912,8 @@ int main(void)
         cmocka_unit_test(test_async_does_not_wait), cmocka_unit_test(test_free_stream), cmocka_unit_test(test_handles),
         cmocka_unit_test(test_clear_streams), cmocka_unit_test(test_read_after_write),
         cmocka_unit_test(test_write_after_read), cmocka_unit_test(test_event_host),
-        cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_event_freed_in_use), cmocka_unit_test(test_ping_pong),
+        cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_event_never_goes_back),
+        cmocka_unit_test(test_event_freed_in_use), cmocka_unit_test(test_ping_pong),
         cmocka_unit_test(test_wait_orders), cmocka_unit_test(test_threads), cmocka_unit_test(test_many_streams),
         cmocka_unit_test(test_reading_stalls_nobody), cmocka_unit_test(test_reading_before_an_event),
         cmocka_unit_test(test_much_staging), cmocka_unit_test(test_default_stream_exchanged),
