@@ -5093,12 +5093,15 @@ static void count_dispatch(struct encoder *e, const struct step *t, const struct
     e->stream->ops++;
 }
 
-/* Is there a command buffer for the dispatch whose accesses are noted? */
+/* Is there a command buffer for the dispatch whose accesses are noted? If not, they are forgotten: buffers that are
+ * pending may be gone by the next one. */
 static bool ready_to_record(struct encoder *e)
 {
     if (!e->code && note_again(e))
         encoder_fail(e, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "dispatch", "out of host memory");
-    return !e->code && (e->commands || !open_commands(e->stream));
+    bool ready = !e->code && (e->commands || !open_commands(e->stream));
+    if (!ready) e->pending_count = 0;
+    return ready;
 }
 
 static void encode_step(struct encoder *e, const struct step *t, const struct bound *bounds)
@@ -25690,6 +25693,7 @@ static int transfer_chunk(struct device *d, struct buffer *b, size_t offset, voi
         insert_barrier(e);
         d->vk.vkCmdCopyBuffer(e->commands, from->handle, to->handle, 1, &copy);
     }
+    e->pending_count = 0;
     int submitted = stream_submit(d->copies);        /* in any case: both are noted as used by it */
     code = e->code ? e->code : submitted;
     if (!code && !upload) code = timeline_wait(d, d->copies->line, d->copies->line->submitted);

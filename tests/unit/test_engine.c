@@ -278,6 +278,46 @@ static void test_refused(void **state)
     renderer_close();
 }
 
+/* A step that may not have one of its operands leaves nothing behind for what its stream does next. */
+static void test_refused_step(void **state)
+{
+    (void)state;
+    float want[N];
+    mlxvk_recording m = { 0 };
+    mlxvk_stream s = { NULL };
+    mlxvk_buffer buffer = { NULL };
+    size_t offset;
+    renderer_open("MLX_VK_FORCE_STAGING=1");
+    OK(mlxvk_get_default_stream(&s, r.device), s);
+    OK(mlxvk_stream_hold(r.s, true), r.s);
+    mlxvk_array x = numbers(1, 2, 1, want), z = { NULL }, free_one = numbers(2, 2, 1, want);
+    OK(mlxvk_synchronize(s), s);
+    mlxvk_array y = scaled(x, 2, 1);
+    mlxvk_semaphore_value waits[16];
+    m = (mlxvk_recording){ .waits = waits, .wait_room = 16 };
+    VkCommandBuffer commands = new_commands(false);
+    OK(mlxvk_stream_record(r.s, commands, &m), r.s);
+    end_commands(commands);
+    for (int i = 0; i < 30; i++) {
+        OK(mlxvk_add(&z, i % 2 ? free_one : y, i % 2 ? y : free_one, s), s);
+        assert_int_equal(mlxvk_synchronize(s), MLXVK_ERROR_NOT_READY);
+        mlxvk_array number = array_of(r.device, MLXVK_INT32, &i, NULL, 0);
+        OK_DEVICE(mlxvk_array_buffer(&buffer, &offset, number), r.device);      /* written by the queue */
+        expect_ints(number, &i, 1, s);
+        mlxvk_array_free(number);
+    }
+    submit(commands, &m, VK_NULL_HANDLE, 0);
+    queue_idle();
+    OK(mlxvk_stream_recorded(r.s, m.ticket), r.s);
+    mlxvk_buffer_free(buffer);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(z);
+    mlxvk_array_free(free_one);
+    mlxvk_stream_free(s);
+    renderer_close();
+}
+
 /* A tape of many operations in one command buffer; memory that it uses is nobody else's until it has run. */
 static void test_reserved(void **state)
 {
@@ -1076,7 +1116,7 @@ int main(void)
         cmocka_unit_test(test_images_refused), cmocka_unit_test(test_image_frames), cmocka_unit_test(test_advance),
         cmocka_unit_test(test_measured),    cmocka_unit_test(test_cut),            cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_families),    cmocka_unit_test(test_families_refused),
-        cmocka_unit_test(test_lost_unasked),
+        cmocka_unit_test(test_lost_unasked), cmocka_unit_test(test_refused_step),
     };
     return run_group("engine", tests, NULL, NULL);
 }
