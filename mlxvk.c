@@ -4873,7 +4873,10 @@ static VkDescriptorSet pool_set(struct encoder *e, uint32_t bindings)
         info.descriptorPool = slot->sets[pool];
         r = d->vk.vkAllocateDescriptorSets(d->handle, &info, &set);
     }
-    if (r < 0) encoder_fail(e, vk_code(d, r), r, __LINE__, "descriptors", "no descriptor set (VkResult %d)", r);
+    if (r < 0) {
+        encoder_fail(e, vk_code(d, r), r, __LINE__, "descriptors", "no descriptor set (VkResult %d)", r);
+        return VK_NULL_HANDLE;
+    }
     slot->sets_used++;
     d->stats.descriptor_sets++;
     return set;

@@ -257,6 +257,13 @@ static VKAPI_ATTR VkResult VKAPI_CALL failing_bind(VkDevice d, VkBuffer buffer, 
     return DEVICE_CALL(vkBindBufferMemory)(d, buffer, memory, at);
 }
 
+static VKAPI_ATTR VkResult VKAPI_CALL failing_pool(VkDevice d, const VkDescriptorPoolCreateInfo *info,
+                                                   const VkAllocationCallbacks *callbacks, VkDescriptorPool *pool)
+{
+    if (driver.fail_pools && driver.fail_pools--) return VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    return DEVICE_CALL(vkCreateDescriptorPool)(d, info, callbacks, pool);
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL failing_map(VkDevice d, VkDeviceMemory memory, VkDeviceSize at, VkDeviceSize size,
                                                   VkMemoryMapFlags flags, void **data)
 {
@@ -521,7 +528,7 @@ static VKAPI_ATTR void VKAPI_CALL breaking_dispatch(VkCommandBuffer b, uint32_t 
     X(vkCmdCopyImageToBuffer, noted_read) X(vkCmdCopyBufferToImage, noted_write)                                      \
     X(vkCreateBuffer, renamed_buffer) X(vkBindBufferMemory, failing_bind) X(vkMapMemory, failing_map)                 \
     X(vkGetMemoryFdKHR, renamed_fd) X(vkGetMemoryFdPropertiesKHR, renamed_fd_properties)                              \
-    X(vkGetSemaphoreCounterValue, lost_counter)
+    X(vkGetSemaphoreCounterValue, lost_counter) X(vkCreateDescriptorPool, failing_pool)
 
 static PFN_vkVoidFunction replaced(const char *name)
 {

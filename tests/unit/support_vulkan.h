@@ -42,6 +42,7 @@ struct driver {
      * is made. */
     bool shares, renames;
     int renamed, fail_binds, fail_maps;                /* calls that fail: vkBindBufferMemory; vkMapMemory */
+    int fail_pools;                                    /* of vkCreateDescriptorPool */
 };
 extern struct driver driver;
 unsigned char cache_byte(size_t i);

@@ -72,6 +72,27 @@ static void test_failed_wait_frees_nothing(void **state)
     close_own(d, s);
 }
 
+/* More steps in a row go without a pool of descriptors than one pool has sets; then there are pools again. */
+static void test_no_pools(void **state)
+{
+    (void)state;
+    driver = (struct driver){ 0 };
+    mlxvk_device d = own_device("MLX_VK_ENABLE_PUSH_DESCRIPTORS=0 MLX_VK_MAX_OPS_PER_BUFFER=1000");
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array a = counting(d, N);
+    driver.fail_pools = 300;
+    while (driver.fail_pools) {
+        mlxvk_array b = { NULL };
+        OK(mlxvk_negative(&b, a, s), s);
+        assert_int_equal(eval_one(b), MLXVK_ERROR_MEMORY);
+        mlxvk_array_free(b);
+    }
+    mlxvk_finalize(s);
+    check_negative(d, s);
+    mlxvk_array_free(a);
+    close_own(d, s);
+}
+
 static void add_time(const char *kernel, uint64_t count, uint64_t nanoseconds, void *user)
 {
     (void)kernel;
@@ -340,7 +361,7 @@ int main(void)
         cmocka_unit_test(test_memory_types), cmocka_unit_test(test_no_memory_left), cmocka_unit_test(test_few_buffers),
         cmocka_unit_test(test_memory_behind_an_event), cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_chains_within_limits), cmocka_unit_test(test_fusions_within_limits),
-        cmocka_unit_test(test_handles_are_replaced),
+        cmocka_unit_test(test_handles_are_replaced), cmocka_unit_test(test_no_pools),
     };
     return run_group("driver", tests, NULL, NULL);
 }
