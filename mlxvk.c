@@ -25619,6 +25619,10 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
     if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!vk_buffer || size > SIZE_MAX - offset)
+        return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "buffer_adopt",
+                                        "%zu bytes from %zu of VkBuffer %#llx", size, offset,
+                                        (unsigned long long)vk_buffer));
     if ((offset + size) % 4 && CAP_SMALL & ~d->caps.bits)              /* words are all that shaders see there */
         return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "buffer_adopt",
                                         "on a device without 8- and 16-bit storage memory must end at a multiple of 4 "

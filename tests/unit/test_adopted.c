@@ -157,9 +157,27 @@ static void end_round(struct lender *l, size_t from, int round)
 }
 static void test_ends(void **state) { (void)state; all_rounds("MLX_VK_ENABLE_REPLAY=0", 16, end_round); }
 
+/* No VkBuffer, and an end that cannot be counted to, are refused, and count as no memory. */
+static void test_nothing(void **state)
+{
+    (void)state;
+    struct lender l;
+    size_t before, after;
+    mlxvk_buffer buffer = { NULL };
+    lender_open(&l, 0, NULL);
+    OK_DEVICE(mlxvk_device_get_active_memory(&before, l.device), l.device);
+    assert_int_equal(mlxvk_buffer_adopt(&buffer, 0, 0, 64, NULL, l.device), MLXVK_ERROR_ARGUMENT);
+    assert_int_equal(mlxvk_buffer_adopt(&buffer, l.handle, 64, SIZE_MAX - 63, NULL, l.device), MLXVK_ERROR_ARGUMENT);
+    assert_null(buffer.ctx);
+    OK_DEVICE(mlxvk_device_get_active_memory(&after, l.device), l.device);
+    assert_int_equal(after, before);
+    lender_close(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_read), cmocka_unit_test(test_written),
-                                        cmocka_unit_test(test_bytes), cmocka_unit_test(test_ends) };
+                                        cmocka_unit_test(test_bytes), cmocka_unit_test(test_ends),
+                                        cmocka_unit_test(test_nothing) };
     return run_group("adopted", tests, NULL, NULL);
 }
