@@ -1612,11 +1612,11 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     d->handle = (VkDevice)a->device;
     volkLoadInstanceOnly(d->instance);
     volkLoadDeviceTable(&d->vk, d->handle);
-    code = share_families(d, a);
-    if (code) return code;
     d->queue_family = a->queue_family;
     d->queue_count = 1;
-    d->queues[0] = (VkQueue)a->queue;
+    d->queues[0] = (VkQueue)a->queue;                /* before what may fail: its end waits for the queue */
+    code = share_families(d, a);
+    if (code) return code;
     for (uint32_t i = 0; i < a->extension_count; i++)
         for (int e = 0; e < EXT_COUNT; e++)
             if (!strcmp(a->extensions[i], extension_names[e])) has[e] = true;

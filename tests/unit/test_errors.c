@@ -374,6 +374,9 @@ static void fail_each(bool for_good)
     mlxvk_adopt adopt;
     struct failing whole = { .fail_at = SIZE_MAX };
     own_vulkan(&adopt, true);
+    const uint32_t family = adopt.queue_family;
+    adopt.families = &family;                                  /* one more list to be copied */
+    adopt.family_count = 1;
     assert_int_equal(run_failing(&whole, &adopt), 0);
     assert_true(whole.calls > 10);
     size_t refused = 0;
