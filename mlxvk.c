@@ -2042,12 +2042,16 @@ static void block_give(struct device *d, struct block *b, size_t offset, size_t 
 
 /* ---- the cache: freed buffers, by size for finding and by age for dropping ---- */
 
-/* Four bins a power of two. */
+/* One for each of the sizes up to a page, which may be kept by the ten thousand, so that what is too small is not
+ * searched through; then four bins a power of two. */
 static int size_bin(size_t size)
 {
+    enum { SMALL = PAGE / BLOCK_ALIGN, OF_PAGE = 4 * 14 };
     int log = 0;
+    _Static_assert(PAGE == 1 << OF_PAGE / 4, "bins of larger sizes begin there");
+    if (size <= PAGE) return (int)(size / BLOCK_ALIGN);
     for (size_t s = size; s > 1; s >>= 1) log++;
-    if (log >= 2) log = 4 * log + (int)((size >> (log - 2)) & 3);
+    log = SMALL + 1 + 4 * log + (int)((size >> (log - 2)) & 3) - OF_PAGE;
     return log < SIZE_BINS ? log : SIZE_BINS - 1;
 }
 
@@ -2171,7 +2175,7 @@ static struct buffer *cache_find(struct device *d, size_t size, const struct tim
     size_t limit = min_size(2 * size, size + 2 * (size_t)PAGE);
     struct buffer *best = NULL;
     d->polls++;
-    for (int bin = size_bin(size), last = size_bin(limit); bin <= last && !best; bin++)
+    for (int bin = size_bin(size), last = size_bin(limit - 1); bin <= last && !best; bin++)
         for (struct buffer *b = d->bins[bin]; b; b = b->bin_next)
             if (b->size >= size && b->size < limit && (!best || b->size < best->size) && buffer_idle(d, b, line)) {
                 best = b;

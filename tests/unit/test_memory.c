@@ -1,7 +1,9 @@
 /* Memory: MLX's counters, limits and cache rule; buffers in use are never handed out. */
+#define _POSIX_C_SOURCE 200809L
 #include "support.h"
 
 #include <stdio.h>
+#include <time.h>
 
 /* A fresh device for each test, so that counters start at zero. */
 static int set_up_new(void **state)
@@ -463,12 +465,46 @@ static void test_poison(void **state)
     mlxvk_buffer_free(buffer);
 }
 
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static double make_buffers(mlxvk_buffer *buffers, int count, size_t size)
+{
+    double start = seconds();
+    for (int i = 0; i < count; i++) OK_DEVICE(mlxvk_buffer_new(&buffers[i], size, device), device);
+    return seconds() - start;
+}
+
+/* Thousands of small buffers in the cache are no hindrance to those that they are too small for. */
+static void test_many_small(void **state)
+{
+    (void)state;
+    enum { MANY = 8000 };
+    mlxvk_buffer *buffers = calloc(MANY, sizeof *buffers);
+    double first = make_buffers(buffers, MANY, 2048);
+    for (int i = 0; i < MANY; i++) { mlxvk_buffer_free(buffers[i]); buffers[i].ctx = NULL; }
+    assert_int_equal(cached(), MANY * 2048);
+    double second = make_buffers(buffers, MANY, 2304);
+    if (second > 20 * first + 0.1) fail_msg("%.3f s, and %.3f s beside %d that are smaller", first, second, MANY);
+    assert_int_equal(cached(), MANY * 2048);
+    for (int i = 0; i < MANY; i++) mlxvk_buffer_free(buffers[i]);
+    mlxvk_buffer larger = buffer_of(1200);                     /* the smallest that is less than twice as large */
+    assert_int_equal(cached(), MANY * (2048 + 2304) - 2048);
+    mlxvk_buffer_free(larger);
+    free(buffers);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_new, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_counters), TEST(test_arrays_are_counted), TEST(test_cache_rule), TEST(test_cache_takes_smallest),
+        TEST(test_many_small),
         TEST(test_capacity_of_an_array), TEST(test_cache_limit), TEST(test_memory_limit), TEST(test_wired_limit), TEST(test_too_large),
         TEST(test_budget),
         TEST(test_zero_bytes), TEST(test_churn), TEST(test_buffer_in_use), TEST(test_freed_while_in_use),
