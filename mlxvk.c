@@ -798,6 +798,7 @@ struct device {
     struct timeline **timelines;
     uint32_t timeline_count, timeline_slots;
     struct stream *streams;
+    uint32_t orphans;                                /* recorders among them whose streams are gone */
     struct stream *default_stream;
     struct stream *copies;                           /* between the host and memory that it does not map */
     struct buffer *staging[MEMORY_USES];             /* what they go through, where none goes on */
@@ -2530,7 +2531,8 @@ static void staging_give(struct device *d, enum memory_use use, struct buffer *b
 /* ---- events ---- */
 
 /* top: the greatest value that was signalled, or recorded to be; given: that of streams' signals, the last of which is
- * of `giver`; behind: that of another stream, which that one comes behind, or 0. uses: the last submission of each timeline that names the semaphore. */
+ * of `giver`; behind: that of another stream, which that one comes behind, or 0. uses: the last submission of each
+ * timeline that names the semaphore. */
 struct event {
     struct device *device;
     VkSemaphore semaphore;
@@ -5652,7 +5654,8 @@ static void stream_destroy(struct stream *s)
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
     if (idle) s->line->kind = LINE_STREAM;           /* a recorder's: for the next stream, too */
-    if (s->recorder) s->recorder->refs = 0;          /* goes when the caller's submissions are done */
+    if (s->records && !s->refs) d->orphans--;
+    if (s->recorder) { s->recorder->refs = 0; d->orphans++; }          /* goes when the caller's submissions are done */
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
@@ -5661,7 +5664,7 @@ static void stream_destroy(struct stream *s)
 /* Ends recorders whose streams are gone, and what they recorded done. */
 static void reap_recorders(struct device *d)
 {
-    for (struct stream *s = d->streams, *next; s; s = next) {
+    for (struct stream *s = d->streams, *next; s && d->orphans; s = next) {
         next = s->next;
         if (!s->records || s->refs) continue;
         d->polls++;
