@@ -4362,7 +4362,8 @@ static void write_first(struct encoder *e, struct buffer *b, const void *data, s
     else e->device->vk.vkCmdFillBuffer(e->commands, b->handle, b->offset, size, 0);
 }
 
-/* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue. */
+/* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue: also
+ * where the stream's work is using that memory still, which the host may see although it does not see the best of it. */
 static int storage_allocate(struct encoder *e, struct storage *st)
 {
     int code;
@@ -4377,7 +4378,8 @@ static int storage_allocate(struct encoder *e, struct storage *st)
         return code;
     }
     if (!st->literal || !st->nbytes) return 0;
-    if (st->buffer->map) memcpy(st->buffer->map, st->bytes, st->nbytes);
+    if (st->buffer->map && buffer_idle(st->device, st->buffer, NULL))
+        memcpy(st->buffer->map, st->bytes, st->nbytes);
     else write_first(e, st->buffer, st->bytes, INLINE_BYTES);
     return e->code;
 }

@@ -357,6 +357,12 @@ static VKAPI_ATTR void VKAPI_CALL more_types(VkPhysicalDevice p, VkPhysicalDevic
     VkMemoryType mapped = m->memoryTypes[mapped_type(p, ~0u)];
     m->memoryTypeCount = driver.types;
     for (uint32_t i = 0; i < driver.types; i++) m->memoryTypes[i] = mapped;
+    if (!driver.window) return;
+    m->memoryHeapCount = 2;
+    m->memoryHeaps[0] = m->memoryHeaps[mapped.heapIndex];
+    m->memoryHeaps[1] = (VkMemoryHeap){ .size = 256 << 20, .flags = m->memoryHeaps[0].flags };
+    for (uint32_t i = 0; i < driver.types; i++) m->memoryTypes[i].heapIndex = i > 0;
+    m->memoryTypes[0].propertyFlags = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
 }
 
 static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice device, VkPhysicalDeviceProperties2 *p)

@@ -25,6 +25,7 @@ struct driver {
     bool lost_counters;                                /* the device is lost, says vkGetSemaphoreCounterValue alone */
     int frees, allocations;                            /* calls of vkFreeMemory; of vkAllocateMemory that succeeded */
     uint32_t types;                                    /* so many memory types, all alike and mapped; in bits: */
+    bool window;                                       /* but the first is not, and the others are of a small heap */
     uint32_t allowed, exhausted, used;                 /* a buffer may have, have no memory left, memory was taken of */
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
     uint64_t lasts;                                    /* of two timestamps: nanoseconds between them; 0: the truth */
