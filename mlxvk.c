@@ -1099,10 +1099,31 @@ static void gate_features(struct features *f, const int gate[GATE_COUNT])
                                          cooperativeMatrixWorkgroupScope));
 }
 
+/* Features by the structures in which a program may say them instead of those that are chained here. */
+static void adopt_part(struct features *f, const VkBaseInStructure *p)
+{
+#define PART(TYPE, type, to, member)                                                                                  \
+    if (p->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_##TYPE##_FEATURES)                                              \
+        f->to.member = ((const VkPhysicalDevice##type##Features *)(const void *)p)->member;
+    PART(TIMELINE_SEMAPHORE,  TimelineSemaphore,  v12, timelineSemaphore)
+    PART(16BIT_STORAGE,       16BitStorage,       v11, storageBuffer16BitAccess)
+    PART(16BIT_STORAGE,       16BitStorage,       v11, uniformAndStorageBuffer16BitAccess)
+    PART(8BIT_STORAGE,        8BitStorage,        v12, storageBuffer8BitAccess)
+    PART(8BIT_STORAGE,        8BitStorage,        v12, uniformAndStorageBuffer8BitAccess)
+    PART(SHADER_FLOAT16_INT8, ShaderFloat16Int8,  v12, shaderFloat16)
+    PART(SHADER_FLOAT16_INT8, ShaderFloat16Int8,  v12, shaderInt8)
+    PART(VULKAN_MEMORY_MODEL, VulkanMemoryModel,  v12, vulkanMemoryModel)
+    PART(VULKAN_MEMORY_MODEL, VulkanMemoryModel,  v12, vulkanMemoryModelDeviceScope)
+    PART(VULKAN_1_3,          Vulkan13,           dot, shaderIntegerDotProduct)
+    PART(VULKAN_1_3,          Vulkan13,           size_control, subgroupSizeControl)
+#undef PART
+}
+
 /* What an adopting program enabled: its chain, read into ours. */
 static void adopt_features(struct features *f, const void *chain)
 {
     for (const VkBaseInStructure *p = chain; p; p = p->pNext) {
+        adopt_part(f, p);
 #define TAKE(member, type)                                                                                           \
         if (p->sType == (type)) {                                                                                    \
             void *n = f->member.pNext;                                                                               \
@@ -1628,7 +1649,8 @@ static int adopt_device(struct device *d, const mlxvk_adopt *a, mlxvk_error *err
     find_fault_info(d, &f);
     if (f.v12.timelineSemaphore) return check_gates(d, error);
     set_error(error, MLXVK_ERROR_NO_DEVICE, 0, __LINE__, "device",
-              "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features)");
+              "the adopted device was made without timelineSemaphore (VkPhysicalDeviceVulkan12Features, or "
+              "VkPhysicalDeviceTimelineSemaphoreFeatures)");
     return MLXVK_ERROR_NO_DEVICE;
 }
 

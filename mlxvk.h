@@ -175,7 +175,8 @@ typedef struct mlxvk_adopt {
     const char *const *extensions;                                 /* device extensions that were enabled */
     uint32_t extension_count;
     const void *features;                                          /* the pNext chain (VkPhysicalDeviceFeatures2) that
-                                                                      the device was created with; NULL: none enabled */
+                                                                      the device was created with, in the structures of
+                                                                      any version; NULL: none enabled */
     void (*lock_queue)(void *user), (*unlock_queue)(void *user);   /* around each use of the queue; both, or neither:
                                                                       nobody else uses it meanwhile */
     void *user;

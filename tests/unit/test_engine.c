@@ -278,6 +278,41 @@ static void test_refused(void **state)
     renderer_close();
 }
 
+/* What a device was made with may be said by structures of all versions: it is the same device to the library. */
+static void test_features_one_by_one(void **state)
+{
+    (void)state;
+    static const char *const keys[] = { "storage8", "storage16", "int8", "int16", "int64", "float16" };
+    renderer_open(NULL);
+    const VkPhysicalDeviceFeatures2 *said = r.adopt.features;
+    const VkPhysicalDeviceVulkan12Features *v12 = said->pNext;
+    const VkPhysicalDeviceVulkan11Features *v11 = v12->pNext;
+    VkPhysicalDeviceTimelineSemaphoreFeatures timeline = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES, .timelineSemaphore = VK_TRUE };
+    VkPhysicalDevice16BitStorageFeatures halves = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES, .pNext = &timeline,
+        .storageBuffer16BitAccess = v11->storageBuffer16BitAccess };
+    VkPhysicalDevice8BitStorageFeatures bytes = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES, .pNext = &halves,
+        .storageBuffer8BitAccess = v12->storageBuffer8BitAccess };
+    VkPhysicalDeviceFeatures2 parts = { .sType = said->sType, .pNext = &bytes, .features = said->features };
+    mlxvk_adopt adopt = r.adopt;
+    mlxvk_device d = { NULL };
+    adopt.features = &parts;
+    OK_DEVICE(create_device(&d, &(mlxvk_device_desc){ .adopt = &adopt }), d);
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        size_t want = 2, got = 3;
+        OK_DEVICE(mlxvk_device_info_get_size(&want, r.device, keys[i]), r.device);
+        OK_DEVICE(mlxvk_device_info_get_size(&got, d, keys[i]), d);
+        assert_int_equal(got, want);
+    }
+    timeline.timelineSemaphore = VK_FALSE;
+    mlxvk_device none = { NULL };
+    assert_int_equal(create_device(&none, &(mlxvk_device_desc){ .adopt = &adopt }), MLXVK_ERROR_NO_DEVICE);
+    mlxvk_device_free(d);
+    renderer_close();
+}
+
 /* A step that may not have one of its operands leaves nothing behind for what its stream does next. */
 static void test_refused_step(void **state)
 {
@@ -1117,6 +1152,7 @@ int main(void)
         cmocka_unit_test(test_measured),    cmocka_unit_test(test_cut),            cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_families),    cmocka_unit_test(test_families_refused),
         cmocka_unit_test(test_lost_unasked), cmocka_unit_test(test_refused_step),
+        cmocka_unit_test(test_features_one_by_one),
     };
     return run_group("engine", tests, NULL, NULL);
 }
