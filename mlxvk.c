@@ -4385,7 +4385,7 @@ static void write_first(struct encoder *e, struct buffer *b, const void *data, s
 }
 
 /* Gives a storage its memory. The contents of a literal are written by the host where it can, else by the queue: also
- * where the stream's work is using that memory still, which the host may see although it does not see the best of it. */
+ * where the stream's work is using that memory still, which the host may see although it does not see the best. */
 static int storage_allocate(struct encoder *e, struct storage *st)
 {
     int code;
@@ -25378,6 +25378,7 @@ static bool trial_passes(struct device *d, const struct trial *t, bool with)
     twin->event_lock = (mutex)MUTEX_INIT(LOCK_EVENTS);
     twin->on_error = twin->own_on_error = NULL;
     twin->noted = 0;
+    twin->gate[GATE_PROFILE] = 0;                        /* nobody asks for its times */
     if (t->gate != GATE_COUNT) twin->gate[t->gate] = t->value;
     if (!with) take_capability(&twin->caps, t->bit);
     mlxvk_stream s = mlxvk_stream_new_device((mlxvk_device){ twin });

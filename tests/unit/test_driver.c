@@ -140,8 +140,8 @@ static void test_memory_types(void **state)
         }
 }
 
-/* Where the device's own memory is used up, what comes is of the window that the host has on some of it. A few numbers in
- * memory that work under way reads do not get there before that. */
+/* Where the device's own memory is used up, what comes is of the window that the host has on some of it. A few numbers
+ * in memory that work under way reads do not get there before that. */
 static void test_memory_in_a_window(void **state)
 {
     (void)state;
@@ -359,6 +359,20 @@ static void test_fusions_within_limits(void **state)
 static void *count_allocate(size_t size, void *user) { ++*(int *)user; return malloc(size); }
 static void count_release(void *pointer, void *user) { --*(int *)user; free(pointer); }
 
+/* A device that tries its kernels ends with all of its memory, whatever the gates are. */
+static void test_trials_leave_nothing(void **state)
+{
+    (void)state;
+    int live = 0;
+    mlxvk_device d = { NULL };
+    const mlxvk_device_desc counted = { .allocator = { count_allocate, count_release, &live },
+                                        .gates = "MLX_VK_SELF_TEST=2 MLX_VK_PROFILE=2 MLX_VK_STATS=1" };
+    assert_int_equal(create_device(&d, &counted), 0);
+    assert_true(live > 0);
+    mlxvk_device_free(d);
+    assert_int_equal(live, 0);
+}
+
 /* What a result handle held is let go: the device ends, with all of its memory. */
 static void test_handles_are_replaced(void **state)
 {
@@ -394,7 +408,7 @@ int main(void)
         cmocka_unit_test(test_memory_behind_an_event), cmocka_unit_test(test_few_threads),
         cmocka_unit_test(test_chains_within_limits), cmocka_unit_test(test_fusions_within_limits),
         cmocka_unit_test(test_handles_are_replaced), cmocka_unit_test(test_no_pools),
-        cmocka_unit_test(test_memory_in_a_window),
+        cmocka_unit_test(test_memory_in_a_window), cmocka_unit_test(test_trials_leave_nothing),
     };
     return run_group("driver", tests, NULL, NULL);
 }
