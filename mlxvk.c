@@ -603,7 +603,7 @@ struct capabilities {
     uint64_t identity;                               /* of device, driver and library, in every version */
     uint32_t type, api;
     uint32_t subgroup, subgroup_least, subgroup_most, max_threads, max_bindings, max_groups[3], shared_memory,
-             push_size;
+             push_size, max_sides[3];                /* sides: of a workgroup, in threads */
     size_t max_range, max_elements, max_allocation, offset_align, memory_size;
     double timestamp_ns;
     uint64_t most_ahead;                             /* of a timeline's value, where a signal or a wait may be */
@@ -1268,6 +1268,7 @@ static void read_limits(struct device *d, const VkPhysicalDeviceProperties *p)
     c->max_bindings = min_u32(min_u32(c->max_bindings, p->limits.maxPerStageResources), MAX_BINDINGS);
     if (d->gate[GATE_BUFFERS] > 0) c->max_bindings = min_u32(c->max_bindings, (uint32_t)d->gate[GATE_BUFFERS]);
     for (int i = 0; i < 3; i++) {
+        c->max_sides[i] = p->limits.maxComputeWorkGroupSize[i];
         c->max_groups[i] = p->limits.maxComputeWorkGroupCount[i];
         if (d->gate[GATE_GRID] > 0) c->max_groups[i] = min_u32(c->max_groups[i], (uint32_t)d->gate[GATE_GRID]);
     }
@@ -2698,7 +2699,8 @@ static uint32_t lacking(const struct device *d, uint32_t needs)
 
 /* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a
  * module is undefined. */
-static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads)
+static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads,
+                                  const uint32_t sides[3])
 {
     struct spirv_instruction i = spirv_open(spirv, words);
     uint32_t entry = 0;
@@ -2713,7 +2715,8 @@ static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t 
         if (i.op == SPIRV_DECORATE && i.n == 3 && w[1] == SPIRV_SET && w[2])
             return "spirv has descriptors beside set 0";
         if (i.op == SPIRV_EXECUTION_MODE && i.n == 5 && w[1] == SPIRV_LOCAL_SIZE && threads &&
-            (!w[2] || !w[3] || !w[4] || w[2] > threads || (uint64_t)w[2] * w[3] > threads ||
+            (!w[2] || !w[3] || !w[4] || w[2] > sides[0] || w[3] > sides[1] || w[4] > sides[2] || w[2] > threads ||
+             (uint64_t)w[2] * w[3] > threads ||
              (uint64_t)w[2] * w[3] * w[4] > threads))
             return "spirv has a larger workgroup than the device takes";
     }
@@ -28753,12 +28756,17 @@ static int kernel_check(struct device *d, const mlxvk_kernel_desc *desc)
                            PUSH_SIZE, MAX_SPEC);
     for (int i = 0; i < 3; i++) {
         threads *= desc->threads[i] ? desc->threads[i] : 1;
+        if (desc->threads[i] > d->caps.max_sides[i])
+            return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
+                               "a workgroup of %u threads along axis %d; the device allows %u", desc->threads[i], i,
+                               d->caps.max_sides[i]);
         if (threads > d->caps.max_threads)
             return device_fail(d, MLXVK_ERROR_LIMIT, 0, __LINE__, "kernel",
                                "%llu threads a workgroup; the device allows %u", (unsigned long long)threads,
                                d->caps.max_threads);
     }
-    const char *refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads);
+    const char *refusal = module_refusal(desc->spirv, desc->spirv_size / 4, desc->bindings, d->caps.max_threads,
+                                         d->caps.max_sides);
     return refusal ? device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "kernel", "%s", refusal) : 0;
 }
 

@@ -376,6 +376,7 @@ static VKAPI_ATTR void VKAPI_CALL lower_limits(VkPhysicalDevice device, VkPhysic
     if (driver.alignment) driver.alignment = (uint32_t)l->minStorageBufferOffsetAlignment;
     if (driver.device_type) p->properties.deviceType = (VkPhysicalDeviceType)driver.device_type;
     if (driver.updated) { p->properties.driverVersion++; p->properties.pipelineCacheUUID[0] ^= 1; }
+    if (driver.max_depth) l->maxComputeWorkGroupSize[2] = driver.max_depth;
     if (driver.max_threads) l->maxComputeWorkGroupInvocations = l->maxComputeWorkGroupSize[0] = driver.max_threads;
 }
 

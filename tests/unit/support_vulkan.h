@@ -30,6 +30,7 @@ struct driver {
     bool half_ready;                                   /* of each pool's timestamps two are there: 500 apart */
     uint64_t lasts;                                    /* of two timestamps: nanoseconds between them; 0: the truth */
     uint32_t max_buffers, max_threads, largest_layout; /* limits, if not 0; most bindings of a set layout */
+    uint32_t max_depth;                                /* of a workgroup, in threads, if not 0 */
     uint32_t device_type;                              /* a VkPhysicalDeviceType that it says it is, if not 0 */
     uint32_t broken;                                   /* kernels whose SPIR-V has that capability do nothing */
     int dispatches;                                    /* so many were recorded */

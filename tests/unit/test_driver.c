@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include "support_vulkan.h"
 #include "shaders/combine_spv.h"
+#include "shaders/fill_spv.h"
 
 static mlxvk_kernel combine_kernel(mlxvk_device d, uint32_t bindings, int want)
 {
@@ -246,6 +247,32 @@ static void select_and_add(mlxvk_device d, const char *why)
     mlxvk_stream_free(s);
 }
 
+/* A workgroup may be as large as it is only along another axis. */
+static void test_flat_workgroups(void **state)
+{
+    (void)state;
+    enum { EXECUTION_MODE = 6 << 16 | 16, LOCAL_SIZE = 17, WORDS = sizeof fill_spv / sizeof *fill_spv };
+    driver = (struct driver){ .max_depth = 64 };
+    mlxvk_device d = own_device(NULL);
+    for (uint32_t depth = 64; depth <= 65; depth++)
+        for (int fixed = 0; fixed < 2; fixed++) {
+            uint32_t words[WORDS], sizes = 0;
+            mlxvk_kernel kernel = { NULL };
+            mlxvk_kernel_desc desc = { .spirv = words, .spirv_size = sizeof words, .bindings = 4, .push_size = 16 };
+            memcpy(words, fill_spv, sizeof words);
+            for (size_t i = 5; i + 5 < WORDS && fixed && !sizes; i += words[i] >> 16) {
+                sizes = words[i] == EXECUTION_MODE && words[i + 2] == LOCAL_SIZE;
+                if (sizes) memcpy(words + i + 3, (uint32_t[]){ 1, 1, depth }, 12);
+            }
+            assert_int_equal(sizes, fixed);
+            if (!fixed) desc.threads[2] = depth;
+            int want = depth <= 64 ? 0 : fixed ? MLXVK_ERROR_ARGUMENT : MLXVK_ERROR_LIMIT;
+            assert_int_equal(mlxvk_kernel_new(&kernel, &desc, d), want);
+            mlxvk_kernel_free(kernel);
+        }
+    close_own(d, (mlxvk_stream){ NULL });
+}
+
 /* Layouts have no more bindings than a stage may; kernels that have more are refused. By the driver and by the gate. */
 static void test_few_buffers(void **state)
 {
@@ -409,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_chains_within_limits), cmocka_unit_test(test_fusions_within_limits),
         cmocka_unit_test(test_handles_are_replaced), cmocka_unit_test(test_no_pools),
         cmocka_unit_test(test_memory_in_a_window), cmocka_unit_test(test_trials_leave_nothing),
+        cmocka_unit_test(test_flat_workgroups),
     };
     return run_group("driver", tests, NULL, NULL);
 }
