@@ -1829,8 +1829,11 @@ struct timeline {
     enum line_kind kind;
     struct stream *stream;                           /* NULL once the stream is gone */
     uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
+    uint64_t base;                                   /* less than that by the semaphore: values up to it are of events
+                                                        that are gone */
     uint64_t polled;                                 /* d->polls when it was last asked */
     const volatile uint32_t *gave_up;                /* not 0: a linked step did, see >>replay; NULL: there are none */
+    struct event *event;                             /* whose it is; NULL: there is none */
     uint32_t index;
 };
 
@@ -2117,7 +2120,7 @@ static uint64_t timeline_completed(struct device *d, struct timeline *t)
     t->polled = d->polls;
     VkResult r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value);
     if (r < 0) vk_code(d, r);
-    else if (value > t->completed) t->completed = value;
+    else if (value + t->base > t->completed) t->completed = value + t->base;
     return t->completed;
 }
 
@@ -2147,14 +2150,16 @@ static void buffer_destroy(struct device *d, struct buffer *b)
  * two seconds it is NOT_READY, for the work may wait for a thread that waits for the lock. */
 static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t value)
 {
+    const uint64_t counted = value - t->base;
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                 .pSemaphores = &t->semaphore, .pValues = &value };
+                                 .pSemaphores = &t->semaphore, .pValues = &counted };
     while (t->completed < value) {
         uint64_t now = 0;
         VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, t->kind == LINE_STREAM ? 2000000000u : 0);
-        if (r == VK_SUCCESS) now = value;
+        if (r == VK_SUCCESS) now = counted;
         else if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
         if (r < 0) return vk_code(d, r);
+        now += t->base;
         if (now <= t->completed) return MLXVK_ERROR_NOT_READY;
         t->completed = now;
     }
@@ -2569,9 +2574,10 @@ struct event {
 
 static void event_destroy(struct device *d, struct event *ev)
 {
-    if (ev->line) {
+    if (ev->line) {                                  /* goes on with another event: see event_line */
+        ev->line->event = NULL;
         ev->line->semaphore = VK_NULL_HANDLE;
-        ev->line->completed = ev->line->submitted = UINT64_MAX;
+        ev->line->completed = ev->line->base = ev->line->submitted;
     }
     if (!ev->adopted) d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev->uses.items);
@@ -2587,6 +2593,23 @@ static bool event_idle(struct device *d, const struct event *ev)
         if (timeline_completed(d, u->line) <= u->value) return false;
     }
     return !ev->line || timeline_completed(d, ev->line) >= ev->line->submitted;
+}
+
+/* Room to note one more use; false where there is no memory. */
+static bool event_room(struct device *d, struct event *ev)
+{
+    if (!ADD(d, &ev->uses, struct use)) return false;
+    ev->uses.count--;
+    return true;
+}
+
+/* The stream's open submission names the event. */
+static void event_use(struct event *ev, struct timeline *line)
+{
+    uint32_t i = 0;
+    while (i < ev->uses.count && ITEM(ev->uses, struct use, i)->line != line) i++;
+    *ITEM(ev->uses, struct use, i) = (struct use){ line, line->open, true };
+    if (i == ev->uses.count) ev->uses.count++;
 }
 
 /* Destroys freed events that no submission names any more. */
@@ -4081,7 +4104,10 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
             return encoder_fail(&s->encoder, code, 0, __LINE__, "stream", "another stream failed: %s",
                                 line->stream->encoder.error.text);
     }
-    if (stream_wait(s, line->semaphore, value)) return s->encoder.code;
+    if (line->event && !event_room(d, line->event))
+        return encoder_fail(&s->encoder, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "out of host memory");
+    if (stream_wait(s, line->semaphore, value - line->base)) return s->encoder.code;
+    if (line->event) event_use(line->event, s->line);
     s->seen[line->index] = value;
     return 0;
 }
@@ -26196,8 +26222,7 @@ static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool s
     if (!ev) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is { NULL }"), false;
     if (ev->device != c->device)
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
-    if (!ADD(c->device, &ev->uses, struct use)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
-    ev->uses.count--;
+    if (!event_room(c->device, ev)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
     VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
     int fault = event_fault(ev, value, signal, &r);
@@ -26211,15 +26236,6 @@ static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool s
     vk_code(c->device, r);                           /* a lost device is remembered */
     if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
     return !fault;
-}
-
-/* The stream's open submission names the event. */
-static void event_use(struct event *ev, struct timeline *line)
-{
-    uint32_t i = 0;
-    while (i < ev->uses.count && ITEM(ev->uses, struct use, i)->line != line) i++;
-    *ITEM(ev->uses, struct use, i) = (struct use){ line, line->open, true };
-    if (i == ev->uses.count) ev->uses.count++;
 }
 
 int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
@@ -26389,12 +26405,27 @@ static struct stream *recorder_of(struct call *c)
     return s->recorder = r;
 }
 
+/* The timeline of an event that is gone goes on with the next one, behind the values that it had. */
+static struct timeline *event_line(struct device *d, struct event *ev)
+{
+    for (uint32_t i = 0; i < d->timeline_count; i++) {
+        struct timeline *t = d->timelines[i];
+        if (t->kind != LINE_EVENT || t->semaphore || t->base >> 62) continue;
+        t->semaphore = ev->semaphore;
+        t->event = ev;
+        return t;
+    }
+    struct timeline *t = timeline_add(d, ev->semaphore, LINE_EVENT);
+    if (t) t->event = ev;
+    return t;
+}
+
 /* The timeline that says when the recording is done. */
 static struct timeline *done_line(struct call *c, const struct stream *r, struct event *ev)
 {
     if (c->code || !ev) return c->code ? NULL : r->own_line;
     if (ev->device != c->device) return FAIL(c, MLXVK_ERROR_ARGUMENT, "done is of another device than the stream");
-    if (!ev->line) ev->line = timeline_add(c->device, ev->semaphore, LINE_EVENT);
+    if (!ev->line) ev->line = event_line(c->device, ev);
     return ev->line ? ev->line : FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
 }
 
@@ -26416,7 +26447,7 @@ static void collect_line(struct call *c, struct wait *waits, uint32_t *count, st
         FAIL(c, MLXVK_ERROR_NOT_READY, "an operand is in use by a recording whose submission is not known to be done");
     else if (value > line->submitted && line->stream && stream_submit(line->stream))
         FAIL(c, c->device->lost ? c->device->lost : MLXVK_ERROR_VULKAN, "another stream could not be submitted");
-    else collect(c, waits, count, line->semaphore, value);
+    else collect(c, waits, count, line->semaphore, value - line->base);
 }
 
 static void collect_uses(struct call *c, struct wait *waits, uint32_t *count, const struct buffer *b, bool write,
@@ -26527,8 +26558,10 @@ static void take_value(struct call *c, struct event *ev, const struct timeline *
     if (c->code || !ev) return;
     VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
-    int fault = value <= line->submitted ? MLXVK_ERROR_ARGUMENT : event_fault(ev, value, true, &r);
-    unsigned long long top = ev->top > line->submitted ? ev->top : line->submitted;
+    uint64_t last = line->submitted - line->base;
+    int fault = value <= last ? MLXVK_ERROR_ARGUMENT : value >= UINT64_MAX - line->base ? MLXVK_ERROR_LIMIT
+                                                     : event_fault(ev, value, true, &r);
+    unsigned long long top = ev->top > last ? ev->top : last;
     if (!fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
     vk_code(c->device, r);
@@ -26550,7 +26583,7 @@ int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_reco
     take_value(&c, ev, line, m->done_value);
     if (c.code) return end(&c);
     c.stream->wait_count = 0;                        /* the caller's submission waits for them now */
-    line->open = ev ? m->done_value : line->submitted + 1;
+    line->open = ev ? line->base + m->done_value : line->submitted + 1;
     *slot = (struct slot){ .sets = slot->sets, .set_pools = slot->set_pools, .line = line, .value = line->open };
     r->line = line;
     record_tape(&c, r, m, (VkCommandBuffer)vk_command_buffer);

@@ -1,8 +1,10 @@
 /* Memory that the caller adopts begins anywhere: at each remainder of the device's alignment, the next time at another
  * one with the same operations, so that what was planned for the one is at hand for the other. */
+#define VK_NO_PROTOTYPES
 #include "support_vulkan.h"
 
 #include <math.h>
+#include <vulkan/vulkan.h>
 
 enum { BYTES = 1 << 16, N = 100, ROUNDS = 24 };
 static const mlxvk_array NONE = { NULL };
@@ -157,6 +159,43 @@ static void end_round(struct lender *l, size_t from, int round)
 }
 static void test_ends(void **state) { (void)state; all_rounds("MLX_VK_ENABLE_REPLAY=0", 16, end_round); }
 
+/* What a device was made with may be said by structures of all versions: it is the same device to the library. */
+static void test_features_one_by_one(void **state)
+{
+    (void)state;
+    static const char *const keys[] = { "storage8", "storage16", "int8", "int16", "int64", "float16" };
+    mlxvk_adopt adopt;
+    mlxvk_device whole = { NULL }, d = { NULL }, none = { NULL };
+    driver = (struct driver){ 0 };
+    own_vulkan(&adopt, true);
+    OK_DEVICE(create_device(&whole, &(mlxvk_device_desc){ .adopt = &adopt }), whole);
+    const VkPhysicalDeviceFeatures2 *said = adopt.features;
+    const VkPhysicalDeviceVulkan12Features *v12 = said->pNext;
+    const VkPhysicalDeviceVulkan11Features *v11 = v12->pNext;
+    VkPhysicalDeviceTimelineSemaphoreFeatures timeline = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES, .timelineSemaphore = VK_TRUE };
+    VkPhysicalDevice16BitStorageFeatures halves = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES, .pNext = &timeline,
+        .storageBuffer16BitAccess = v11->storageBuffer16BitAccess };
+    VkPhysicalDevice8BitStorageFeatures bytes = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES, .pNext = &halves,
+        .storageBuffer8BitAccess = v12->storageBuffer8BitAccess };
+    VkPhysicalDeviceFeatures2 parts = { .sType = said->sType, .pNext = &bytes, .features = said->features };
+    adopt.features = &parts;
+    OK_DEVICE(create_device(&d, &(mlxvk_device_desc){ .adopt = &adopt }), d);
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        size_t want = 2, got = 3;
+        OK_DEVICE(mlxvk_device_info_get_size(&want, whole, keys[i]), whole);
+        OK_DEVICE(mlxvk_device_info_get_size(&got, d, keys[i]), d);
+        assert_int_equal(got, want);
+    }
+    timeline.timelineSemaphore = VK_FALSE;
+    assert_int_equal(create_device(&none, &(mlxvk_device_desc){ .adopt = &adopt }), MLXVK_ERROR_NO_DEVICE);
+    mlxvk_device_free(d);
+    mlxvk_device_free(whole);
+    end_vulkan();
+}
+
 /* No VkBuffer, and an end that cannot be counted to, are refused, and count as no memory. */
 static void test_nothing(void **state)
 {
@@ -178,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_read), cmocka_unit_test(test_written),
                                         cmocka_unit_test(test_bytes), cmocka_unit_test(test_ends),
-                                        cmocka_unit_test(test_nothing) };
+                                        cmocka_unit_test(test_nothing),
+                                        cmocka_unit_test(test_features_one_by_one) };
     return run_group("adopted", tests, NULL, NULL);
 }

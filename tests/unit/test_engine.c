@@ -278,41 +278,6 @@ static void test_refused(void **state)
     renderer_close();
 }
 
-/* What a device was made with may be said by structures of all versions: it is the same device to the library. */
-static void test_features_one_by_one(void **state)
-{
-    (void)state;
-    static const char *const keys[] = { "storage8", "storage16", "int8", "int16", "int64", "float16" };
-    renderer_open(NULL);
-    const VkPhysicalDeviceFeatures2 *said = r.adopt.features;
-    const VkPhysicalDeviceVulkan12Features *v12 = said->pNext;
-    const VkPhysicalDeviceVulkan11Features *v11 = v12->pNext;
-    VkPhysicalDeviceTimelineSemaphoreFeatures timeline = {
-        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES, .timelineSemaphore = VK_TRUE };
-    VkPhysicalDevice16BitStorageFeatures halves = {
-        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES, .pNext = &timeline,
-        .storageBuffer16BitAccess = v11->storageBuffer16BitAccess };
-    VkPhysicalDevice8BitStorageFeatures bytes = {
-        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES, .pNext = &halves,
-        .storageBuffer8BitAccess = v12->storageBuffer8BitAccess };
-    VkPhysicalDeviceFeatures2 parts = { .sType = said->sType, .pNext = &bytes, .features = said->features };
-    mlxvk_adopt adopt = r.adopt;
-    mlxvk_device d = { NULL };
-    adopt.features = &parts;
-    OK_DEVICE(create_device(&d, &(mlxvk_device_desc){ .adopt = &adopt }), d);
-    for (size_t i = 0; i < COUNT(keys); i++) {
-        size_t want = 2, got = 3;
-        OK_DEVICE(mlxvk_device_info_get_size(&want, r.device, keys[i]), r.device);
-        OK_DEVICE(mlxvk_device_info_get_size(&got, d, keys[i]), d);
-        assert_int_equal(got, want);
-    }
-    timeline.timelineSemaphore = VK_FALSE;
-    mlxvk_device none = { NULL };
-    assert_int_equal(create_device(&none, &(mlxvk_device_desc){ .adopt = &adopt }), MLXVK_ERROR_NO_DEVICE);
-    mlxvk_device_free(d);
-    renderer_close();
-}
-
 /* A step that may not have one of its operands leaves nothing behind for what its stream does next. */
 static void test_refused_step(void **state)
 {
@@ -1067,14 +1032,63 @@ static void test_cut(void **state)
 /* ---- without memory ---- */
 
 static long allocations_left = -1;                   /* below 0: as many as there are */
+static long allocations_live;
 static void *allocate(size_t size, void *user)
 {
     (void)user;
     if (!allocations_left) return NULL;
     if (allocations_left > 0) allocations_left--;
+    allocations_live++;
     return malloc(size);
 }
-static void release(void *pointer, void *user) { (void)user; free(pointer); }
+static void release(void *pointer, void *user) { (void)user; allocations_live--; free(pointer); }
+
+/* A frame whose event is its own, of a value that is not the next one's; the result of the one before is its operand. */
+static void frame_with_event(mlxvk_device d, mlxvk_stream s, mlxvk_array *x, mlxvk_array less, uint64_t value)
+{
+    mlxvk_semaphore_value waits[16];
+    mlxvk_event done = { NULL };
+    uint64_t semaphore;
+    VkSemaphore vk;
+    VkCommandBuffer commands = new_commands(false);
+    OK_DEVICE(mlxvk_event_new(&done, d), d);
+    OK_DEVICE(mlxvk_event_semaphore(&semaphore, done), d);
+    memcpy(&vk, &semaphore, sizeof vk);
+    mlxvk_recording m = { .done = done, .done_value = value, .waits = waits, .wait_room = 16 };
+    OK(mlxvk_add(x, *x, *x, s), s);
+    OK(mlxvk_stream_record(s, commands, &m), s);
+    end_commands(commands);
+    submit(commands, &m, vk, value);
+    OK(mlxvk_subtract(x, *x, less, s), s);           /* waits for the event */
+    OK(mlxvk_finalize(s), s);
+    mlxvk_event_free(done);
+}
+
+/* Events that come and go with frames leave nothing behind. */
+static void test_events_of_frames(void **state)
+{
+    (void)state;
+    renderer_open(NULL);
+    mlxvk_device d = { NULL };
+    const mlxvk_device_desc desc = { .adopt = &r.adopt, .allocator = { allocate, release, NULL } };
+    OK_DEVICE(create_device(&d, &desc), d);
+    mlxvk_stream s = open_stream(d);
+    mlxvk_array x = floats(d, (float[]){ 1, 0 }, (int[]){ 2 }, 1), one = floats(d, (float[]){ 1, 0 }, (int[]){ 2 }, 1);
+    OK(mlxvk_stream_hold(s, true), s);
+    long live = 0;
+    for (int i = 0; i < 300; i++) {
+        frame_with_event(d, s, &x, one, (uint64_t)(i * 7 % 5) + 1);
+        if (i == 100) live = allocations_live;
+    }
+    assert_true(allocations_live < live + 50);
+    expect_floats(x, (float[]){ 1, 0 }, 2, 0, 0, s);
+    mlxvk_array_free(one);
+    mlxvk_array_free(x);
+    mlxvk_stream_free(s);
+    mlxvk_device_free(d);
+    assert_int_equal(allocations_live, 0);
+    renderer_close();
+}
 
 /* A frame with images, recorded, and a slice; 0, or the first error. */
 static int frame_without(mlxvk_stream s, mlxvk_event done, const mlxvk_image *image, uint64_t value)
@@ -1152,7 +1166,7 @@ int main(void)
         cmocka_unit_test(test_measured),    cmocka_unit_test(test_cut),            cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_families),    cmocka_unit_test(test_families_refused),
         cmocka_unit_test(test_lost_unasked), cmocka_unit_test(test_refused_step),
-        cmocka_unit_test(test_features_one_by_one),
+        cmocka_unit_test(test_events_of_frames),
     };
     return run_group("engine", tests, NULL, NULL);
 }
