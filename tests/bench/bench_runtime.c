@@ -1,4 +1,5 @@
-/* What the runtime costs: copy bandwidth through the library beside a plain copy kernel, and CPU time per operation.
+/* What the runtime costs: copy bandwidth through the library beside a plain copy kernel, and CPU time per operation, beside many
+ * streams and cached buffers, too.
  *
  *     build/bench/bench_runtime [MiB of the copy, default 1024 on a GPU and 64 on a CPU driver] */
 #include "bench.h"
@@ -94,12 +95,62 @@ static void bench_calls(void)
     mlxvk_array_free(x);
 }
 
+/* Microseconds of a call, which lowers nothing. */
+static double call_time(mlxvk_array x)
+{
+    enum { CALLS = 20000 };
+    double start = now();
+    for (int i = 0; i < CALLS; i++) {
+        mlxvk_array y = { NULL };
+        check(mlxvk_negative(&y, x, stream), "negative");
+        mlxvk_array_free(y);
+    }
+    return 1e6 * (now() - start) / CALLS;
+}
+
+static void bench_idle_streams(void)
+{
+    enum { STREAMS = 1000 };
+    static mlxvk_stream idle[STREAMS];
+    mlxvk_array x = mlxvk_array_new();
+    double alone, beside;
+    check(mlxvk_ones(&x, (int[]){ 5 }, 1, MLXVK_FLOAT32, stream), "ones");
+    alone = call_time(x);
+    for (int i = 0; i < STREAMS; i++) idle[i] = mlxvk_stream_new_device(device);
+    beside = call_time(x);
+    printf("| an operation call beside %d idle streams | %.2f us | alone %.2f us |\n", STREAMS, beside, alone);
+    for (int i = 0; i < STREAMS; i++) mlxvk_stream_free(idle[i]);
+    mlxvk_array_free(x);
+}
+
+/* Microseconds of each of so many buffers. */
+static double buffers_time(mlxvk_buffer *buffers, int count, size_t size)
+{
+    double start = now();
+    for (int i = 0; i < count; i++) check(mlxvk_buffer_new(&buffers[i], size, device), "buffer_new");
+    return 1e6 * (now() - start) / count;
+}
+
+/* The cache must find what is large enough among thousands that are not. */
+static void bench_cached_buffers(void)
+{
+    enum { MANY = 8000 };
+    static mlxvk_buffer buffers[MANY];
+    double alone = buffers_time(buffers, MANY, 2048), beside;
+    for (int i = 0; i < MANY; i++) { mlxvk_buffer_free(buffers[i]); buffers[i].ctx = NULL; }
+    beside = buffers_time(buffers, MANY, 2304);
+    printf("| a buffer of 2304 bytes beside %d cached ones of 2048 | %.2f us | alone %.2f us |\n", MANY, beside, alone);
+    for (int i = 0; i < MANY; i++) mlxvk_buffer_free(buffers[i]);
+}
+
 int main(int argc, char **argv)
 {
     open_device(NULL);
     printf("%s, %s, mlxvk %s\n\n| what | measured | |\n|---|---|---|\n", device_name, driver, mlxvk_version_text());
     bench_copy(argc > 1 ? (size_t)atol(argv[1]) : gpu ? 1024 : 64);
     bench_calls();
+    bench_idle_streams();
+    bench_cached_buffers();
     close_device();
     return 0;
 }

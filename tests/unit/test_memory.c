@@ -465,31 +465,22 @@ static void test_poison(void **state)
     mlxvk_buffer_free(buffer);
 }
 
-static double seconds(void)
+static void make_buffers(mlxvk_buffer *buffers, int count, size_t size)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static double make_buffers(mlxvk_buffer *buffers, int count, size_t size)
-{
-    double start = seconds();
     for (int i = 0; i < count; i++) OK_DEVICE(mlxvk_buffer_new(&buffers[i], size, device), device);
-    return seconds() - start;
 }
 
-/* Thousands of small buffers in the cache are no hindrance to those that they are too small for. */
+/* Thousands of freed buffers that are too small stay where they are; of those that are not, the smallest is taken. (What
+ * finding one takes: bench_runtime.) */
 static void test_many_small(void **state)
 {
     (void)state;
     enum { MANY = 8000 };
     mlxvk_buffer *buffers = calloc(MANY, sizeof *buffers);
-    double first = make_buffers(buffers, MANY, 2048);
+    make_buffers(buffers, MANY, 2048);
     for (int i = 0; i < MANY; i++) { mlxvk_buffer_free(buffers[i]); buffers[i].ctx = NULL; }
     assert_int_equal(cached(), MANY * 2048);
-    double second = make_buffers(buffers, MANY, 2304);
-    if (second > 20 * first + 0.1) fail_msg("%.3f s, and %.3f s beside %d that are smaller", first, second, MANY);
+    make_buffers(buffers, MANY, 2304);
     assert_int_equal(cached(), MANY * 2048);
     for (int i = 0; i < MANY; i++) mlxvk_buffer_free(buffers[i]);
     mlxvk_buffer larger = buffer_of(1200);                     /* the smallest that is less than twice as large */

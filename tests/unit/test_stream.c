@@ -847,35 +847,6 @@ static void test_many_streams(void **state)
     finish(&s);
 }
 
-static double call_many(struct setting *s, mlxvk_array a)
-{
-    double start = seconds();
-    for (int i = 0; i < 20000; i++) {
-        mlxvk_array b = { NULL };
-        OK(mlxvk_negative(&b, a, s->stream), s->stream);
-        mlxvk_array_free(b);
-    }
-    return seconds() - start;
-}
-
-/* A call takes no longer where there are many other streams. */
-static void test_idle_streams(void **state)
-{
-    (void)state;
-    enum { STREAMS = 1000 };
-    struct setting s = start(NULL);
-    mlxvk_stream *streams = calloc(STREAMS, sizeof *streams);
-    mlxvk_array a = counting(s.device, 5);
-    double alone = call_many(&s, a);
-    for (int i = 0; i < STREAMS; i++) streams[i] = open_stream(s.device);
-    double beside = call_many(&s, a);
-    if (beside > 5 * alone + 0.02) fail_msg("%.4f s, and %.4f s beside %d streams", alone, beside, STREAMS);
-    for (int i = 0; i < STREAMS; i++) mlxvk_stream_free(streams[i]);
-    mlxvk_array_free(a);
-    free(streams);
-    finish(&s);
-}
-
 /* More streams to wait for than one submission takes: it is sent off while a dispatch is being set up, whose result must
  * not count as computed with it. */
 static void test_many_waits(void **state)
@@ -944,7 +915,6 @@ int main(void)
         cmocka_unit_test(test_event_between_threads), cmocka_unit_test(test_event_never_goes_back),
         cmocka_unit_test(test_event_freed_in_use), cmocka_unit_test(test_ping_pong),
         cmocka_unit_test(test_wait_orders), cmocka_unit_test(test_threads), cmocka_unit_test(test_many_streams),
-        cmocka_unit_test(test_idle_streams),
         cmocka_unit_test(test_reading_stalls_nobody), cmocka_unit_test(test_reading_before_an_event),
         cmocka_unit_test(test_much_staging), cmocka_unit_test(test_default_stream_exchanged),
         cmocka_unit_test(test_many_waits), cmocka_unit_test(test_many_readers), cmocka_unit_test(test_event_values),
