@@ -79,13 +79,22 @@ static const char *read_literal(const char *at, char quote, struct text *out)
     return at;
 }
 
-/* Whether the last statement before this place, "{% ... %}", has the word. */
-static bool statement_has(const char *text, const char *at, const char *word)
+/* Whether a statement, "{% ... %}" from `at` on, has the word. */
+static bool statement_has(const char *at, const char *word)
+{
+    const char *found = strstr(at, word), *end = strstr(at, "%}");
+    return found && end && found < end;
+}
+
+/* Whether what is at this place is written in a chat without system message, tools, or anything else: by the last
+ * statement before it, which may be a condition of that. */
+static bool is_default(const char *text, const char *at)
 {
     while (at > text && strncmp(at, "{%", 2) != 0)
         at--;
-    const char *found = strstr(at, word), *end = strstr(at, "%}");
-    return found && end && found < end;
+    if (statement_has(at, "tools"))
+        return false;
+    return !statement_has(at, "if ") || statement_has(at, "role") || statement_has(at, "first");
 }
 
 /* What "set name = '...'" gives the variable whose name begins at `name`; NULL where no literal is set. */
@@ -118,11 +127,29 @@ static char *default_system(const char *text)
         const char *next = read_literal(at, quote_of(text, at), &literal), *stop = strstr(literal.data, end);
         if (strcmp(literal.data, begin) == 0)
             system = variable(text, next + strspn(next, "\"'{-+~ \n"));
-        else if (stop && strncmp(literal.data, begin, length) == 0 && !statement_has(text, at, "tools"))
+        else if (stop && strncmp(literal.data, begin, length) == 0 && is_default(text, at))
             system = copy_text(literal.data + length, (size_t)(stop - literal.data) - length);
         text_free(&literal);
     }
     return system;
+}
+
+/* Whether nothing more is written behind a literal that ends at `at`, but where the caller of the template asks for it:
+ * an empty <think> of those that turn thinking off. */
+static bool ends_opening(const char *at, char quote)
+{
+    at += quote && *at;
+    at += strspn(at, " -\t\n");
+    if (*at == '+' || *at == '~')
+        return false;
+    at += strncmp(at, "}}", 2) == 0 ? 2 : 0;
+    at += strspn(at, " \t\n");
+    if (strncmp(at, "{{", 2) == 0)
+        return false;
+    if (strncmp(at, "{%", 2) != 0 || !statement_has(at, "enable_thinking"))
+        return true;
+    const char *end = strstr(at, "endif"), *other = strstr(at, "else");
+    return statement_has(at, "enable_thinking is defined and") && !(other && (!end || other < end));
 }
 
 /* What the template writes behind the line that begins the answer; false where that depends on more. */
@@ -148,7 +175,7 @@ static bool read_opening(const char *text, struct text *opening)
     if (line && line < literal.data + literal.length)
         text_add_string(opening, line + 1);
     text_free(&literal);
-    return true;
+    return ends_opening(end, quote);
 }
 
 /* Whether bos_token is in the template and there is one: it would stand before everything. */

@@ -855,8 +855,9 @@ static bool encode_stage(struct tokenizer *t, const char *text, size_t length, b
         size_t begin = a->lstrip ? skip_spaces(text, length, at, false) : at;
         if (begin > from && !encode_between(t, text + from, begin - from, normalized, ids, e))
             return false; /* not where the token before took these spaces */
-        ids_add(ids, a->id);
-        at += a->length;      /* a token of spaces is found, too, where this one takes them */
+        if (!(a->lstrip && at + a->length <= from)) /* nothing but spaces that the token before took */
+            ids_add(ids, a->id);
+        at += a->length; /* a token of spaces is found, too, where this one takes them */
         from = a->rstrip ? skip_spaces(text, length, at, true) : at;
     }
     return encode_between(t, text + from, length - from, normalized, ids, e);

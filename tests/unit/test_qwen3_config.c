@@ -269,13 +269,26 @@ static void test_chat_openings(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         expect_chat("chat_template.jinja", rows[i].text, true, true, rows[i].opening, NULL);
-    struct chat chat;
-    struct error e = { "" };
-    write_text("chat_template.jinja", "<|im_end|>" IF_ASKED "{% if x %}{{ '<|im_start|>assistant\\n<think>' }}{% else %}"
-                                      "{{ '<|im_start|>assistant\\n' }}{% endif %}");
-    assert_true(chat_read(&chat, dir, &e));
-    assert_false(chat.is_chatml);
-    chat_free(&chat);
+    static const char *const others[] = {      /* of which one line says too little */
+        "{% if x %}{{ '<|im_start|>assistant\\n<think>' }}{% else %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+        "{{- '<|im_start|>assistant\\n' + '<think>\\n' }}",
+        "{{- '<|im_start|>assistant\\n' }}{{- '<think>\\n' }}",
+        "{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}"
+        "{{- '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{- '<think>\\n' }}{%- endif %}",
+        "{{- '<|im_start|>assistant\\n' }}{%- if not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        struct chat chat;
+        struct error e = { "" };
+        struct text whole = { 0 };
+        text_add_string(&whole, "<|im_end|>" IF_ASKED);
+        text_add_string(&whole, others[i]);
+        write_text("chat_template.jinja", whole.data);
+        assert_true(chat_read(&chat, dir, &e));
+        assert_false(chat.is_chatml);
+        chat_free(&chat);
+        text_free(&whole);
+    }
     remove_file("chat_template.jinja");
 }
 
@@ -287,6 +300,8 @@ static void test_chat_systems(void **state)
         { "{% else %}{{ '<|im_start|>system\nYou are X.<|im_end|>\n' }}", "You are X." },
         { "{% else %}<|im_start|>system\nYou're X.<|im_end|>\n{% endif %}", "You're X." },
         { "{% if tools %}<|im_start|>system\nCall.<|im_end|>\n{% endif %}", NULL },
+        { "{% if a.role == 'system' %}{% elif documents %}{{ '<|im_start|>system\\nUse them.<|im_end|>' }}{% endif %}", NULL },
+        { "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\\nYou are X.<|im_end|>' }}{% endif %}", "You are X." },
         { "{{ '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>' }}", NULL },
         { "{{ '<|im_start|>system\\n' }}{{ 'Tools<|im_end|>' }}", NULL },
         { "{% set s = 'Be X.' %}{% set s = m.content %}{{ '<|im_start|>system\\n' + s + '<|im_end|>' }}", "Be X." },
