@@ -742,7 +742,8 @@ static const struct tuning *tuning_for(uint32_t type, size_t memory, int64_t for
 
 struct device {
     int refs;
-    mutex lock, event_lock;                          /* event_lock: of events' top; taken last, and for moments only */
+    mutex lock, event_lock;                          /* event_lock: of what events are signalled to, and by
+                                                        whom; taken last, and for moments only */
     mlxvk_allocator allocator;
     void (*on_error)(const mlxvk_error *, void *);
     void (*own_on_error)(const mlxvk_error *, void *);                 /* the description's */
@@ -2584,13 +2585,13 @@ static void event_destroy(struct device *d, struct event *ev)
     host_free(d, ev);
 }
 
-/* One submission more than those that name it must be done: Mesa (22.3) looks at what a submission waited for once more
- * after it has signalled. */
+/* One submission of a stream more than those that name it must be done: Mesa (22.3) looks at what a submission waited
+ * for once more after it has signalled. Behind a recording there may be none: one event would keep another for ever. */
 static bool event_idle(struct device *d, const struct event *ev)
 {
     for (uint32_t i = 0; i < ev->uses.count; i++) {
         const struct use *u = ITEM(ev->uses, struct use, i);
-        if (timeline_completed(d, u->line) <= u->value) return false;
+        if (timeline_completed(d, u->line) < u->value + (u->line->kind == LINE_STREAM)) return false;
     }
     return !ev->line || timeline_completed(d, ev->line) >= ev->line->submitted;
 }
@@ -2720,8 +2721,8 @@ static uint32_t lacking(const struct device *d, uint32_t needs)
     return missing;
 }
 
-/* Why a module cannot be a kernel of so many bindings and threads; NULL: it can. What a driver does with such a
- * module is undefined. */
+/* Why a module cannot be a kernel of so many bindings and threads, no more than `sides` along each axis; NULL: it can.
+ * What a driver does with such a module is undefined. */
 static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t bindings, uint64_t threads,
                                   const uint32_t sides[3])
 {
@@ -2739,8 +2740,7 @@ static const char *module_refusal(const uint32_t *spirv, size_t words, uint32_t 
             return "spirv has descriptors beside set 0";
         if (i.op == SPIRV_EXECUTION_MODE && i.n == 5 && w[1] == SPIRV_LOCAL_SIZE && threads &&
             (!w[2] || !w[3] || !w[4] || w[2] > sides[0] || w[3] > sides[1] || w[4] > sides[2] || w[2] > threads ||
-             (uint64_t)w[2] * w[3] > threads ||
-             (uint64_t)w[2] * w[3] * w[4] > threads))
+             (uint64_t)w[2] * w[3] > threads || (uint64_t)w[2] * w[3] * w[4] > threads))
             return "spirv has a larger workgroup than the device takes";
     }
     if (i.cut) return "spirv is cut off";
@@ -4094,7 +4094,8 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
         s->seen = grown;
         s->seen_count = n;
     }
-    if (s->seen[line->index] >= value || !line->semaphore) return 0;
+    /* what an event signalled that is gone was done then */
+    if (s->seen[line->index] >= value || !line->semaphore || value <= line->base) return 0;
     if (line->kind == LINE_CALL && value > timeline_completed(d, line))
         return encoder_fail(&s->encoder, MLXVK_ERROR_NOT_READY, 0, __LINE__, "stream",
                             "an operand is in use by a recording whose submission is not known to be done");
@@ -24059,6 +24060,7 @@ struct kept_storage {
     struct known_buffer known;                       /* where it lay last */
     uint64_t state;                                  /* who reads, writes and owns it, see storage_state */
     size_t nbytes;
+    uint32_t first;                                  /* of the window's storages over the same memory, its number */
     /* planning looked at the contents of a literal, which are others now */
     bool read, differs;
     bool fixed;                                      /* its arrays begin where they did */
@@ -24589,17 +24591,27 @@ static uint64_t storage_state(const struct storage *st)
            (uint64_t)storage_shift(st) << 4 | (uint64_t)shares << 15;
 }
 
-static void note_storage(struct kept_storage *k, struct storage *st)
+/* The first of a window's storages over the memory of its storage number `number`. */
+static uint32_t first_over(const struct window *w, const struct storage *st, uint32_t number)
 {
-    *k = (struct kept_storage){ .now = st, .state = storage_state(st), .nbytes = st->nbytes };
+    uint32_t first = 0;
+    if (!st->buffer || st->buffer->views <= st->over) return number;
+    while (first < number && ITEM(w->storages, struct kept_storage, first)->now->buffer != st->buffer) first++;
+    return first;
+}
+
+static void note_storage(struct window *w, struct kept_storage *k, struct storage *st)
+{
+    *k = (struct kept_storage){ .now = st, .state = storage_state(st), .nbytes = st->nbytes,
+                                .first = first_over(w, st, w->storages.count - 1) };
     if (st->literal) memcpy(k->bytes, st->bytes, INLINE_BYTES);
 }
 
-static inline bool storage_matches(struct kept_storage *k, struct storage *st)
+static inline bool storage_matches(const struct window *w, struct kept_storage *k, struct storage *st, uint32_t number)
 {
     k->now = st;
     if (k->read) k->differs = memcmp(k->bytes, st->bytes, INLINE_BYTES) != 0;
-    return k->state == storage_state(st) && k->nbytes == st->nbytes;
+    return k->state == storage_state(st) && k->nbytes == st->nbytes && k->first == first_over(w, st, number);
 }
 
 static void note_array(struct kept_array *k, const struct array *a)
@@ -24632,8 +24644,8 @@ static bool match_array(struct device *d, struct window *w, struct array *a, uin
     if (a->window == d->window) return a->number == number;
     if (number != d->met_arrays) return false;
     if (st->window != d->window) {
-        if (k->storage != d->met_storages || !storage_matches(ITEM(w->storages, struct kept_storage, k->storage), st))
-            return false;
+        if (k->storage != d->met_storages ||
+            !storage_matches(w, ITEM(w->storages, struct kept_storage, k->storage), st, k->storage)) return false;
         st->window = d->window;
         st->number = (uint16_t)d->met_storages++;
     } else if (st->number != k->storage) return false;
@@ -24651,7 +24663,7 @@ static bool name_array(struct device *d, struct window *w, struct array *a)
     if (a->window == d->window) return true;
     if (st->window != d->window) {
         if (w->storages.count == OWN_MEMORY || !(place = ADD(d, &w->storages, struct kept_storage))) return false;
-        note_storage(place, st);
+        note_storage(w, place, st);
         st->window = d->window;
         st->number = (uint16_t)(w->storages.count - 1);
     }
@@ -26196,16 +26208,17 @@ int mlxvk_async_eval(mlxvk_vector_array outputs) { return eval_vector(outputs, f
 /* ==== >>public: events ============================================================================================ */
 
 /* Why the device does not take a value, 0 where it does. It is lost by a signal that is not over those before it, and
- * by what is farther ahead than it counts. r: what the driver says, where it was asked and knows nothing. */
-static int event_fault(const struct event *ev, uint64_t value, bool signal, VkResult *r)
+ * by what is farther ahead than it counts. r: what the driver says, where it was asked and knows nothing. now: where
+ * the event is; UINT64_MAX where that is not known. */
+static int event_fault(const struct event *ev, uint64_t value, bool signal, VkResult *r, uint64_t *now)
 {
     const struct device *d = ev->device;
-    uint64_t now = 0;
+    *now = UINT64_MAX;
     if (signal && value <= ev->top) return MLXVK_ERROR_ARGUMENT;
-    *r = d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now);
-    if (*r < 0) return 0;
-    if (signal && value <= now) return MLXVK_ERROR_ARGUMENT;           /* the caller signalled it */
-    return value > now && value - now > d->caps.most_ahead ? MLXVK_ERROR_LIMIT : 0;
+    *r = d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, now);
+    if (*r < 0) { *now = UINT64_MAX; return 0; }
+    if (signal && value <= *now) return MLXVK_ERROR_ARGUMENT;          /* the caller signalled it */
+    return value > *now && value - *now > d->caps.most_ahead ? MLXVK_ERROR_LIMIT : 0;
 }
 
 static const char *event_fault_text(int fault)
@@ -26225,10 +26238,11 @@ static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool s
     if (!event_room(c->device, ev)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
     VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
-    int fault = event_fault(ev, value, signal, &r);
+    uint64_t now;
+    int fault = event_fault(ev, value, signal, &r, &now);
     unsigned long long top = ev->top;
     if (signal && !fault) {
-        ev->behind = ev->giver == c->stream->line ? 0 : ev->given;
+        ev->behind = ev->giver == c->stream->line || now >= ev->given ? 0 : ev->given;
         ev->giver = c->stream->line;
         ev->top = ev->given = value;
     }
@@ -26277,12 +26291,12 @@ static int signal_behind(struct stream *s, const struct event *ev)
     return code || !ev->behind ? code : stream_wait(s, ev->semaphore, ev->behind);
 }
 
-/* The stream's signal never comes: nobody is to wait for it. */
-static void signal_failed(struct event *ev)
+/* The stream's signal never comes: nobody is to wait for it, but for what was given before. */
+static void signal_failed(struct event *ev, uint64_t given, const struct timeline *giver)
 {
     mutex_lock(&ev->device->event_lock);
-    ev->giver = NULL;
-    ev->given = 0;
+    ev->giver = giver;
+    ev->given = given;
     mutex_unlock(&ev->device->event_lock);
 }
 
@@ -26290,6 +26304,8 @@ int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
 {
     struct call c = begin("event_signal", stream);
     struct event *ev = event.ctx;
+    const struct timeline *giver = ev ? ev->giver : NULL;
+    const uint64_t given = ev ? ev->given : 0;
     if (!event_ready(&c, ev, value, true)) return end(&c);
     stream_lower(c.stream, 0);
     c.code = signal_behind(c.stream, ev);
@@ -26298,7 +26314,7 @@ int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream stream)
         c.stream->signals[c.stream->signal_count++] = (struct wait){ NULL, ev->semaphore, value };
         c.code = stream_submit(c.stream);
     }
-    if (c.code) signal_failed(ev);
+    if (c.code) signal_failed(ev, given, giver);
     return end(&c);
 }
 
@@ -26320,10 +26336,9 @@ static int signal_now(struct event *ev, uint64_t value, VkResult *r, unsigned lo
     struct device *d = ev->device;
     const VkSemaphoreSignalInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
                                          .semaphore = ev->semaphore, .value = value };
-    uint64_t now = UINT64_MAX;
+    uint64_t now;
     mutex_lock(&d->event_lock);
-    int fault = event_fault(ev, value, true, r);
-    if (!fault && *r >= 0 && ev->given) *r = d->vk.vkGetSemaphoreCounterValue(d->handle, ev->semaphore, &now);
+    int fault = event_fault(ev, value, true, r, &now);
     *pending = !fault && *r >= 0 && now < ev->given ? ev->given : 0;
     *top = ev->top;
     if (!fault && !*pending && *r != VK_ERROR_DEVICE_LOST) *r = d->vk.vkSignalSemaphore(d->handle, &info);
@@ -26558,9 +26573,9 @@ static void take_value(struct call *c, struct event *ev, const struct timeline *
     if (c->code || !ev) return;
     VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
-    uint64_t last = line->submitted - line->base;
+    uint64_t last = line->submitted - line->base, now;
     int fault = value <= last ? MLXVK_ERROR_ARGUMENT : value >= UINT64_MAX - line->base ? MLXVK_ERROR_LIMIT
-                                                     : event_fault(ev, value, true, &r);
+                                                     : event_fault(ev, value, true, &r, &now);
     unsigned long long top = ev->top > last ? ev->top : last;
     if (!fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);

@@ -374,8 +374,8 @@ typedef struct mlxvk_recording {
     uint32_t before_stages, before_access;
     /* of those behind that use what is computed; default ALL_COMMANDS and MEMORY_READ | MEMORY_WRITE */
     uint32_t after_stages, after_access;
-    /* the caller's submission is done when this event has this value, which the submission signals, or one behind it;
-     * { NULL }: when mlxvk_stream_recorded says so */
+    /* the caller's submission is done when this event has this value, which the submission signals, or one behind it,
+     * and nobody else does before that; { NULL }: when mlxvk_stream_recorded says so */
     mlxvk_event done;
     uint64_t done_value;
     mlxvk_semaphore_value *waits;    /* where to put what the submission has to wait for, at stage ALL_COMMANDS */

@@ -497,6 +497,48 @@ static void test_over_one_buffer(void **state)
     }
 }
 
+/* The same program again and again, while there are two arrays over each of two buffers: what is multiplied lies over the other
+ * buffer at first, then over the one that is written. A kept window must not be taken for it. */
+static void test_over_other_buffers(void **state)
+{
+    (void)state;
+    enum { N = 3001 };
+    static float values[N], got[N];
+    const int n = N;
+    const int64_t back = -1;
+    for (int i = 0; i < N; i++) values[i] = (float)(i % 17 - 8);
+    for (int round = 0; round < 6; round++) {
+        mlxvk_buffer memory[2] = { { NULL }, { NULL } };
+        mlxvk_array given = floats(device, values, &n, 1), a[2] = { { NULL }, { NULL } }, other[2] = { { NULL }, { NULL } };
+        mlxvk_array b = { NULL }, y = { NULL };
+        for (int i = 0; i < 2; i++) {
+            OK_DEVICE(mlxvk_buffer_new(&memory[i], sizeof values, device), device);
+            OK_DEVICE(mlxvk_array_new_buffer(&a[i], memory[i], &n, NULL, 1, MLXVK_FLOAT32, 0), device);
+            OK(mlxvk_slice_update(&a[i], a[i], given, (int[]){ 0 }, 1, &n, 1, (int[]){ 1 }, 1, stream), stream);
+            assert_int_equal(eval_one(a[i]), 0);
+            OK_DEVICE(mlxvk_array_new_buffer(&other[i], memory[i], &n, NULL, 1, MLXVK_FLOAT32, 0), device);
+        }
+        OK_DEVICE(mlxvk_array_new_buffer(&b, memory[round < 4], &n, &back, 1, MLXVK_FLOAT32, 4 * (N - 1)), device);
+        OK(mlxvk_sigmoid(&y, b, stream), stream);
+        OK(mlxvk_multiply(&y, y, b, stream), stream);
+        OK(mlxvk_slice_update_prod(&a[0], a[0], y, (int[]){ 0 }, 1, &n, 1, (int[]){ 1 }, 1, stream), stream);
+        mlxvk_array_free(y);
+        OK(mlxvk_array_read(a[0], got, sizeof values, stream), stream);
+        for (int i = 0; i < N; i++) {
+            float x = values[N - 1 - i];
+            if (!(fabsf(got[i] - values[i] * x / (1 + expf(-x))) <= 1e-4f * (1 + fabsf(got[i]))))
+                fail_msg("round %d, element %d: %g", round, i, (double)got[i]);
+        }
+        for (int i = 0; i < 2; i++) {
+            mlxvk_array_free(a[i]);
+            mlxvk_array_free(other[i]);
+            mlxvk_buffer_free(memory[i]);
+        }
+        mlxvk_array_free(b);
+        mlxvk_array_free(given);
+    }
+}
+
 /* A slice without elements of an axis whose stride counts nothing: a long step must not overflow it. */
 static void test_empty_steps(void **state)
 {
@@ -578,7 +620,7 @@ int main(void)
         cmocka_unit_test(test_random_views),
         cmocka_unit_test(test_views_of_sizes), cmocka_unit_test(test_views_from_odd_bytes), cmocka_unit_test(test_views_are_views),
         cmocka_unit_test(test_over_buffers), cmocka_unit_test(test_buffer_lives),
-        cmocka_unit_test(test_over_one_buffer), cmocka_unit_test(test_empty_steps),
+        cmocka_unit_test(test_over_one_buffer), cmocka_unit_test(test_over_other_buffers), cmocka_unit_test(test_empty_steps),
         cmocka_unit_test(test_outside_buffers), cmocka_unit_test(test_set), cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_read_size),
     };

@@ -1043,25 +1043,73 @@ static void *allocate(size_t size, void *user)
 }
 static void release(void *pointer, void *user) { (void)user; allocations_live--; free(pointer); }
 
-/* A frame whose event is its own, of a value that is not the next one's; the result of the one before is its operand. */
-static void frame_with_event(mlxvk_device d, mlxvk_stream s, mlxvk_array *x, mlxvk_array less, uint64_t value)
+/* y = x + x in a recording that is done when the event has that value, submitted. */
+static void recorded_sum(mlxvk_device d, mlxvk_stream s, mlxvk_array *y, mlxvk_array x, mlxvk_event done, uint64_t value)
 {
     mlxvk_semaphore_value waits[16];
-    mlxvk_event done = { NULL };
     uint64_t semaphore;
     VkSemaphore vk;
     VkCommandBuffer commands = new_commands(false);
-    OK_DEVICE(mlxvk_event_new(&done, d), d);
     OK_DEVICE(mlxvk_event_semaphore(&semaphore, done), d);
     memcpy(&vk, &semaphore, sizeof vk);
     mlxvk_recording m = { .done = done, .done_value = value, .waits = waits, .wait_room = 16 };
-    OK(mlxvk_add(x, *x, *x, s), s);
+    OK(mlxvk_add(y, x, x, s), s);
     OK(mlxvk_stream_record(s, commands, &m), s);
     end_commands(commands);
     submit(commands, &m, vk, value);
+}
+
+/* A frame whose event is its own, of a value that is not the next one's; the result of the one before is its operand. */
+static void frame_with_event(mlxvk_device d, mlxvk_stream s, mlxvk_array *x, mlxvk_array less, uint64_t value)
+{
+    mlxvk_event done = { NULL };
+    OK_DEVICE(mlxvk_event_new(&done, d), d);
+    recorded_sum(d, s, x, *x, done, value);
     OK(mlxvk_subtract(x, *x, less, s), s);           /* waits for the event */
     OK(mlxvk_finalize(s), s);
     mlxvk_event_free(done);
+}
+
+/* Recordings that each need the one before, whose event goes when the next is recorded. */
+static void chain_of_recordings(mlxvk_device d, mlxvk_stream s, mlxvk_array zero)
+{
+    mlxvk_array x = { NULL };
+    mlxvk_event last = { NULL }, done;
+    long live = 0;
+    OK(mlxvk_array_set(&x, zero), s);
+    for (int i = 0; i < 300; i++) {
+        done.ctx = NULL;
+        OK_DEVICE(mlxvk_event_new(&done, d), d);
+        recorded_sum(d, s, &x, x, done, 1);
+        queue_idle();
+        mlxvk_event_free(last);
+        last = done;
+        if (i == 100) live = allocations_live;
+    }
+    mlxvk_event_free(last);
+    assert_true(allocations_live < live + 50);
+    mlxvk_array_free(x);
+}
+
+/* What an event said was done is still so when the event is gone and the next one has values of its own. */
+static void results_of_events_gone(mlxvk_device d, mlxvk_stream s)
+{
+    mlxvk_array x = floats(d, (float[]){ 1, 2 }, (int[]){ 2 }, 1), y[3] = { { NULL }, { NULL }, { NULL } }, z = { NULL };
+    mlxvk_event events[2] = { { NULL }, { NULL } };
+    OK_DEVICE(mlxvk_event_new(&events[0], d), d);
+    for (int i = 0; i < 2; i++) recorded_sum(d, s, &y[i], x, events[0], (uint64_t)i + 1);
+    queue_idle();
+    mlxvk_event_free(events[0]);
+    OK_DEVICE(mlxvk_event_new(&events[1], d), d);
+    recorded_sum(d, s, &y[2], x, events[1], 1);
+    queue_idle();
+    OK(mlxvk_add(&z, y[0], y[1], s), s);
+    OK(mlxvk_add(&z, z, y[2], s), s);
+    expect_floats(z, (float[]){ 6, 12 }, 2, 0, 0, s);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(y[i]);
+    mlxvk_array_free(x);
+    mlxvk_array_free(z);
+    mlxvk_event_free(events[1]);
 }
 
 /* Events that come and go with frames leave nothing behind. */
@@ -1082,6 +1130,8 @@ static void test_events_of_frames(void **state)
     }
     assert_true(allocations_live < live + 50);
     expect_floats(x, (float[]){ 1, 0 }, 2, 0, 0, s);
+    chain_of_recordings(d, s, x);
+    results_of_events_gone(d, s);
     mlxvk_array_free(one);
     mlxvk_array_free(x);
     mlxvk_stream_free(s);
