@@ -97,23 +97,37 @@ static bool is_default(const char *text, const char *at)
     return !statement_has(at, "if ") || statement_has(at, "role") || statement_has(at, "first");
 }
 
-/* What "set name = '...'" gives the variable whose name begins at `name`; NULL where no literal is set. */
-static char *variable(const char *text, const char *name)
+/* Where what the next "set name = ..." behind `at` gives begins; NULL: there is none. */
+static const char *next_set(const char *at, const char *name, size_t length)
 {
-    const size_t length = strcspn(name, "+~}|' \"\n");
-    struct text value = { 0 };
-    for (const char *at = text; length && !value.length && (at = strstr(at, "set ")) != NULL; at++) {
-        const char *to = at + 4 + length;
-        if (strncmp(at + 4, name, length) != 0)
+    while ((at = strstr(at, "set ")) != NULL && (strncmp(at + 4, name, length) != 0 || !strchr(" =", at[4 + length])))
+        at++;
+    return at ? at + 4 + length + strspn(at + 4 + length, " =") : NULL;
+}
+
+/* What "set name = '...'" gives the variable whose name begins at `name`, or, where no literal is set, the last of other
+ * variables that it is set to, which is behind "else"; NULL where that is no literal either. */
+static char *variable(const char *text, const char *name, bool others)
+{
+    const size_t length = strcspn(name, "+~}|%-' \"\n");
+    char *last = NULL;
+    for (const char *at = text; length && (at = next_set(at, name, length)) != NULL;) {
+        struct text value = { 0 };
+        if (*at != '\'' && *at != '"')
             continue;
-        to += strspn(to, " =");
-        if (*to == '\'' || *to == '"')
-            read_literal(to + 1, *to, &value);
+        read_literal(at + 1, *at, &value);
+        if (value.length)
+            return value.data;
+        text_free(&value);
     }
-    if (value.length)
-        return value.data;
-    text_free(&value);
-    return NULL;
+    for (const char *at = text; length && others && (at = next_set(at, name, length)) != NULL;) {
+        char *found = variable(text, at, false);
+        if (!found)
+            continue;
+        free(last);
+        last = found;
+    }
+    return last;
 }
 
 /* The system message of a chat that has none: a literal around it, or behind its first line a variable with a value. */
@@ -126,7 +140,7 @@ static char *default_system(const char *text)
         struct text literal = { 0 };
         const char *next = read_literal(at, quote_of(text, at), &literal), *stop = strstr(literal.data, end);
         if (strcmp(literal.data, begin) == 0)
-            system = variable(text, next + strspn(next, "\"'{-+~ \n"));
+            system = variable(text, next + strspn(next, "\"'{-+~ \n"), true);
         else if (stop && strncmp(literal.data, begin, length) == 0 && is_default(text, at))
             system = copy_text(literal.data + length, (size_t)(stop - literal.data) - length);
         text_free(&literal);

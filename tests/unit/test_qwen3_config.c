@@ -306,6 +306,8 @@ static void test_chat_systems(void **state)
         { "{{ '<|im_start|>system\\n' }}{{ 'Tools<|im_end|>' }}", NULL },
         { "{% set s = 'Be X.' %}{% set s = m.content %}{{ '<|im_start|>system\\n' + s + '<|im_end|>' }}", "Be X." },
         { "{% set s = m.content %}{{ '<|im_start|>system\\n' + s + '<|im_end|>' }}", NULL },
+        { "{% set a = 'Think.' %}{% set b = 'Be X.' %}{% if c %}{% set s = a %}{% else %}{% set s = b %}{% endif %}"
+          "{{ '<|im_start|>system\\n' + s + '<|im_end|>' }}", "Be X." },
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
