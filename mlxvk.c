@@ -750,6 +750,7 @@ struct device {
     void *user;
     mlxvk_error error;
     int lost;                                        /* sticky; like all that changes it is the lock's */
+    bool signals_end;                                /* the same for event_lock: what is to come may not */
     char why_lost[400];                              /* "" until somebody asks; see loss_text */
     PFN_vkVoidFunction fault_info;                   /* VK_EXT_device_fault's; NULL: the device has none */
     /* what was recorded last, oldest at last_dispatches % LAST_DISPATCHES */
@@ -912,10 +913,18 @@ static int device_fail(struct device *d, int code, int vk, int line, const char 
     return code;
 }
 
+static int device_is_lost(struct device *d)
+{
+    mutex_lock(&d->event_lock);
+    d->signals_end = true;
+    mutex_unlock(&d->event_lock);
+    return d->lost = MLXVK_ERROR_DEVICE_LOST;
+}
+
 /* Turns a VkResult into a result code, and remembers a lost device. */
 static int vk_code(struct device *d, VkResult r)
 {
-    if (r == VK_ERROR_DEVICE_LOST) d->lost = MLXVK_ERROR_DEVICE_LOST;
+    if (r == VK_ERROR_DEVICE_LOST) device_is_lost(d);
     return r >= 0 ? 0 : r == VK_ERROR_DEVICE_LOST ? MLXVK_ERROR_DEVICE_LOST
          : r == VK_ERROR_OUT_OF_HOST_MEMORY ? MLXVK_ERROR_HOST_MEMORY
          : r == VK_ERROR_OUT_OF_DEVICE_MEMORY ? MLXVK_ERROR_MEMORY : MLXVK_ERROR_VULKAN;
@@ -2113,6 +2122,13 @@ static void cache_remove(struct device *d, struct buffer *b)
     b->bin = -1;
 }
 
+/* The value of a timeline where its semaphore counts so far, which a caller may have signalled beyond what is known. */
+static uint64_t line_value(const struct timeline *t, uint64_t count)
+{
+    uint64_t most = t->submitted - t->base;
+    return (count < most ? count : most) + t->base;
+}
+
 /* Asks the driver once a search of the cache: see cache_find. That the device is lost is only remembered. */
 static uint64_t timeline_completed(struct device *d, struct timeline *t)
 {
@@ -2121,7 +2137,7 @@ static uint64_t timeline_completed(struct device *d, struct timeline *t)
     t->polled = d->polls;
     VkResult r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value);
     if (r < 0) vk_code(d, r);
-    else if (value + t->base > t->completed) t->completed = value + t->base;
+    else if (line_value(t, value) > t->completed) t->completed = line_value(t, value);
     return t->completed;
 }
 
@@ -2155,12 +2171,11 @@ static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t v
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
                                  .pSemaphores = &t->semaphore, .pValues = &counted };
     while (t->completed < value) {
-        uint64_t now = 0;
+        uint64_t count = counted, now;
         VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, t->kind == LINE_STREAM ? 2000000000u : 0);
-        if (r == VK_SUCCESS) now = counted;
-        else if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
+        if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &count);
         if (r < 0) return vk_code(d, r);
-        now += t->base;
+        now = line_value(t, count);
         if (now <= t->completed) return MLXVK_ERROR_NOT_READY;
         t->completed = now;
     }
@@ -2427,7 +2442,7 @@ static int check_links(struct device *d, const struct timeline *t)
     snprintf(d->why_lost, sizeof d->why_lost, "linked steps waited in vain, and the device counts as lost; "
              "%s=0 does without them", gate_table[GATE_LINKS].name);
     if (d->on_log) d->on_log(d->why_lost, d->user);
-    return d->lost = MLXVK_ERROR_DEVICE_LOST;
+    return device_is_lost(d);
 }
 
 /* Blocks until the timeline reaches value. The lock is held on entry and on return, but not while waiting: what is
@@ -2589,11 +2604,13 @@ static void event_destroy(struct device *d, struct event *ev)
  * for once more after it has signalled. Behind a recording there may be none: one event would keep another for ever. */
 static bool event_idle(struct device *d, const struct event *ev)
 {
+    if (ev->line && timeline_completed(d, ev->line) < ev->line->submitted) return false;
     for (uint32_t i = 0; i < ev->uses.count; i++) {
         const struct use *u = ITEM(ev->uses, struct use, i);
-        if (timeline_completed(d, u->line) < u->value + (u->line->kind == LINE_STREAM)) return false;
+        bool behind = u->line->kind == LINE_STREAM && !ev->adopted;    /* that one is the caller's to destroy */
+        if (timeline_completed(d, u->line) < u->value + behind) return false;
     }
-    return !ev->line || timeline_completed(d, ev->line) >= ev->line->submitted;
+    return true;
 }
 
 /* Room to note one more use; false where there is no memory. */
@@ -4026,8 +4043,7 @@ static int stream_submit(struct stream *s)
     s->bytes = 0;
     s->time = 0;
     if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
-        d->lost = MLXVK_ERROR_DEVICE_LOST;
-        return encoder_fail(e, d->lost, r, __LINE__, "submit",
+        return encoder_fail(e, device_is_lost(d), r, __LINE__, "submit",
                             "the queue refused the work (VkResult %d): %s", r, loss_text(d));
     }
     s->line->submitted = s->line->open++;
@@ -25431,7 +25447,7 @@ static bool trial_passes(struct device *d, const struct trial *t, bool with)
     twin->pipeline_cache = VK_NULL_HANDLE;
     destroy_objects(twin);
     mutex_unlock(&twin->lock);
-    d->lost = twin->lost;
+    if (twin->lost) device_is_lost(d);
     host_free(d, twin);
     return right;
 }
@@ -26341,6 +26357,10 @@ static int signal_now(struct event *ev, uint64_t value, VkResult *r, unsigned lo
     int fault = event_fault(ev, value, true, r, &now);
     *pending = !fault && *r >= 0 && now < ev->given ? ev->given : 0;
     *top = ev->top;
+    if (*pending && d->signals_end) {
+        *pending = 0;
+        *r = VK_ERROR_DEVICE_LOST;
+    }
     if (!fault && !*pending && *r != VK_ERROR_DEVICE_LOST) *r = d->vk.vkSignalSemaphore(d->handle, &info);
     if (!fault && !*pending && *r >= 0) ev->top = value;
     mutex_unlock(&d->event_lock);

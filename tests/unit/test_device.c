@@ -505,6 +505,31 @@ static void test_why_lost(void **state)
 #define WHY_LOST                                               /* the headers are older */
 #endif
 
+/* On a device that is lost, the host's signal does not wait for one of a stream, which may never come. */
+static void test_signals_of_lost(void **state)
+{
+    (void)state;
+    mlxvk_device d = adopt(failing_driver(), true);
+    mlxvk_event gate = { NULL }, e = { NULL };
+    mlxvk_stream waiting = open_stream(d), refused = open_stream(d);
+    OK_DEVICE(mlxvk_event_new(&gate, d), d);
+    OK_DEVICE(mlxvk_event_new(&e, d), d);
+    OK(mlxvk_event_wait(gate, 1, waiting), waiting);
+    OK(mlxvk_event_signal(e, 3, waiting), waiting);
+    fail_submits_after = 0;
+    fail_submits = 1;
+    assert_int_equal(mlxvk_event_signal(gate, 1, refused), MLXVK_ERROR_DEVICE_LOST);
+    fail_submits_after = fail_submits = -1;
+    assert_int_equal(mlxvk_event_signal_host(e, 5), MLXVK_ERROR_DEVICE_LOST);
+    assert_int_equal(mlxvk_event_signal_host(gate, 2), 0);              /* the first stream's work goes on */
+    mlxvk_stream_free(waiting);
+    mlxvk_stream_free(refused);
+    mlxvk_event_free(gate);
+    mlxvk_event_free(e);
+    mlxvk_device_free(d);
+    end_vulkan();
+}
+
 /* A lost device is an error that stays; nothing crashes, and closing works. */
 static void test_lost(void **state)
 {
@@ -542,7 +567,7 @@ int main(void)
         cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
         cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two), cmocka_unit_test(test_queues),
         cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt), cmocka_unit_test(test_adopt_less),
-        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), WHY_LOST cmocka_unit_test(test_refused_work),
+        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_signals_of_lost), WHY_LOST cmocka_unit_test(test_refused_work),
     };
     return run_group("device", tests, NULL, NULL);
 }
