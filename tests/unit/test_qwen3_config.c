@@ -273,8 +273,8 @@ static void test_chat_openings(void **state)
         "{% if x %}{{ '<|im_start|>assistant\\n<think>' }}{% else %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
         "{{- '<|im_start|>assistant\\n' + '<think>\\n' }}",
         "{{- '<|im_start|>assistant\\n' }}{{- '<think>\\n' }}",
-        "{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}"
-        "{{- '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{- '<think>\\n' }}{%- endif %}",
+        ("{{- '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}"
+         "{{- '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{- '<think>\\n' }}{%- endif %}"),
         "{{- '<|im_start|>assistant\\n' }}{%- if not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
