@@ -913,6 +913,7 @@ static int device_fail(struct device *d, int code, int vk, int line, const char 
     return code;
 }
 
+/* Remembers it, for the lock and for event_lock. */
 static int device_is_lost(struct device *d)
 {
     mutex_lock(&d->event_lock);
@@ -2085,7 +2086,7 @@ static int size_bin(size_t size)
 {
     enum { SMALL = PAGE / BLOCK_ALIGN, OF_PAGE = 4 * 14 };
     int log = 0;
-    _Static_assert(PAGE == 1 << OF_PAGE / 4, "bins of larger sizes begin there");
+    static_assert(PAGE == 1 << OF_PAGE / 4, "bins of larger sizes begin there");
     if (size <= PAGE) return (int)(size / BLOCK_ALIGN);
     for (size_t s = size; s > 1; s >>= 1) log++;
     log = SMALL + 1 + 4 * log + (int)((size >> (log - 2)) & 3) - OF_PAGE;
@@ -2137,7 +2138,7 @@ static uint64_t timeline_completed(struct device *d, struct timeline *t)
     t->polled = d->polls;
     VkResult r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value);
     if (r < 0) vk_code(d, r);
-    else if (line_value(t, value) > t->completed) t->completed = line_value(t, value);
+    else if ((value = line_value(t, value)) > t->completed) t->completed = value;
     return t->completed;
 }
 
@@ -13728,7 +13729,7 @@ static void conv_tiles(struct encoder *e, const struct conv *v, bool matrices)
     struct array *sums = NULL;
     struct conv_push q;
     if (!conv_linear(v) || (e->device->tuning->tile_count && !matrices)) parts = 1;
-    if (conv_least_parts(e, v, &p) > parts) parts = (uint32_t)conv_least_parts(e, v, &p);
+    parts = (uint32_t)max_size(parts, (size_t)conv_least_parts(e, v, &p));
     if (parts > 1) sums = parts_array(e, &p, parts);
     epilogue = sums ? EPILOGUE_PART : EPILOGUE_NONE;
     q = bind_conv(e, v, sums ? sums : v->out);
@@ -17720,11 +17721,10 @@ static void plan_sets(struct encoder *e, const struct quant_job *j, const struct
 }
 
 /* All matrices' columns as those of one: y = x @ [w0 w1 w2], of which the results are parts. */
-static struct product product_of_sets(const struct quant_job *j, struct array *w, struct array *y)
+static struct product product_of_sets(const struct quant_job *j, struct array *w)
 {
     struct product p = product_of_job(j, j->x, w);
     for (int i = 1; i < j->sets; i++) p.n += j->set[i].rows;
-    p.array[MAT_OUT] = y ? y : j->set[0].y;
     p.out_row = p.n;
     return p;
 }
@@ -17732,7 +17732,7 @@ static struct product product_of_sets(const struct quant_job *j, struct array *w
 /* Microseconds of that, about, and of copies of its parts, which are whole eights. */
 static double as_one_cost(const struct encoder *e, const struct quant_job *j)
 {
-    struct product p = product_of_sets(j, NULL, NULL);
+    struct product p = product_of_sets(j, NULL);
     const struct tile_row *r;
     uint32_t parts;
     if (j->epilogue) return INFINITY;
@@ -17746,7 +17746,7 @@ static double as_one_cost(const struct encoder *e, const struct quant_job *j)
 static void plan_as_one(struct encoder *e, const struct quant_job *j)
 {
     struct array *w = unpack_sets(e, j), *y = NULL;
-    struct product p = product_of_sets(j, w, NULL);
+    struct product p = product_of_sets(j, w);
     size_t first = 0;
     if (w) y = scratch(e, (size_t)(p.m * p.n), j->to);
     if (y) {
@@ -17767,9 +17767,8 @@ static void plan_as_one(struct encoder *e, const struct quant_job *j)
 }
 
 /* In one dispatch, or as one product, where that takes less than one product after another; where a gate forces a tile,
- * in one dispatch.
- * (An H200, 512 rows x 4096 and 2 x 1024 columns of K = 4096: 131 us by tiles that each lie in one of them, 88 as one,
- * and its parts' copies.) */
+ * in one dispatch. (An H200, 512 rows x 4096 and 2 x 1024 columns of K = 4096: 131 us by tiles that each lie in one of
+ * them, 88 as one, and its parts' copies.) */
 static bool plan_together(struct encoder *e, const struct quant_job *j)
 {
     bool forced = e->device->gate[GATE_MATMUL_TILE] > 0;
