@@ -329,7 +329,8 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
     X(QMM_REDUCE,    "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE", 1, "those for 1 row that reduce across a workgroup")        \
     X(QMM_SUBGROUP,  "MLX_VK_ENABLE_QMM_NATIVE_M1_REDUCE_SUBGROUP", 1, "the same by subgroup operations")              \
     X(QMM_KERNEL,    "MLX_VK_QMM_KERNEL",                0,                                                           \
-      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows, 6 rows by matrices, 7 columns")    \
+      "quantized matmul by: 1 rows, 2 tiles, 3 matrices, 4 unpacking, 5 held rows, 6 rows by matrices, 7 columns, "    \
+      "8 codes")                                                                                                      \
     X(QMV_ROWS, "MLX_VK_QMV_ROWS", 0, "rows of a quantized weight a subgroup (0: as the table says)")                 \
     X(QMV_SPLIT,     "MLX_VK_QMV_SPLIT",                 0, "subgroups that share such rows (0: as the table says)")   \
     X(QMV_THREADS,   "MLX_VK_QMV_THREADS",               0, "threads of such a workgroup (0: as the table says)")      \
@@ -546,7 +547,7 @@ enum { MAX_BINDINGS = 31, PUSH_SIZE = 128, MAX_SPEC = 24, MAX_QUEUES = 8, MAX_WA
     X(SHORT_LOOPS, MESA_LLVMPIPE, 0, "test_matmul: test_long_k",                                                      \
       "loops end, without a word, after 65,535 iterations of an invocation in all: longer ones are cut")              \
     X(KNOWN_PLACES, NVIDIA_PROPRIETARY, 0x23, "test_quantized: test_few_by_matrices",                                 \
-      "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix.comp relies on it")         \
+      "which elements of a cooperative matrix a lane has was seen, on an H200: qmv_matrix and qmm_codes rely on it")  \
     X(SAME_SUMS, NVIDIA_PROPRIETARY, 0x23, "test_invariant: test_chained",                                            \
       "matrices of workgroups were seen to add as those of subgroups do, on an H100: a row's bits may be of either")  \
     X(IN_ORDER, NVIDIA_PROPRIETARY, 0x23, "test_replay: test_links",                                                  \
@@ -3504,8 +3505,9 @@ static int encoder_fail(struct encoder *e, int code, int vk, int line, const cha
  * and 153, rms_norm 142 and 141, softmax 148 and 146; a row's fft no less.) */
 static const uint8_t unchecked_kernels[] = { K_ATTENTION_DECODE, K_ATTENTION_ROPE, K_ATTENTION_CHUNKS, K_ATTENTION_WALK,
                                              K_ATTENTION_CHUNKS_ROPE, K_QMV_HELD, K_QMV_HELD_SETS, K_QMV_MATRIX_BF16,
-                                             K_QMV_MATRIX_F16, K_MATVEC, K_MATVEC_SUBGROUP, K_MATMUL_FEW_BF16,
-                                             K_MATMUL_FEW_F16, K_RADIX, K_NORM_EIGHTS, K_SOFTMAX };
+                                             K_QMV_MATRIX_F16, K_QMM_CODES_BF16, K_QMM_CODES_F16, K_MATVEC,
+                                             K_MATVEC_SUBGROUP, K_MATMUL_FEW_BF16, K_MATMUL_FEW_F16, K_RADIX,
+                                             K_NORM_EIGHTS, K_SOFTMAX };
 
 static VkPipelineRobustnessBufferBehaviorEXT robustness_of(const struct device *d, enum kernel_id k)
 {
@@ -17148,16 +17150,43 @@ static void plan_few_matrices(struct encoder *e, const void *job)
     dispatch(e, c.grid, ceil_div(j->m, c.size), j->batch);
 }
 
+enum {
+    CODES_SUBGROUPS = 8, CODES_SIDE = 16,            /* of a workgroup; rows of W of a subgroup, or half of them */
+    CODES_WIDE = 2048,                               /* rows of W from which a subgroup has two matrices of them */
+    CODES_TILES = 4,                                 /* of so many rows of x that meet it, at most */
+    CODES_FROM = 49, CODES_MOST = 96,                /* rows of x for which it is chosen */
+    CODES_STAGED = 512,                              /* elements of K that are staged at a time, times tiles */
+    CODES_MEMORY = 47 << 10                          /* shared memory: 64 bytes of those, sums of groups, factors */
+};
+
+/* Were these kernels of matrices measured, as qmv_matrix.comp would cut a job? */
+static bool matrices_measured(const struct device *d, const struct quant_job *j)
+{
+    struct matrix_cut c = cut_for_matrices(d, j);
+    return c.known && d->tuning->held && j->format.group >= 64 && j->batch == 1 && j->k >= MATRIX_SHORT &&
+           j->k <= MATRIX_LONG && 3 * c.all >= d->tuning->processors;
+}
+
 /* Chosen where it was measured, and nowhere else: there it is 1.1 to 2.5 times as fast as what else there is, but for
  * 64 rows of K = 12288, where it is 1.04 times as slow. */
 static double few_matrices_cost(const struct encoder *e, const void *job)
 {
-    const struct device *d = e->device;
     const struct quant_job *j = job;
-    struct matrix_cut c = cut_for_matrices(d, j);
-    bool measured = c.known && d->tuning->held && j->format.group >= 64 && j->batch == 1 &&
-                    j->k >= MATRIX_SHORT && j->k <= MATRIX_LONG && 3 * c.all >= d->tuning->processors;
-    return measured && j->m > HELD_ALONE && j->m <= MATRIX_MOST ? 0 : 9;
+    if (j->m <= HELD_ALONE || j->m > MATRIX_MOST || !matrices_measured(e->device, j)) return 9;
+    return j->m < CODES_FROM ? 0 : 0.5;
+}
+
+/* qmm_codes.comp likewise, in microseconds on an H200, beside qmv_matrix, and for 96 rows unpacked weights: 64 rows x
+ * 4096 x 12288 45, 87; 96 rows 59, 94; 4096 x 4096 22, 35; 27, 40; 12288 x 4096 52, 66; 78, 94; but 64 rows x 1024 x
+ * 3072 12, 12. From as many rows as pay in a prompt, where other kernels in between leave its instructions, which are
+ * many, in no cache (Qwen3-8B, tokens/s by qmv_matrix and so: 32 rows 4,560 and 3,850, 48 5,050 and 5,100, 64 5,530 and
+ * 6,030; 96 rows unpacked 6,040, so 6,690). */
+static const double CODES_LEAST = 6e8;
+static double codes_cost(const struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    return j->m >= CODES_FROM && j->m <= CODES_MOST && quant_work(j) >= CODES_LEAST && matrices_measured(e->device, j)
+        ? 0 : 9;
 }
 
 static double few_cost(const struct encoder *e, const void *job)
@@ -17174,11 +17203,11 @@ static const struct candidate few_kernels[3][3] = {
 };
 
 /* Rows of quant_kernels from 1, as gate QMM_KERNEL forces them; 0: none. */
-enum { QMM_HELD = 1, QMM_FEW, QMM_FEW_MATRICES, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_ACROSS };
+enum { QMM_HELD = 1, QMM_FEW, QMM_FEW_MATRICES, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_ACROSS, QMM_CODES };
 static int forced_kernel(const struct device *d)
 {
     static const int kernels[] = { 0, QMM_FEW, QMM_TILES, QMM_COOPMAT, QMM_UNPACKED, QMM_HELD, QMM_FEW_MATRICES,
-                                   QMM_ACROSS };
+                                   QMM_ACROSS, QMM_CODES };
     int wanted = d->gate[GATE_QMM_KERNEL];
     return wanted < 1 || wanted >= (int)COUNT(kernels) ? 0 : kernels[wanted];
 }
@@ -17364,6 +17393,89 @@ static void plan_unpacked(struct encoder *e, const void *job)
     array_release(w);
 }
 
+/* ---- some dozens of rows of x: a weight's codes made matrices once for all ---- */
+
+static enum kernel_id codes_kernel(const struct quant_job *j)
+{
+    return j->to == MLXVK_BFLOAT16 ? K_QMM_CODES_BF16 : K_QMM_CODES_F16;
+}
+
+/* How qmm_codes.comp cuts a job: tiles of x's rows and groups that are staged at a time; subgroups of a workgroup, rows
+ * of W of each, in sixteens, and workgroups along W's rows; parts of K and groups of a part. */
+struct codes_cut { uint32_t tiles, chunk, warps, bands, columns, parts, rounds; };
+
+/* A workgroup has a processor for itself: as many of its subgroups, and parts of K, as leave few processors idle; a
+ * workgroup's time goes with its subgroups and a few more. */
+static void share_codes(const struct encoder *e, const struct quant_job *j, uint32_t blocks, uint32_t most,
+                        struct codes_cut *c)
+{
+    const uint32_t all = e->device->tuning->processors, groups = j->k / (uint32_t)j->format.group;
+    double least = INFINITY;
+    for (uint32_t warps = CODES_SUBGROUPS; warps > CODES_SUBGROUPS / 2; warps--) {
+        uint32_t columns = ceil_div(j->set[0].rows, warps * CODES_SIDE * c->bands), tiles = columns * blocks;
+        uint32_t parts = min_u32(min_u32(all / tiles, groups / (2 * c->chunk)), most);
+        if (!parts) parts = 1;
+        double time = (double)ceil_div(tiles * parts, all) / parts * (warps + 4);
+        if (time >= least) continue;
+        least = time;
+        c->warps = warps;
+        c->columns = columns;
+        c->parts = parts;
+    }
+    c->rounds = (uint32_t)round_up(ceil_div(groups, c->parts), c->chunk);
+    c->parts = ceil_div(groups, c->rounds);
+}
+
+static struct codes_cut cut_codes(const struct encoder *e, const struct quant_job *j)
+{
+    uint32_t group = (uint32_t)j->format.group, blocks = ceil_div(j->m, CODES_TILES * CODES_SIDE);
+    struct product product = product_of_job(j, NULL, NULL);
+    struct codes_cut c = { .bands = j->set[0].rows < CODES_WIDE ? 1 : 2 };
+    c.tiles = ceil_div(ceil_div(j->m, CODES_SIDE), blocks);
+    c.chunk = min_u32(min_u32(CODES_TILES, 2 * CODES_TILES / c.tiles), CODES_STAGED / (c.tiles * group));
+    c.chunk = min_u32(c.chunk, j->k / group);
+    share_codes(e, j, blocks, (uint32_t)most_parts(e, &product), &c);
+    return c;
+}
+
+/* What keeps qmm_codes.comp from a job: what keeps qmv_matrix.comp, and that places must be known. */
+static const char *codes_fit(const struct encoder *e, const void *job)
+{
+    const struct device *d = e->device;
+    const struct quant_job *j = job;
+    const char *refusal = few_matrices_fit(e, job);
+    uint32_t group = (uint32_t)j->format.group;
+    if (refusal) return refusal;
+    if (!has_kernel(d, codes_kernel(j)) || d->caps.subgroup != 32 || d->caps.max_threads < 32 * CODES_SUBGROUPS)
+        return "the device's workgroups are small";
+    if (!(d->caps.quirks & QUIRK_KNOWN_PLACES) || d->caps.coopmat_size[j->to == MLXVK_BFLOAT16] != CODES_SIDE)
+        return "places of elements are not known";
+    if (d->caps.shared_memory < CODES_MEMORY || group > CODES_STAGED / CODES_TILES) return "small shared memory";
+    if (ceil_div(j->m, CODES_TILES * CODES_SIDE) > d->caps.max_groups[1]) return "more rows than a grid";
+    return j->batch > 1 || j->epilogue || j->norm || j->times ? "a batch, or an epilogue" : NULL;
+}
+
+static void plan_codes(struct encoder *e, const void *job)
+{
+    const struct quant_job *j = job;
+    const struct codes_cut c = cut_codes(e, j);
+    const uint32_t groups = j->k / (uint32_t)j->format.group;
+    struct product product = product_of_job(j, NULL, NULL);
+    struct quant_job part = *j;
+    struct quant_push p;
+    if (c.parts > 1) part.set[0].y = scratch(e, (size_t)j->m * j->set[0].rows * c.parts, MLXVK_FLOAT32);
+    if (!part.set[0].y) return;
+    p = quant_bind(e, &part);
+    p.rounds = c.rounds;
+    use_quant(e, codes_kernel(j), j, &p, NULL, &(struct qmm_codes_constants){ .threads = 32 * c.warps, FORMAT(j),
+              .group = (uint32_t)j->format.group, .chunk = c.chunk, .tiles = c.tiles, .full = groups % c.chunk == 0,
+              .bands = c.bands, .parts = c.parts > 1 }, sizeof(struct qmm_codes_constants));
+    dispatch(e, c.columns, ceil_div(j->m, c.tiles * CODES_SIDE), c.parts);
+    if (c.parts == 1) return;
+    product_sum(e, &product, part.set[0].y, c.parts);
+    array_release(part.set[0].y);
+}
+
 /* ---- gather_qmm: what meets which weight, index arrays say ---- */
 
 /* As many tiles as rows can make, grouped or not. */
@@ -17407,6 +17519,7 @@ static const struct candidate quant_kernels[] = {
     { "qmm by cooperative matrices", quant_matrices_fit, quant_matrices_cost, plan_matrices },
     { "unpacked, matmul", unpacked_fits, unpacked_cost, plan_unpacked },
     { "qmm of few rows", across_fits, across_cost, plan_across },
+    { "qmm_codes", codes_fit, codes_cost, plan_codes },
 };
 
 static const struct candidate gather_kernels[] = {
@@ -17438,7 +17551,7 @@ static bool pays_even_x(const struct encoder *e, const struct quant_job *j)
 static void quant_choose(struct encoder *e, const struct quant_job *j)
 {
     static const int gathered[] = { 0, [QMM_HELD] = 1, [QMM_FEW] = 1, [QMM_FEW_MATRICES] = 1, [QMM_TILES] = 2,
-                                    [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3, [QMM_ACROSS] = 2 };
+                                    [QMM_COOPMAT] = 3, [QMM_UNPACKED] = 3, [QMM_ACROSS] = 2, [QMM_CODES] = 3 };
     bool special = j->gather || specialised(e->device, j->m);
     int forced = is_invariant(e) ? invariant_kernel(e, j) : special ? forced_kernel(e->device) : QMM_TILES;
     struct quant_job even = *j;
@@ -23269,8 +23382,8 @@ static bool goes_by_matrices(struct encoder *e, const struct node *n)
     bool matrices;
     if (forced && forced != QMM_FEW_MATRICES) return false;
     quant_open(e, n, &j);
-    matrices = !few_matrices_fit(e, &j) && (is_invariant(e) ? invariant_units(e) : forced ||
-                                            few_matrices_cost(e, &j) < held_cost(e, &j));
+    matrices = !few_matrices_fit(e, &j) && (is_invariant(e) ? invariant_units(e) : forced || (codes_cost(e, &j) > 0 &&
+                                            few_matrices_cost(e, &j) < held_cost(e, &j)));
     quant_close(&j);
     return matrices;
 }

@@ -837,6 +837,15 @@ struct qmm_coopmat_constants { uint32_t threads, bits, tx, ts, ty, bm, bn, wm, w
 typedef struct qmm_coopmat_constants qmm_bf16_constants; typedef struct quant_push qmm_bf16_push;
 enum { SLOT_qmm_bf16_x = 0, SLOT_qmm_bf16_w = 1, SLOT_qmm_bf16_s = 2, SLOT_qmm_bf16_b = 3, SLOT_qmm_bf16_y = 4 };
 
+struct qmm_codes_constants { uint32_t threads, bits, tx, ts, ty, group, chunk, tiles, full, bands, parts; };
+typedef struct qmm_codes_constants qmm_codes_bf16_constants; typedef struct quant_push qmm_codes_bf16_push;
+enum { SLOT_qmm_codes_bf16_x = 0, SLOT_qmm_codes_bf16_w = 1, SLOT_qmm_codes_bf16_s = 2,
+    SLOT_qmm_codes_bf16_b = 3, SLOT_qmm_codes_bf16_y = 4 };
+
+typedef struct qmm_codes_constants qmm_codes_f16_constants; typedef struct quant_push qmm_codes_f16_push;
+enum { SLOT_qmm_codes_f16_x = 0, SLOT_qmm_codes_f16_w = 1, SLOT_qmm_codes_f16_s = 2, SLOT_qmm_codes_f16_b = 3,
+    SLOT_qmm_codes_f16_y = 4 };
+
 typedef struct qmm_coopmat_constants qmm_f16_constants; typedef struct quant_push qmm_f16_push;
 enum { SLOT_qmm_f16_x = 0, SLOT_qmm_f16_w = 1, SLOT_qmm_f16_s = 2, SLOT_qmm_f16_b = 3, SLOT_qmm_f16_y = 4 };
 
@@ -1101,6 +1110,8 @@ enum { SLOT_quant_gather_x = 0 };
     X(positions, POSITIONS, 4, 0x1, 124, 1, CAP_SMALL) \
     X(qmm, QMM, 5, 0x10, 128, 12, CAP_SMALL) \
     X(qmm_bf16, QMM_BF16, 5, 0x10, 128, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmm_codes_bf16, QMM_CODES_BF16, 5, 0x10, 128, 11, CAP_FLOAT16 | CAP_INT16 | CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \
+    X(qmm_codes_f16, QMM_CODES_F16, 5, 0x10, 128, 11, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_f16, QMM_F16, 5, 0x10, 128, 14, CAP_FLOAT16 | CAP_SUBGROUP | CAP_SMALL | CAP_MEMORY_MODEL | CAP_COOPMAT) \
     X(qmm_grouped, QMM_GROUPED, 8, 0x10, 108, 12, CAP_SMALL) \
     X(qmm_grouped_bf16, QMM_GROUPED_BF16, 8, 0x10, 108, 14, CAP_SUBGROUP | CAP_SMALL | CAP_BFLOAT16 | CAP_COOPMAT_BF16 | CAP_MEMORY_MODEL | CAP_COOPMAT) \

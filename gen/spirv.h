@@ -80,6 +80,8 @@
 #include "positions_spv.h"
 #include "qmm_spv.h"
 #include "qmm_bf16_spv.h"
+#include "qmm_codes_bf16_spv.h"
+#include "qmm_codes_f16_spv.h"
 #include "qmm_f16_spv.h"
 #include "qmm_grouped_spv.h"
 #include "qmm_grouped_bf16_spv.h"

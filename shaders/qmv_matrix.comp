@@ -18,11 +18,6 @@
 // memory into matrices; else element by element, each lane asking for its places.
 #ifdef BF
 #extension GL_EXT_bfloat16 : require
-#define T bfloat16_t
-#define ELEMENT(bits) uintBitsToBFloat16EXT(uint16_t(bits))
-#else
-#define T float16_t
-#define ELEMENT(bits) uint16BitsToFloat16(uint16_t(bits))
 #endif
 #define PRODUCT
 #define PREPARED
@@ -46,28 +41,16 @@ layout(constant_id = 16) const bool PAIRED = false;    // scales and biases begi
 const uint AS_IS = 0, NORMED = 1, GATED = 2;
 #include "qmv.glsl"
 
+const bool DIGITS_OFF = ROUNDED;
+#include "codes.glsl"
+
 const uint STEPS = GROUP / SIZE, WARPS = gl_WorkGroupSize.x / LANES, AREA = SIZE * SIZE;
 const uint EACH = AREA / LANES;                        // elements of a lane
-const uint HALF = 16 / BITS;                           // codes of half a word; one of each half make a pair of elements
-const uint CLASS = GROUP / 4;                          // codes of a group that are in one lane's words: a class of columns
-const uint WORDS = CLASS * BITS / 32;                  // their words
 const uint ROW = GROUP / 8 + 1;                        // uvec4s of a staged row of x, padded
 shared uvec4 stage[KNOWN ? 1 : WARPS * SIZE * ROW];
 shared vec2 factor[WARPS * CHUNK * SIZE];              // of a group of a row of W: scale, and bias less the offset
 shared float part[2 * WARPS * AREA], kept[KEPT * AREA];
 shared vec4 square_sums[4];
-
-// 8 bits of a bfloat16 are two digits: its mantissa holds 7.
-#ifdef BF
-const bool DIGITS = BITS == 8u && !ROUNDED;
-const uint MAGIC = 0x43004300u, MAGIC_HIGH = 0x45004500u;                           // 128 + code; 2048 + 16 * code
-const float OFFSET = DIGITS ? 2176.0 : 128.0;
-#else
-const bool DIGITS = false;
-const uint MAGIC = 0x64006400u, MAGIC_HIGH = 0u;                                    // 1024 + code
-const float OFFSET = 0.0;                              // taken away at once
-#endif
-const uint PAIR = (DIGITS ? 0xfu : MASK) * 0x00010001u;
 
 #define MATRIX_A coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseA>
 #define MATRIX_B coopmat<T, gl_ScopeSubgroup, SIZE, SIZE, gl_MatrixUseB>
@@ -100,15 +83,10 @@ uint element_of(const uint j, const uint column)
 }
 
 // A piece is 16 elements of a group; its pair v of elements, and where in a staged row their word lies.
-uint low_of_pair(const uint v) { return v / HALF * 2u * HALF + v % HALF; }
 uint staged_word(const uint p, const uint v)
 {
     uint at = p * 16u + low_of_pair(v), in_class = at % CLASS, t = in_class / (2u * HALF) * HALF + in_class % HALF;
     return (t / (SIZE / 8u) * SIZE + t % (SIZE / 8u) * 8u) / 2u + at / CLASS;
-}
-uint two_of(const uint a, const uint b, const uint first, const uint second)       // 16 bits of each
-{
-    return (first % 2u == 0u ? a & 0xffffu : a >> 16) | (second % 2u == 0u ? b << 16 : b & 0xffff0000u);
 }
 
 float gated(const float x, const float y) { return rounded(x * rounded(sigmoid_half(x), TX), TX) * y; }
@@ -299,8 +277,7 @@ MATRIX_A known_matrix(const uint g, const uint j, const bool high, const vec4 fa
 {
     MATRIX_A a;
     [[unroll]] for (uint i = 0u; i < 4u; i++) {
-        uint t = 2u * j + i % 2u, w = (g * 2u + i / 2u) * WORDS + t / HALF;
-        uint two = code[w] >> t % HALF * BITS + (high ? 4u : 0u) & PAIR | (high ? magics.y : magics.x);
+        uint t = 2u * j + i % 2u, w = (g * 2u + i / 2u) * WORDS + t / HALF, two = code_pair(code[w], t, high, magics);
         if (ROUNDED) {
             const uint bit = t % HALF * BITS, place = chain_place(bit);
             vec2 f = i < 2u ? factors.xy : factors.zw;

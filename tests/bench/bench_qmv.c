@@ -4,7 +4,7 @@
  *     build/bench/bench_qmv              the shapes below, 4 and 8 bits, 1 to 8 rows; then many rows
  *     build/bench/bench_qmv sweep        every setting of the kernels for one row
  *     build/bench/bench_qmv routes       every kernel for 1 to 512 rows
- *     build/bench/bench_qmv few          1 to 64 rows, as the library chooses, as multiples of 1; then by each kernel for few
+ *     build/bench/bench_qmv few          1 to 128 rows, as the library chooses, as multiples of 1; then by each kernel for few
  *     build/bench/bench_qmv chain        one row in a step that is recorded and linked, as decoding has it: each product adds to
  *                                        what the one before it left
  *     build/bench/bench_qmv f16          the same in float16
@@ -196,12 +196,14 @@ static const struct shape layer_shapes[LAYER_SHAPES] = { { 4096, 12288 }, { 2457
 /* A few rows: what they cost as a multiple of one row; by each kernel that might take them. */
 static void few_rows(void)
 {
-    static const struct { int number, first, last; } kernels[] = { { 0, 1, 64 }, { 5, 1, 8 }, { 6, 2, 64 }, { 3, 16, 64 }, { 4, 32, 64 } };
-    static const int rows[] = { 1, 2, 3, 4, 8, 16, 32, 64 };
+    static const struct { int number, first, last; } kernels[] = { { 0, 1, 128 }, { 8, 16, 128 }, { 6, 2, 64 }, { 3, 16, 128 }, { 4, 32, 128 }, { 5, 1, 8 } };
+    static const int rows[] = { 1, 2, 3, 4, 8, 16, 17, 32, 48, 64, 65, 96, 128 };
     double one[LAYER_SHAPES] = { 0 };
     printf("\n| N x K, us (multiple of M = 1, as the library chooses) |");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) printf(" M = %d |", rows[i]);
-    printf("\n|---|---|---|---|---|---|---|---|---|\n");
+    printf("\n|---|");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) printf("---|");
+    printf("\n");
     for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
         char gates[64];
         snprintf(gates, sizeof gates, "MLX_VK_QMM_KERNEL=%d", kernels[k].number);

@@ -1561,14 +1561,16 @@ static bool goes_together(struct lab *l, int m, int n, int k)
     return together;
 }
 
-/* By rows of x, as measured on an H200; each condition of qmv_matrix's choice broken once. */
+/* By rows of x, as measured on an H200; each condition of qmv_matrix's choice, and of qmm_codes', broken once. */
 static void few_rows_choice(void **state)
 {
     static const struct { int m, n, k, group, bits; mlxvk_dtype dtype; const char *name; } cases[] = {
         { 1, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 2, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
         { 3, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" }, { 8, 4096, 4096, 64, 4, MLXVK_FLOAT16, "qmv_matrix" },
-        { 16, 4096, 12288, 128, 8, MLXVK_BFLOAT16, "qmv_matrix" }, { 64, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
-        { 65, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "unpacked, matmul" }, { 8, 704, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
+        { 16, 4096, 12288, 128, 8, MLXVK_BFLOAT16, "qmv_matrix" }, { 64, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmm_codes" },
+        { 49, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmm_codes" }, { 48, 12288, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
+        { 64, 1024, 3072, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" }, { 96, 4096, 4096, 64, 4, MLXVK_FLOAT16, "qmm_codes" },
+        { 97, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "unpacked, matmul" }, { 8, 704, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
         { 8, 4096, 4096, 64, 4, MLXVK_FLOAT32, "qmv" }, { 8, 4096, 4096, 32, 4, MLXVK_BFLOAT16, "qmv_held" },
         { 8, 688, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 8, 4096, 960, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
         { 8, 4096, 16448, 64, 4, MLXVK_BFLOAT16, "qmv" }, { 8, 4096, 4096, 64, 6, MLXVK_BFLOAT16, "qmv" },
