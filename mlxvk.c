@@ -2577,8 +2577,8 @@ static void staging_give(struct device *d, enum memory_use use, struct buffer *b
 /* ---- events ---- */
 
 /* top: the greatest value that was signalled, or recorded to be; given: that of streams' signals, the last of which is
- * of `giver`; behind: that of another stream, which that one comes behind, or 0. uses: the last submission of each
- * timeline that names the semaphore. */
+ * of `giver`; behind: that of another stream, which that one comes behind, or 0. uses: the last submission or recording
+ * of each timeline that names the semaphore; pending: waits of streams that are in none yet. */
 struct event {
     struct device *device;
     VkSemaphore semaphore;
@@ -2587,6 +2587,7 @@ struct event {
     const struct timeline *giver;
     struct event *next;                              /* once it is freed */
     struct list uses;
+    uint32_t pending;
     struct timeline *line;                           /* of recordings that it says are done; NULL: there are none */
 };
 
@@ -2606,7 +2607,7 @@ static void event_destroy(struct device *d, struct event *ev)
  * for once more after it has signalled. Behind a recording there may be none: one event would keep another for ever. */
 static bool event_idle(struct device *d, const struct event *ev)
 {
-    if (ev->line && timeline_completed(d, ev->line) < ev->line->submitted) return false;
+    if (ev->pending || (ev->line && timeline_completed(d, ev->line) < ev->line->submitted)) return false;
     for (uint32_t i = 0; i < ev->uses.count; i++) {
         const struct use *u = ITEM(ev->uses, struct use, i);
         bool behind = u->line->kind == LINE_STREAM && !ev->adopted;    /* that one is the caller's to destroy */
@@ -2615,21 +2616,14 @@ static bool event_idle(struct device *d, const struct event *ev)
     return true;
 }
 
-/* Room to note one more use; false where there is no memory. */
-static bool event_room(struct device *d, struct event *ev)
-{
-    if (!ADD(d, &ev->uses, struct use)) return false;
-    ev->uses.count--;
-    return true;
-}
-
-/* The stream's open submission names the event. */
+/* What is open on the timeline names the event. Where there is no memory to note it, that goes with the device. */
 static void event_use(struct event *ev, struct timeline *line)
 {
     uint32_t i = 0;
     while (i < ev->uses.count && ITEM(ev->uses, struct use, i)->line != line) i++;
-    *ITEM(ev->uses, struct use, i) = (struct use){ line, line->open, true };
-    if (i == ev->uses.count) ev->uses.count++;
+    if (i < ev->uses.count || ADD(ev->device, &ev->uses, struct use))
+        *ITEM(ev->uses, struct use, i) = (struct use){ line, line->open, true };
+    else ev->pending++;
 }
 
 /* Destroys freed events that no submission names any more. */
@@ -3435,7 +3429,8 @@ struct encoder {
     mlxvk_error error;
 };
 
-struct wait { struct timeline *line; VkSemaphore semaphore; uint64_t value; };
+/* event: NULL where the semaphore is a stream's. */
+struct wait { struct event *event; VkSemaphore semaphore; uint64_t value; };
 
 /* The nodes of a fusion, ascending; the first is where lowering stands. */
 enum { MEMBERS_MOST = 18 };
@@ -4016,6 +4011,17 @@ static VkResult queue_submit(struct stream *s, VkCommandBuffer commands)
     return r;
 }
 
+/* What the stream was to wait for goes with what is open on the timeline. */
+static void hand_waits(struct stream *s, struct timeline *line)
+{
+    for (uint32_t i = 0; i < s->wait_count; i++)
+        if (s->waits[i].event) {
+            s->waits[i].event->pending--;
+            event_use(s->waits[i].event, line);
+        }
+    s->wait_count = 0;
+}
+
 /* Submits the open command buffer; nothing to do where there is none and nothing to wait for or signal. */
 static int stream_submit(struct stream *s)
 {
@@ -4042,7 +4048,8 @@ static int stream_submit(struct stream *s)
         }
     }
     e->commands = NULL;
-    s->wait_count = s->signal_count = s->ops = 0;
+    hand_waits(s, s->line);
+    s->signal_count = s->ops = 0;
     s->bytes = 0;
     s->time = 0;
     if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
@@ -4082,8 +4089,8 @@ static int note_again(struct encoder *e)
     return code;
 }
 
-/* Makes the open submission wait for a timeline's value, which must have been submitted. */
-static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
+/* Makes the open submission wait for a timeline's value, which must have been submitted, or an event's. */
+static int stream_wait(struct stream *s, struct event *event, VkSemaphore semaphore, uint64_t value)
 {
     for (uint32_t i = 0; i < s->wait_count; i++)
         if (s->waits[i].semaphore == semaphore) {
@@ -4095,7 +4102,8 @@ static int stream_wait(struct stream *s, VkSemaphore semaphore, uint64_t value)
         if (!code) code = note_again(&s->encoder);
         if (code) return code;
     }
-    s->waits[s->wait_count++] = (struct wait){ NULL, semaphore, value };
+    s->waits[s->wait_count++] = (struct wait){ event, semaphore, value };
+    if (event) event->pending++;
     return 0;
 }
 
@@ -4124,10 +4132,7 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
             return encoder_fail(&s->encoder, code, 0, __LINE__, "stream", "another stream failed: %s",
                                 line->stream->encoder.error.text);
     }
-    if (line->event && !event_room(d, line->event))
-        return encoder_fail(&s->encoder, MLXVK_ERROR_HOST_MEMORY, 0, __LINE__, "stream", "out of host memory");
-    if (stream_wait(s, line->semaphore, value - line->base)) return s->encoder.code;
-    if (line->event) event_use(line->event, s->line);
+    if (stream_wait(s, line->event, line->semaphore, value - line->base)) return s->encoder.code;
     s->seen[line->index] = value;
     return 0;
 }
@@ -26356,14 +26361,13 @@ static const char *event_fault_text(int fault)
         : "value %llu is not over the last one that was signalled, %llu";
 }
 
-/* Can the stream wait for that value, or signal it? Else false with an error. Leaves room to note the use. */
+/* Can the stream wait for that value, or signal it? Else false with an error. */
 static bool event_ready(struct call *c, struct event *ev, uint64_t value, bool signal)
 {
     if (c->code) return false;
     if (!ev) return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is { NULL }"), false;
     if (ev->device != c->device)
         return FAIL(c, MLXVK_ERROR_ARGUMENT, "event is of another device than the stream"), false;
-    if (!event_room(c->device, ev)) return FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"), false;
     VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
     uint64_t now;
@@ -26413,10 +26417,10 @@ static void event_release(struct device *d, struct event *ev)
 
 /* Another stream's signal comes first, or the event would go back, and the device be lost; but not in front of what is
  * recorded, too. */
-static int signal_behind(struct stream *s, const struct event *ev)
+static int signal_behind(struct stream *s, struct event *ev)
 {
     int code = ev->behind ? stream_submit(s) : 0;
-    return code || !ev->behind ? code : stream_wait(s, ev->semaphore, ev->behind);
+    return code || !ev->behind ? code : stream_wait(s, ev, ev->semaphore, ev->behind);
 }
 
 /* The stream's signal never comes: nobody is to wait for it, but for what was given before. */
@@ -26453,8 +26457,7 @@ int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream)
     if (!event_ready(&c, ev, value, false)) return end(&c);
     stream_lower(c.stream, 0);
     c.code = stream_submit(c.stream);
-    if (!c.code) c.code = stream_wait(c.stream, ev->semaphore, value);
-    if (!c.code) event_use(ev, c.stream->line);
+    if (!c.code) c.code = stream_wait(c.stream, ev, ev->semaphore, value);
     return end(&c);
 }
 
@@ -26578,13 +26581,13 @@ static struct timeline *done_line(struct call *c, const struct stream *r, struct
 
 /* ---- what the caller's submission must wait for ---- */
 
-static void collect(struct call *c, struct wait *waits, uint32_t *count, VkSemaphore semaphore, uint64_t value)
+static void collect(struct call *c, struct wait *waits, uint32_t *count, struct wait w)
 {
     uint32_t i = 0;
-    while (i < *count && waits[i].semaphore != semaphore) i++;
+    while (i < *count && waits[i].semaphore != w.semaphore) i++;
     if (i == MAX_WAITS) { FAIL(c, MLXVK_ERROR_LIMIT, "more than %d submissions to wait for", MAX_WAITS); return; }
-    if (i == *count) waits[(*count)++] = (struct wait){ NULL, semaphore, value };
-    else if (waits[i].value < value) waits[i].value = value;
+    if (i == *count) waits[(*count)++] = w;
+    else if (waits[i].value < w.value) waits[i].value = w.value;
 }
 
 static void collect_line(struct call *c, struct wait *waits, uint32_t *count, struct timeline *line, uint64_t value)
@@ -26594,7 +26597,7 @@ static void collect_line(struct call *c, struct wait *waits, uint32_t *count, st
         FAIL(c, MLXVK_ERROR_NOT_READY, "an operand is in use by a recording whose submission is not known to be done");
     else if (value > line->submitted && line->stream && stream_submit(line->stream))
         FAIL(c, c->device->lost ? c->device->lost : MLXVK_ERROR_VULKAN, "another stream could not be submitted");
-    else collect(c, waits, count, line->semaphore, value - line->base);
+    else collect(c, waits, count, (struct wait){ line->event, line->semaphore, value - line->base });
 }
 
 static void collect_uses(struct call *c, struct wait *waits, uint32_t *count, const struct buffer *b, bool write,
@@ -26614,8 +26617,7 @@ static uint32_t collect_waits(struct call *c, const struct stream *r, const stru
     c->device->polls++;
     end_paused(s);
     if (s->encoder.commands && stream_submit(s)) FAIL(c, s->encoder.code, "%s", s->encoder.error.text);
-    for (uint32_t i = 0; i < s->wait_count && !c->code; i++)
-        collect(c, waits, &count, s->waits[i].semaphore, s->waits[i].value);
+    for (uint32_t i = 0; i < s->wait_count && !c->code; i++) collect(c, waits, &count, s->waits[i]);
     collect_line(c, waits, &count, s->line, s->line->submitted);
     collect_uses(c, waits, &count, r->counters, true, line);
     for (uint32_t k = 0; k < s->node_count && !c->code; k++) {
@@ -26638,6 +26640,17 @@ static void give_waits(struct call *c, mlxvk_recording *out, const struct wait *
         out->waits[i].value = waits[i].value;
     }
     if (!c->code) out->wait_count = count;
+}
+
+/* The caller's submission waits for them now, those that the stream was to wait for among them: events stay till it is
+ * done, be it that nobody wants what was to be computed behind them. */
+static void reserve_waits(struct call *c, const struct wait *waits, uint32_t count, struct timeline *line)
+{
+    struct stream *s = c->stream;
+    for (uint32_t i = 0; i < count; i++)
+        if (waits[i].event) event_use(waits[i].event, line);
+    if (s->wait_count && s->seen) memset(s->seen, 0, s->seen_count * sizeof *s->seen);
+    hand_waits(s, line);
 }
 
 /* ---- recording ---- */
@@ -26681,7 +26694,7 @@ static void record_tape(struct call *c, struct stream *r, const mlxvk_recording 
     e->in_use = NULL;
     e->live_count = e->concurrent_from = 0;
     r->mark = ++c->device->marks;
-    r->ops = r->wait_count = r->deferred = 0;
+    r->ops = r->deferred = 0;
     r->time = 0;
     if (r->seen) memset(r->seen, 0, r->seen_count * sizeof *r->seen);
     r->recording = true;
@@ -26693,6 +26706,7 @@ static void record_tape(struct call *c, struct stream *r, const mlxvk_recording 
     full_barrier(e, STAGES, after | STAGES | VK_PIPELINE_STAGE_HOST_BIT, WRITES, use | VK_ACCESS_HOST_READ_BIT);
     r->recording = false;
     e->commands = NULL;
+    hand_waits(r, r->line);                          /* all of them are among those that were given out */
     memcpy(c->stream->deferred_text, r->deferred_text, sizeof r->deferred_text);
     if (r->deferred) FAIL(c, r->deferred, "%s", r->deferred_text);
     else if (e->code) FAIL(c, e->code, "%s", e->error.text);
@@ -26729,8 +26743,8 @@ int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_reco
     struct slot *slot = c.code ? NULL : recorder_slot(&c, r);
     take_value(&c, ev, line, m->done_value);
     if (c.code) return end(&c);
-    c.stream->wait_count = 0;                        /* the caller's submission waits for them now */
     line->open = ev ? line->base + m->done_value : line->submitted + 1;
+    reserve_waits(&c, waits, count, line);
     *slot = (struct slot){ .sets = slot->sets, .set_pools = slot->set_pools, .line = line, .value = line->open };
     r->line = line;
     record_tape(&c, r, m, (VkCommandBuffer)vk_command_buffer);

@@ -378,7 +378,9 @@ typedef struct mlxvk_recording {
      * and nobody else does before that; { NULL }: when mlxvk_stream_recorded says so */
     mlxvk_event done;
     uint64_t done_value;
-    mlxvk_semaphore_value *waits;    /* where to put what the submission has to wait for, at stage ALL_COMMANDS */
+    /* where to put what the submission has to wait for, at stage ALL_COMMANDS; events' semaphores among that stay until
+     * it is done, though the event is freed */
+    mlxvk_semaphore_value *waits;
     uint32_t wait_room, wait_count;  /* how many there is room for (16 are enough); how many there are: set here */
     uint64_t ticket;                 /* for mlxvk_stream_recorded; set here */
     uint64_t nanoseconds;            /* what it will take, by estimate; set here */
@@ -391,8 +393,10 @@ typedef struct mlxvk_recording {
  * What it uses stays reserved until the recording is done, and is ordered as by a submission: later work of streams on
  * the same arrays waits for the event, so on a shared queue the command buffer must be submitted before that work is;
  * without an event such work is refused (NOT_READY), as is reading a result on the host before the recording is done:
- * the library never waits for a submission that it does not make. Recordings of one stream with the same event, or
- * without one, must run in the order in which they were made. Each is submitted once, or declared done without.
+ * the library never waits for a submission that it does not make. Events that the stream waits for are waited for by
+ * the recording: the stream's own work comes behind them where it uses the same arrays, or is submitted to the same
+ * queue behind the recording. Recordings with the same event, or of one stream without one, must run in the order in
+ * which they were made. Each is submitted once, or declared done without.
  * Before the device is freed all of them must be done.
  *
  * Errors, with nothing recorded and the tape as it was: NOT_READY where the submission has to wait (for what the stream

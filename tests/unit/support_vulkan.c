@@ -183,6 +183,20 @@ static VKAPI_ATTR VkResult VKAPI_CALL lost_counter(VkDevice d, VkSemaphore semap
     return driver.lost_counters ? VK_ERROR_DEVICE_LOST : DEVICE_CALL(vkGetSemaphoreCounterValue)(d, semaphore, value);
 }
 
+static VKAPI_ATTR VkResult VKAPI_CALL counted_semaphore(VkDevice d, const VkSemaphoreCreateInfo *info,
+                                                        const VkAllocationCallbacks *a, VkSemaphore *semaphore)
+{
+    VkResult r = DEVICE_CALL(vkCreateSemaphore)(d, info, a, semaphore);
+    driver.semaphores += r == VK_SUCCESS;
+    return r;
+}
+
+static VKAPI_ATTR void VKAPI_CALL counted_end(VkDevice d, VkSemaphore semaphore, const VkAllocationCallbacks *a)
+{
+    driver.semaphores -= semaphore != VK_NULL_HANDLE;
+    DEVICE_CALL(vkDestroySemaphore)(d, semaphore, a);
+}
+
 /* ---- descriptors of dma-buf, which are opaque ones to the device ---- */
 
 static VkExternalMemoryHandleTypeFlagBits renamed(VkExternalMemoryHandleTypeFlags types)
@@ -535,7 +549,8 @@ static VKAPI_ATTR void VKAPI_CALL breaking_dispatch(VkCommandBuffer b, uint32_t 
     X(vkCmdCopyImageToBuffer, noted_read) X(vkCmdCopyBufferToImage, noted_write)                                      \
     X(vkCreateBuffer, renamed_buffer) X(vkBindBufferMemory, failing_bind) X(vkMapMemory, failing_map)                 \
     X(vkGetMemoryFdKHR, renamed_fd) X(vkGetMemoryFdPropertiesKHR, renamed_fd_properties)                              \
-    X(vkGetSemaphoreCounterValue, lost_counter) X(vkCreateDescriptorPool, failing_pool)
+    X(vkGetSemaphoreCounterValue, lost_counter) X(vkCreateDescriptorPool, failing_pool)             \
+    X(vkCreateSemaphore, counted_semaphore) X(vkDestroySemaphore, counted_end)
 
 static PFN_vkVoidFunction replaced(const char *name)
 {

@@ -45,6 +45,7 @@ struct driver {
     bool shares, renames;
     int renamed, fail_binds, fail_maps;                /* calls that fail: vkBindBufferMemory; vkMapMemory */
     int fail_pools;                                    /* of vkCreateDescriptorPool */
+    int semaphores;                                    /* made, and not destroyed */
 };
 extern struct driver driver;
 unsigned char cache_byte(size_t i);

@@ -1112,6 +1112,124 @@ static void results_of_events_gone(mlxvk_device d, mlxvk_stream s)
     mlxvk_event_free(events[1]);
 }
 
+static mlxvk_event new_event(void)
+{
+    mlxvk_event event = { NULL };
+    OK_DEVICE(mlxvk_event_new(&event, r.device), r.device);
+    return event;
+}
+
+/* Semaphores that are there once events that may go have gone. */
+static int semaphores_left(void)
+{
+    mlxvk_event_free(new_event());
+    return driver.semaphores;
+}
+
+static VkSemaphore semaphore_of(mlxvk_event event)
+{
+    uint64_t handle;
+    VkSemaphore semaphore;
+    OK_DEVICE(mlxvk_event_semaphore(&handle, event), r.device);
+    memcpy(&semaphore, &handle, sizeof semaphore);
+    return semaphore;
+}
+
+static bool waits_for(const mlxvk_recording *m, mlxvk_event event, uint64_t value)
+{
+    uint64_t semaphore;
+    OK_DEVICE(mlxvk_event_semaphore(&semaphore, event), r.device);
+    for (uint32_t i = 0; i < m->wait_count; i++)
+        if (m->waits[i].vk_semaphore == semaphore && m->waits[i].value == value) return true;
+    return false;
+}
+
+/* Work of the stream's own, done. */
+static void work(int round)
+{
+    float want[N];
+    mlxvk_array x = numbers(round, 2, 1, want), y = scaled(x, 2, 1);
+    expect_floats(y, want, N, 1e-6, 1e-6, r.s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+}
+
+/* Records what is on the tape. */
+static VkCommandBuffer record(mlxvk_recording *m)
+{
+    VkCommandBuffer commands = new_commands(false);
+    OK(mlxvk_stream_record(r.s, commands, m), r.s);
+    end_commands(commands);
+    return commands;
+}
+
+/* An event that the stream waits for is in use until the recording that waits for it, then, is done, whatever the
+ * stream itself has done by then; and no longer, though the stream does nothing. */
+static void waited_by_recording(bool works)
+{
+    float want[N];
+    mlxvk_semaphore_value waits[16];
+    mlxvk_recording m = { .waits = waits, .wait_room = 16 };
+    mlxvk_event event = new_event();
+    mlxvk_array x = numbers(1, 2, 1, want), y = scaled(x, 2, 1);
+    OK(mlxvk_event_wait(event, 1, r.s), r.s);
+    VkCommandBuffer commands = record(&m);
+    assert_true(waits_for(&m, event, 1));
+    OK_DEVICE(mlxvk_event_signal_host(event, 1), r.device);
+    int before = semaphores_left();
+    mlxvk_event_free(event);
+    for (int i = 0; i < 3 && works; i++) work(i);
+    assert_int_equal(semaphores_left(), before);
+    submit(commands, &m, VK_NULL_HANDLE, 0);
+    queue_idle();
+    OK(mlxvk_stream_recorded(r.s, m.ticket), r.s);
+    assert_int_equal(semaphores_left(), before - 1);
+    expect_floats(y, want, N, 1e-6, 1e-6, r.s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+}
+
+/* The same of an event behind which there is an operand of what nobody wants in the end: it is waited for all the same. */
+static void waited_in_vain(void)
+{
+    float want[N];
+    mlxvk_semaphore_value waits[16];
+    mlxvk_event done = new_event();
+    mlxvk_array x = numbers(1, 2, 0, want), y = { NULL }, z = { NULL };
+    mlxvk_recording first = { .waits = waits, .wait_room = 16, .done = done, .done_value = 1 };
+    OK(mlxvk_add(&y, x, x, r.s), r.s);
+    VkCommandBuffer commands = record(&first);
+    VkSemaphore semaphore = semaphore_of(done);
+    mlxvk_semaphore_value more[16];
+    mlxvk_recording second = { .waits = more, .wait_room = 16 };
+    OK(mlxvk_add(&z, y, y, r.s), r.s);
+    mlxvk_array_free(z);
+    VkCommandBuffer behind = record(&second);
+    assert_true(waits_for(&second, done, 1));
+    submit(commands, &first, semaphore, 1);
+    queue_idle();
+    int before = semaphores_left();
+    mlxvk_event_free(done);
+    assert_int_equal(semaphores_left(), before);
+    submit(behind, &second, VK_NULL_HANDLE, 0);
+    queue_idle();
+    OK(mlxvk_stream_recorded(r.s, second.ticket), r.s);
+    assert_int_equal(semaphores_left(), before - 1);
+    for (int i = 0; i < N; i++) want[i] *= 2;
+    expect_floats(y, want, N, 1e-6, 1e-6, r.s);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+}
+
+static void waits_of_recordings(void)
+{
+    OK(mlxvk_stream_hold(r.s, true), r.s);
+    work(0);                                         /* what is made once */
+    waited_by_recording(true);
+    waited_in_vain();
+    for (int i = 0; i < 3; i++) waited_by_recording(false);
+}
+
 /* Events that come and go with frames leave nothing behind. */
 static void test_events_of_frames(void **state)
 {
@@ -1137,7 +1255,9 @@ static void test_events_of_frames(void **state)
     mlxvk_stream_free(s);
     mlxvk_device_free(d);
     assert_int_equal(allocations_live, 0);
+    waits_of_recordings();
     renderer_close();
+    assert_int_equal(driver.semaphores, 0);
 }
 
 /* A frame with images, recorded, and a slice; 0, or the first error. */
