@@ -26608,9 +26608,19 @@ static void collect_uses(struct call *c, struct wait *waits, uint32_t *count, co
             collect_line(c, waits, count, b->uses[i].line, b->uses[i].value);
 }
 
-/* All that the stream's tape, lowered on `line`, comes after: what the stream has submitted, the events that it waits
- * for, and what others do with the same memory. */
-static uint32_t collect_waits(struct call *c, const struct stream *r, const struct timeline *line, struct wait *waits)
+/* Another stream's signal of the event that comes before the recording's, or the event would go back. */
+static void collect_given(struct call *c, struct wait *waits, uint32_t *count, struct event *ev)
+{
+    uint64_t now = 0;
+    if (c->code || !ev || ev->giver == c->stream->line) return;
+    vk_code(c->device, c->device->vk.vkGetSemaphoreCounterValue(c->device->handle, ev->semaphore, &now));
+    if (now < ev->given) collect(c, waits, count, (struct wait){ ev, ev->semaphore, ev->given });
+}
+
+/* All that the stream's tape, lowered on the `line` of that event, comes after: what the stream has submitted, the
+ * events that it waits for, and what others do with the same memory. */
+static uint32_t collect_waits(struct call *c, const struct stream *r, const struct timeline *line, struct event *ev,
+                              struct wait *waits)
 {
     struct stream *s = c->stream;
     uint32_t count = 0;
@@ -26619,6 +26629,7 @@ static uint32_t collect_waits(struct call *c, const struct stream *r, const stru
     if (s->encoder.commands && stream_submit(s)) FAIL(c, s->encoder.code, "%s", s->encoder.error.text);
     for (uint32_t i = 0; i < s->wait_count && !c->code; i++) collect(c, waits, &count, s->waits[i]);
     collect_line(c, waits, &count, s->line, s->line->submitted);
+    collect_given(c, waits, &count, ev);
     collect_uses(c, waits, &count, r->counters, true, line);
     for (uint32_t k = 0; k < s->node_count && !c->code; k++) {
         const struct node *n = &s->nodes[k];
@@ -26738,7 +26749,7 @@ int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_reco
     if (!c.code && !vk_command_buffer) FAIL(&c, MLXVK_ERROR_ARGUMENT, "vk_command_buffer is NULL");
     struct stream *r = recorder_of(&c);
     struct timeline *line = done_line(&c, r, ev);
-    uint32_t count = c.code ? 0 : collect_waits(&c, r, line, waits);
+    uint32_t count = c.code ? 0 : collect_waits(&c, r, line, ev, waits);
     give_waits(&c, m, waits, count);
     struct slot *slot = c.code ? NULL : recorder_slot(&c, r);
     take_value(&c, ev, line, m->done_value);

@@ -1221,6 +1221,38 @@ static void waited_in_vain(void)
     mlxvk_array_free(y);
 }
 
+/* A recording's value of an event comes behind the one that another stream is to signal before it, on whatever queue
+ * that is; its own stream's is waited for anyway. */
+static void behind_a_signal(void)
+{
+    float want[N];
+    mlxvk_semaphore_value waits[16];
+    mlxvk_stream other = open_stream(r.device);
+    mlxvk_event gate = new_event(), done = new_event();
+    for (uint64_t value = 1; value < 7; value += 2) {
+        mlxvk_array x = numbers((int)value, 2, 1, want), y = scaled(x, 2, 1);
+        mlxvk_stream by = value < 5 ? other : r.s;
+        mlxvk_recording m = { .done = done, .done_value = value + 1 };
+        OK(mlxvk_event_wait(gate, value, by), by);
+        OK(mlxvk_event_signal(done, value, by), by);
+        REFUSED(mlxvk_stream_record(r.s, new_commands(false), &m), MLXVK_ERROR_NOT_READY, r.s, "give waits");
+        m.waits = waits;
+        m.wait_room = 16;
+        VkCommandBuffer commands = record(&m);
+        assert_true(by.ctx == r.s.ctx || waits_for(&m, done, value));
+        OK_DEVICE(mlxvk_event_signal_host(gate, value), r.device);
+        submit(commands, &m, semaphore_of(done), value + 1);
+        OK_DEVICE(mlxvk_event_wait_host(done, value + 1, UINT64_MAX), r.device);
+        expect_floats(y, want, N, 1e-6, 1e-6, r.s);
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+    }
+    queue_idle();
+    mlxvk_event_free(gate);
+    mlxvk_event_free(done);
+    mlxvk_stream_free(other);
+}
+
 static void waits_of_recordings(void)
 {
     OK(mlxvk_stream_hold(r.s, true), r.s);
@@ -1228,6 +1260,7 @@ static void waits_of_recordings(void)
     waited_by_recording(true);
     waited_in_vain();
     for (int i = 0; i < 3; i++) waited_by_recording(false);
+    behind_a_signal();
 }
 
 /* Events that come and go with frames leave nothing behind. */
