@@ -882,7 +882,7 @@ static void pool_free(struct device *d, struct pool *p)
     while (p->first) { void *block = p->first; memcpy(&p->first, block, sizeof p->first); host_free(d, block); }
 }
 
-/* ---- a list that grows ---- */
+/* ---- a list that grows at its end, and is dropped from the front ---- */
 
 #define ITEM(list, type, i) (&((type *)(list).items)[i])
 #define ADD(d, list, type) ((type *)list_add(d, list, sizeof(type), 1))
@@ -901,6 +901,12 @@ static void *list_add(struct device *d, struct list *l, size_t size, uint32_t n)
     }
     l->count += n;
     return (char *)l->items + size * (l->count - n);
+}
+
+static void list_drop(struct list *l, size_t size, uint32_t n)
+{
+    l->count -= n;
+    memmove(l->items, (char *)l->items + size * n, size * l->count);
 }
 
 /* Records an error of a call that has no stream. */
@@ -1835,14 +1841,14 @@ struct block {
 enum line_kind { LINE_STREAM, LINE_CALL, LINE_EVENT };
 
 /* A stream's counter of submissions; outlives the stream, so that uses can be asked about. Those of recordings count
- * submissions of the caller's, and nothing here waits for them: see >>engine. */
+ * submissions of the caller's, and nothing here waits for them: see >>engine. An event's semaphore has values of the
+ * caller's: its timeline counts the recordings, of this event and of those before that had the timeline. */
 struct timeline {
     VkSemaphore semaphore;                           /* of an event's: NULL once it is gone, and all of it done */
     enum line_kind kind;
     struct stream *stream;                           /* NULL once the stream is gone */
     uint64_t open, submitted, completed;             /* value of the submission being recorded, ... */
-    uint64_t base;                                   /* less than that by the semaphore: values up to it are of events
-                                                        that are gone */
+    struct list values;                              /* uint64_t: the event's, of the recordings after `completed` */
     uint64_t polled;                                 /* d->polls when it was last asked */
     const volatile uint32_t *gave_up;                /* not 0: a linked step did, see >>replay; NULL: there are none */
     struct event *event;                             /* whose it is; NULL: there is none */
@@ -2124,22 +2130,33 @@ static void cache_remove(struct device *d, struct buffer *b)
     b->bin = -1;
 }
 
-/* The value of a timeline where its semaphore counts so far, which a caller may have signalled beyond what is known. */
-static uint64_t line_value(const struct timeline *t, uint64_t count)
+/* What a timeline's semaphore has at one of its values; 0 for one of an event's that is known to be done. */
+static uint64_t semaphore_value(const struct timeline *t, uint64_t value)
 {
-    uint64_t most = t->submitted - t->base;
-    return (count < most ? count : most) + t->base;
+    if (t->kind != LINE_EVENT) return value;
+    return value > t->completed ? *ITEM(t->values, uint64_t, value - t->completed - 1) : 0;
+}
+
+/* The semaphore has that value, which may be one of the caller's that is beyond what is known. */
+static void timeline_reached(struct timeline *t, uint64_t now)
+{
+    uint64_t value = now < t->submitted ? now : t->submitted;
+    if (t->kind == LINE_EVENT)
+        for (value = t->completed; value < t->submitted && semaphore_value(t, value + 1) <= now;) value++;
+    if (value <= t->completed) return;
+    if (t->kind == LINE_EVENT) list_drop(&t->values, sizeof(uint64_t), (uint32_t)(value - t->completed));
+    t->completed = value;
 }
 
 /* Asks the driver once a search of the cache: see cache_find. That the device is lost is only remembered. */
 static uint64_t timeline_completed(struct device *d, struct timeline *t)
 {
-    uint64_t value = 0;
+    uint64_t now = 0;
     if (t->completed >= t->submitted || t->polled == d->polls) return t->completed;
     t->polled = d->polls;
-    VkResult r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &value);
+    VkResult r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
     if (r < 0) vk_code(d, r);
-    else if ((value = line_value(t, value)) > t->completed) t->completed = value;
+    else timeline_reached(t, now);
     return t->completed;
 }
 
@@ -2169,17 +2186,16 @@ static void buffer_destroy(struct device *d, struct buffer *b)
  * two seconds it is NOT_READY, for the work may wait for a thread that waits for the lock. */
 static int timeline_wait_locked(struct device *d, struct timeline *t, uint64_t value)
 {
-    const uint64_t counted = value - t->base;
+    const uint64_t wanted = semaphore_value(t, value);
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
-                                 .pSemaphores = &t->semaphore, .pValues = &counted };
+                                 .pSemaphores = &t->semaphore, .pValues = &wanted };
     while (t->completed < value) {
-        uint64_t count = counted, now;
+        uint64_t now = wanted, before = t->completed;
         VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, t->kind == LINE_STREAM ? 2000000000u : 0);
-        if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &count);
+        if (r == VK_TIMEOUT) r = d->vk.vkGetSemaphoreCounterValue(d->handle, t->semaphore, &now);
         if (r < 0) return vk_code(d, r);
-        now = line_value(t, count);
-        if (now <= t->completed) return MLXVK_ERROR_NOT_READY;
-        t->completed = now;
+        timeline_reached(t, now);
+        if (t->completed == before) return MLXVK_ERROR_NOT_READY;
     }
     return 0;
 }
@@ -2596,7 +2612,8 @@ static void event_destroy(struct device *d, struct event *ev)
     if (ev->line) {                                  /* goes on with another event: see event_line */
         ev->line->event = NULL;
         ev->line->semaphore = VK_NULL_HANDLE;
-        ev->line->completed = ev->line->base = ev->line->submitted;
+        ev->line->completed = ev->line->submitted;
+        ev->line->values.count = 0;
     }
     if (!ev->adopted) d->vk.vkDestroySemaphore(d->handle, ev->semaphore, NULL);
     host_free(d, ev->uses.items);
@@ -4121,8 +4138,8 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
         s->seen = grown;
         s->seen_count = n;
     }
-    /* what an event signalled that is gone was done then */
-    if (s->seen[line->index] >= value || !line->semaphore || value <= line->base) return 0;
+    /* an event's values are forgotten when they are known to be signalled */
+    if (s->seen[line->index] >= value || (line->kind == LINE_EVENT && value <= line->completed)) return 0;
     if (line->kind == LINE_CALL && value > timeline_completed(d, line))
         return encoder_fail(&s->encoder, MLXVK_ERROR_NOT_READY, 0, __LINE__, "stream",
                             "an operand is in use by a recording whose submission is not known to be done");
@@ -4132,7 +4149,7 @@ static int stream_after(struct stream *s, struct timeline *line, uint64_t value)
             return encoder_fail(&s->encoder, code, 0, __LINE__, "stream", "another stream failed: %s",
                                 line->stream->encoder.error.text);
     }
-    if (stream_wait(s, line->event, line->semaphore, value - line->base)) return s->encoder.code;
+    if (stream_wait(s, line->event, line->semaphore, semaphore_value(line, value))) return s->encoder.code;
     s->seen[line->index] = value;
     return 0;
 }
@@ -5886,6 +5903,7 @@ static void destroy_objects(struct device *d)
     for (uint32_t i = 0; i < d->timeline_count; i++) {
         if (d->timelines[i]->kind != LINE_EVENT)     /* those went with their events, or are the caller's */
             d->vk.vkDestroySemaphore(d->handle, d->timelines[i]->semaphore, NULL);
+        host_free(d, d->timelines[i]->values.items);
         host_free(d, d->timelines[i]);
     }
     host_free(d, d->timelines);
@@ -26555,12 +26573,12 @@ static struct stream *recorder_of(struct call *c)
     return s->recorder = r;
 }
 
-/* The timeline of an event that is gone goes on with the next one, behind the values that it had. */
+/* The timeline of an event that is gone goes on with the next one. */
 static struct timeline *event_line(struct device *d, struct event *ev)
 {
     for (uint32_t i = 0; i < d->timeline_count; i++) {
         struct timeline *t = d->timelines[i];
-        if (t->kind != LINE_EVENT || t->semaphore || t->base >> 62) continue;
+        if (t->kind != LINE_EVENT || t->semaphore) continue;
         t->semaphore = ev->semaphore;
         t->event = ev;
         return t;
@@ -26597,7 +26615,7 @@ static void collect_line(struct call *c, struct wait *waits, uint32_t *count, st
         FAIL(c, MLXVK_ERROR_NOT_READY, "an operand is in use by a recording whose submission is not known to be done");
     else if (value > line->submitted && line->stream && stream_submit(line->stream))
         FAIL(c, c->device->lost ? c->device->lost : MLXVK_ERROR_VULKAN, "another stream could not be submitted");
-    else collect(c, waits, count, (struct wait){ line->event, line->semaphore, value - line->base });
+    else collect(c, waits, count, (struct wait){ line->event, line->semaphore, semaphore_value(line, value) });
 }
 
 static void collect_uses(struct call *c, struct wait *waits, uint32_t *count, const struct buffer *b, bool write,
@@ -26725,19 +26743,22 @@ static void record_tape(struct call *c, struct stream *r, const mlxvk_recording 
 }
 
 /* Takes the event's value for the recording: like one that is signalled, it is over those before it. */
-static void take_value(struct call *c, struct event *ev, const struct timeline *line, uint64_t value)
+static void take_value(struct call *c, struct event *ev, struct timeline *line, uint64_t value)
 {
     if (c->code || !ev) return;
+    uint64_t *taken = ADD(c->device, &line->values, uint64_t), now;
+    if (!taken) { FAIL(c, MLXVK_ERROR_HOST_MEMORY, "out of host memory"); return; }
+    *taken = value;
     VkResult r = VK_SUCCESS;
     mutex_lock(&c->device->event_lock);
-    uint64_t last = line->submitted - line->base, now;
-    int fault = value <= last ? MLXVK_ERROR_ARGUMENT : value >= UINT64_MAX - line->base ? MLXVK_ERROR_LIMIT
-                                                     : event_fault(ev, value, true, &r, &now);
-    unsigned long long top = ev->top > last ? ev->top : last;
+    int fault = event_fault(ev, value, true, &r, &now);
+    unsigned long long top = ev->top;
     if (!fault) ev->top = value;
     mutex_unlock(&c->device->event_lock);
     vk_code(c->device, r);
-    if (fault) FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
+    if (!fault) return;
+    line->values.count--;
+    FAIL(c, fault, event_fault_text(fault), (unsigned long long)value, top);
 }
 
 int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_recording *recording)
@@ -26754,7 +26775,6 @@ int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_reco
     struct slot *slot = c.code ? NULL : recorder_slot(&c, r);
     take_value(&c, ev, line, m->done_value);
     if (c.code) return end(&c);
-    line->open = ev ? line->base + m->done_value : line->submitted + 1;
     reserve_waits(&c, waits, count, line);
     *slot = (struct slot){ .sets = slot->sets, .set_pools = slot->set_pools, .line = line, .value = line->open };
     r->line = line;

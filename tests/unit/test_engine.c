@@ -1070,6 +1070,18 @@ static void frame_with_event(mlxvk_device d, mlxvk_stream s, mlxvk_array *x, mlx
     mlxvk_event_free(done);
 }
 
+/* A time in nanoseconds, where the device counts that far at once. */
+static uint64_t great_value(mlxvk_device d)
+{
+    const uint64_t value = 1800000000000000000;
+    mlxvk_event event = { NULL };
+    OK_DEVICE(mlxvk_event_new(&event, d), d);
+    int code = mlxvk_event_signal_host(event, value);
+    assert_true(!code || code == MLXVK_ERROR_LIMIT);
+    mlxvk_event_free(event);
+    return code ? INT32_MAX - 1000 : value;
+}
+
 /* Recordings that each need the one before, whose event goes when the next is recorded. */
 static void chain_of_recordings(mlxvk_device d, mlxvk_stream s, mlxvk_array zero)
 {
@@ -1094,14 +1106,15 @@ static void chain_of_recordings(mlxvk_device d, mlxvk_stream s, mlxvk_array zero
 /* What an event said was done is still so when the event is gone and the next one has values of its own. */
 static void results_of_events_gone(mlxvk_device d, mlxvk_stream s)
 {
+    const uint64_t values[] = { 1, great_value(d), 2 };
     mlxvk_array x = floats(d, (float[]){ 1, 2 }, (int[]){ 2 }, 1), y[3] = { { NULL }, { NULL }, { NULL } }, z = { NULL };
     mlxvk_event events[2] = { { NULL }, { NULL } };
     OK_DEVICE(mlxvk_event_new(&events[0], d), d);
-    for (int i = 0; i < 2; i++) recorded_sum(d, s, &y[i], x, events[0], (uint64_t)i + 1);
+    for (int i = 0; i < 2; i++) recorded_sum(d, s, &y[i], x, events[0], values[i]);
     queue_idle();
     mlxvk_event_free(events[0]);
     OK_DEVICE(mlxvk_event_new(&events[1], d), d);
-    recorded_sum(d, s, &y[2], x, events[1], 1);
+    recorded_sum(d, s, &y[2], x, events[1], values[2]);
     queue_idle();
     OK(mlxvk_add(&z, y[0], y[1], s), s);
     OK(mlxvk_add(&z, z, y[2], s), s);
@@ -1274,9 +1287,10 @@ static void test_events_of_frames(void **state)
     mlxvk_stream s = open_stream(d);
     mlxvk_array x = floats(d, (float[]){ 1, 0 }, (int[]){ 2 }, 1), one = floats(d, (float[]){ 1, 0 }, (int[]){ 2 }, 1);
     OK(mlxvk_stream_hold(s, true), s);
+    const uint64_t great = great_value(d);
     long live = 0;
-    for (int i = 0; i < 300; i++) {
-        frame_with_event(d, s, &x, one, (uint64_t)(i * 7 % 5) + 1);
+    for (int i = 0; i < 500; i++) {
+        frame_with_event(d, s, &x, one, (uint64_t)(i * 7 % 5) + (i % 5 ? great : 1));
         if (i == 100) live = allocations_live;
     }
     assert_true(allocations_live < live + 50);
