@@ -751,7 +751,8 @@ struct device {
     void *user;
     mlxvk_error error;
     int lost;                                        /* sticky; like all that changes it is the lock's */
-    bool signals_end;                                /* the same for event_lock: what is to come may not */
+    bool gone;                                       /* the driver says so, too: nothing is at work any more */
+    bool signals_end;                                /* that it is lost, for event_lock: what is to come may not */
     char why_lost[400];                              /* "" until somebody asks; see loss_text */
     PFN_vkVoidFunction fault_info;                   /* VK_EXT_device_fault's; NULL: the device has none */
     /* what was recorded last, oldest at last_dispatches % LAST_DISPATCHES */
@@ -801,7 +802,7 @@ struct device {
     struct timeline **timelines;
     uint32_t timeline_count, timeline_slots;
     struct stream *streams;
-    uint32_t orphans;                                /* recorders among them whose streams are gone */
+    uint32_t orphans;                                /* among them: see stream_orphan */
     struct stream *default_stream;
     struct stream *copies;                           /* between the host and memory that it does not map */
     struct buffer *staging[MEMORY_USES];             /* what they go through, where none goes on */
@@ -932,6 +933,7 @@ static int device_is_lost(struct device *d)
 /* Turns a VkResult into a result code, and remembers a lost device. */
 static int vk_code(struct device *d, VkResult r)
 {
+    d->gone = d->gone || r == VK_ERROR_DEVICE_LOST;
     if (r == VK_ERROR_DEVICE_LOST) device_is_lost(d);
     return r >= 0 ? 0 : r == VK_ERROR_DEVICE_LOST ? MLXVK_ERROR_DEVICE_LOST
          : r == VK_ERROR_OUT_OF_HOST_MEMORY ? MLXVK_ERROR_HOST_MEMORY
@@ -2220,7 +2222,7 @@ static void cache_trim(struct device *d, size_t bytes, bool wait)
     d->polls++;
     for (struct buffer *b = d->cache_oldest, *newer; b && released < bytes; b = newer) {
         newer = b->newer;
-        if (!d->lost && !buffer_idle(d, b, NULL)) {
+        if (!d->gone && !buffer_idle(d, b, NULL)) {
             int code = wait ? wait_uses(d, b) : MLXVK_ERROR_NOT_READY;
             wait = wait && code != MLXVK_ERROR_NOT_READY;    /* what comes behind it would not be done either */
             if (code) continue;
@@ -2463,8 +2465,10 @@ static int check_links(struct device *d, const struct timeline *t)
     return device_is_lost(d);
 }
 
+enum { LOSS_ROUND = 50000000 };                      /* nanoseconds: so often who waits looks if the device is lost */
+
 /* Blocks until the timeline reaches value. The lock is held on entry and on return, but not while waiting: what is
- * waited for may need another thread's signal. */
+ * waited for may need another thread's signal; where the device is lost, that may not come. */
 static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
 {
     VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
@@ -2472,9 +2476,15 @@ static int timeline_wait(struct device *d, struct timeline *t, uint64_t value)
     VkResult r;
     if (t->completed >= value) return 0;
     if (t->kind != LINE_STREAM) return timeline_wait_locked(d, t, value);
-    mutex_unlock(&d->lock);
-    r = d->vk.vkWaitSemaphores(d->handle, &info, UINT64_MAX);
-    mutex_lock(&d->lock);
+    do {
+        mutex_unlock(&d->lock);
+        r = d->vk.vkWaitSemaphores(d->handle, &info, LOSS_ROUND);
+        mutex_lock(&d->lock);
+    } while (r == VK_TIMEOUT && !d->lost);
+    if (r == VK_TIMEOUT) {                           /* it may be at work still, which is soon done, then */
+        timeline_wait_locked(d, t, value);
+        return d->lost;
+    }
     if (r == VK_SUCCESS && t->completed < value) t->completed = value;
     return r == VK_SUCCESS ? check_links(d, t) : vk_code(d, r);
 }
@@ -3486,8 +3496,8 @@ struct stream {
     uint32_t seen_windows[SEEN_WINDOWS];             /* hashes */
     /* held: nothing is lowered before the caller says so. recorder: the stream that lowers into command buffers of the
      * caller's, which has a line of its own; recording: it does just now. token: what images' copies write, so that
-     * they stay in order. clocked: submissions are timed. See >>engine, >>images. */
-    bool held, records, recording, clocked;
+     * they stay in order. clocked: submissions are timed. See >>engine, >>images. orphan: see stream_orphan. */
+    bool held, records, recording, clocked, orphan;
     struct members paused;                           /* nodes whose plan is encoded as far as a slice went; count 0: */
     struct progress paused_at;                       /* there are none */
     struct stream *recorder;
@@ -4070,6 +4080,7 @@ static int stream_submit(struct stream *s)
     s->bytes = 0;
     s->time = 0;
     if (r < 0) {                                     /* what was recorded is gone, and arrays count as computed */
+        vk_code(d, r);
         return encoder_fail(e, device_is_lost(d), r, __LINE__, "submit",
                             "the queue refused the work (VkResult %d): %s", r, loss_text(d));
     }
@@ -5720,13 +5731,22 @@ static void wait_streams(struct device *d)
 /* Is nothing of it in use any more? Of a recorder: by submissions of the caller's. */
 static bool stream_idle(const struct stream *s)
 {
-    bool idle = s->line->completed >= s->line->submitted;
+    struct device *d = s->device;
+    d->polls++;
+    bool idle = timeline_completed(d, s->line) >= s->line->submitted;
     for (uint32_t i = 0; i < s->slot_count && s->records && idle; i++)
-        idle = !s->slots[i].line || s->slots[i].value <= timeline_completed(s->device, s->slots[i].line);
-    return idle || s->device->lost;
+        idle = !s->slots[i].line || s->slots[i].value <= timeline_completed(d, s->slots[i].line);
+    return idle || d->gone;
 }
 
-/* A stream that is drained, or all of whose device goes. Where the wait failed, what its queue may be using stays. */
+/* Nobody has the stream any more, and it goes when nothing of it is in use. */
+static void stream_orphan(struct stream *s)
+{
+    s->device->orphans += !s->orphan;
+    s->orphan = true;
+}
+
+/* A stream that is drained, or all of whose device goes: what its queue may be using even then stays. */
 static void stream_destroy(struct stream *s)
 {
     struct device *d = s->device;
@@ -5749,21 +5769,19 @@ static void stream_destroy(struct stream *s)
     d->queue_users[s->queue]--;
     s->line->stream = NULL;
     if (idle) s->line->kind = LINE_STREAM;           /* a recorder's: for the next stream, too */
-    if (s->records && !s->refs) d->orphans--;
-    if (s->recorder) { s->recorder->refs = 0; d->orphans++; }          /* goes when the caller's submissions are done */
+    if (s->orphan) d->orphans--;
+    if (s->recorder) { s->recorder->refs = 0; stream_orphan(s->recorder); }
     host_free(d, s->nodes);
     host_free(d, s->seen);
     host_free(d, s);
 }
 
-/* Ends recorders whose streams are gone, and what they recorded done. */
-static void reap_recorders(struct device *d)
+/* Ends recorders whose streams are gone, and what they recorded done; streams that could not be drained. */
+static void reap_orphans(struct device *d)
 {
     for (struct stream *s = d->streams, *next; s && d->orphans; s = next) {
         next = s->next;
-        if (!s->records || s->refs) continue;
-        d->polls++;
-        if (stream_idle(s)) stream_destroy(s);
+        if (s->orphan && !s->refs && stream_idle(s)) stream_destroy(s);
     }
 }
 
@@ -5772,8 +5790,11 @@ static void stream_drop(struct stream *s)
 {
     struct device *d = s->device;
     if (s->refs == 1 && s != d->default_stream) stream_drain(s);     /* others may take references meanwhile */
-    if (--s->refs == 0 && s != d->default_stream) stream_destroy(s);
-    reap_recorders(d);
+    if (--s->refs == 0 && s != d->default_stream) {
+        if (stream_idle(s)) stream_destroy(s);
+        else stream_orphan(s);
+    }
+    reap_orphans(d);
 }
 
 /* ==== >>life: devices made, held, ended =========================================================================== */
@@ -5876,7 +5897,9 @@ static void settle(struct device *d)
 
 static void destroy_objects(struct device *d)
 {
-    while (d->streams) { stream_drain(d->streams); stream_destroy(d->streams); }
+    for (struct stream *s = d->streams; s; s = s->next) stream_drain(s);
+    d->gone = d->lost;                               /* be it at work still: it was waited for */
+    while (d->streams) stream_destroy(d->streams);
     settle(d);
     reap_events(d, true);
     reap_shared(d, true);
@@ -6179,7 +6202,8 @@ static int end(struct call *c)
     for (struct array *a = c->temporaries, *next; a; a = next) { next = a->next_temporary; array_release(a); }
     lower_enough(s);
     window = (uint64_t)(d->gate[GATE_INFLIGHT] > 0 ? d->gate[GATE_INFLIGHT] : 1);
-    if (s->line->submitted > s->line->completed + window) timeline_wait(d, s->line, s->line->submitted - window);
+    if (s->line->submitted > s->line->completed + window && !d->lost)
+        timeline_wait(d, s->line, s->line->submitted - window);
     stream_drop(s);
     unlock_and_drop(d);
     for (int i = 0; i < c->replaced_count; i++) mlxvk_array_free((mlxvk_array){ c->replaced[i] });
@@ -26492,7 +26516,7 @@ static int signal_now(struct event *ev, uint64_t value, VkResult *r, unsigned lo
     *top = ev->top;
     if (*pending && d->signals_end) {
         *pending = 0;
-        *r = VK_ERROR_DEVICE_LOST;
+        fault = MLXVK_ERROR_DEVICE_LOST;
     }
     if (!fault && !*pending && *r != VK_ERROR_DEVICE_LOST) *r = d->vk.vkSignalSemaphore(d->handle, &info);
     if (!fault && !*pending && *r >= 0) ev->top = value;
@@ -26504,7 +26528,6 @@ static int signal_now(struct event *ev, uint64_t value, VkResult *r, unsigned lo
  * since it may turn out that it never comes. */
 int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
 {
-    enum { ROUND = 50000000 };
     struct event *ev = event.ctx;
     VkResult r = VK_SUCCESS;
     unsigned long long top;
@@ -26516,9 +26539,9 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
                                        .pSemaphores = &ev->semaphore, .pValues = &pending };
     do {
         fault = signal_now(ev, value, &r, &top, &pending);
-        if (pending) r = d->vk.vkWaitSemaphores(d->handle, &info, ROUND);
+        if (pending) r = d->vk.vkWaitSemaphores(d->handle, &info, LOSS_ROUND);
     } while (pending && r >= 0);
-    if (!fault && r >= 0) return 0;
+    if (fault == MLXVK_ERROR_DEVICE_LOST || (!fault && r >= 0)) return fault;
     mutex_lock(&d->lock);
     if (!fault) return unlock_with(d, vk_code(d, r));
     return unlock_with(d, device_fail(d, fault, 0, __LINE__, "event_signal_host", event_fault_text(fault),
@@ -26527,13 +26550,22 @@ int mlxvk_event_signal_host(mlxvk_event event, uint64_t value)
 
 int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns)
 {
-    struct event *ev = event.ctx;
+    const struct event *ev = event.ctx;
+    bool lost;
+    VkResult r;
     if (!ev) return MLXVK_ERROR_ARGUMENT;
     struct device *d = ev->device;
     const VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
                                        .pSemaphores = &ev->semaphore, .pValues = &value };
-    VkResult r = d->vk.vkWaitSemaphores(d->handle, &info, timeout_ns);
-    if (r >= 0) return r == VK_TIMEOUT ? MLXVK_ERROR_NOT_READY : 0;
+    do {
+        uint64_t round = timeout_ns < LOSS_ROUND ? timeout_ns : LOSS_ROUND;
+        if (timeout_ns < UINT64_MAX) timeout_ns -= round;
+        r = d->vk.vkWaitSemaphores(d->handle, &info, round);
+        mutex_lock(&d->event_lock);
+        lost = d->signals_end;
+        mutex_unlock(&d->event_lock);
+    } while (r == VK_TIMEOUT && timeout_ns && !lost);
+    if (r >= 0) return r == VK_SUCCESS ? 0 : lost ? MLXVK_ERROR_DEVICE_LOST : MLXVK_ERROR_NOT_READY;
     mutex_lock(&d->lock);
     return unlock_with(d, vk_code(d, r));
 }

@@ -314,7 +314,8 @@ MLXVK_API mlxvk_stream mlxvk_stream_new_device(mlxvk_device device);
 MLXVK_API mlxvk_stream mlxvk_stream_new(void);
 /* The default device's default stream (one more handle on it). */
 MLXVK_API mlxvk_stream mlxvk_default_gpu_stream_new(void);
-MLXVK_API int mlxvk_stream_free(mlxvk_stream stream);                /* waits for what it has submitted */
+/* Waits for what it has submitted; on a device that is lost no longer than that goes on. */
+MLXVK_API int mlxvk_stream_free(mlxvk_stream stream);
 MLXVK_API mlxvk_device mlxvk_stream_device(mlxvk_stream stream);     /* not a new handle: do not free it */
 MLXVK_API int mlxvk_stream_get_index(int *index, mlxvk_stream stream);
 MLXVK_API int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error);   /* copies the last error */
@@ -344,7 +345,8 @@ MLXVK_API int mlxvk_event_signal(mlxvk_event event, uint64_t value, mlxvk_stream
 MLXVK_API int mlxvk_event_wait(mlxvk_event event, uint64_t value, mlxvk_stream stream);
 /* Blocks while a stream's signal before it is still to come. */
 MLXVK_API int mlxvk_event_signal_host(mlxvk_event event, uint64_t value);
-/* Blocks at most timeout_ns nanoseconds; NOT_READY when that ran out. UINT64_MAX waits for ever. */
+/* Blocks at most timeout_ns nanoseconds; NOT_READY when that ran out. UINT64_MAX waits for ever. On a device that is
+ * lost: DEVICE_LOST, unless the event has the value. */
 MLXVK_API int mlxvk_event_wait_host(mlxvk_event event, uint64_t value, uint64_t timeout_ns);
 MLXVK_API bool mlxvk_event_is_signaled(mlxvk_event event, uint64_t value);
 

@@ -1,7 +1,9 @@
 /* Devices: finding and choosing one, what it says of itself, gates, the pipeline cache, a device of the caller's, a
  * driver that fails. */
 #define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
 #include <stdio.h>
+#include <time.h>
 #define VK_NO_PROTOTYPES
 #include <vulkan/vulkan.h>
 #include "support_vulkan.h"
@@ -530,6 +532,64 @@ static void test_signals_of_lost(void **state)
     end_vulkan();
 }
 
+struct waiter { mlxvk_stream stream; mlxvk_event event; int code; };
+
+static void *synchronize_it(void *argument)
+{
+    struct waiter *w = argument;
+    w->code = mlxvk_synchronize(w->stream);
+    return NULL;
+}
+
+static void *wait_for_it(void *argument)
+{
+    struct waiter *w = argument;
+    w->code = mlxvk_event_wait_host(w->event, 3, UINT64_MAX);
+    return NULL;
+}
+
+/* Who waits on a device that is lost to the library alone, since a queue refused what others wait for, is not stuck, be it
+ * that it waits already; and what the queue may still be at work on stays when its stream is freed. */
+static void test_waits_of_lost(void **state)
+{
+    (void)state;
+    pthread_t threads[2];
+    mlxvk_device d = adopt(failing_driver(), true);
+    mlxvk_event gate = { NULL }, e = { NULL };
+    mlxvk_stream waiting = open_stream(d), refused = open_stream(d);
+    mlxvk_array a = counting(d, 5), b = { NULL };
+    OK_DEVICE(mlxvk_event_new(&gate, d), d);
+    OK_DEVICE(mlxvk_event_new(&e, d), d);
+    OK(mlxvk_event_wait(gate, 1, waiting), waiting);
+    OK(mlxvk_add(&b, a, a, waiting), waiting);
+    OK(mlxvk_event_signal(e, 3, waiting), waiting);
+    struct waiter w[2] = { { waiting, e, 0 }, { waiting, e, 0 } };
+    assert_int_equal(pthread_create(&threads[0], NULL, synchronize_it, &w[0]), 0);
+    assert_int_equal(pthread_create(&threads[1], NULL, wait_for_it, &w[1]), 0);
+    nanosleep(&(struct timespec){ 0, 100000000 }, NULL);
+    submit_failure = -2;                                       /* VK_ERROR_OUT_OF_DEVICE_MEMORY, twice */
+    fail_submits_after = 0;
+    fail_submits = 2;
+    assert_int_equal(mlxvk_event_signal(gate, 1, refused), MLXVK_ERROR_DEVICE_LOST);
+    fail_submits_after = fail_submits = -1;
+    submit_failure = -4;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(w[i].code, MLXVK_ERROR_DEVICE_LOST);
+    }
+    mlxvk_array_free(b);
+    mlxvk_stream_free(waiting);
+    mlxvk_stream_free(refused);
+    assert_false(mlxvk_event_is_signaled(e, 3));
+    assert_int_equal(mlxvk_event_signal_host(gate, 2), 0);     /* the queue goes on with what it has */
+    while (!mlxvk_event_is_signaled(e, 3)) nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
+    mlxvk_array_free(a);
+    mlxvk_event_free(gate);
+    mlxvk_event_free(e);
+    mlxvk_device_free(d);
+    end_vulkan();
+}
+
 /* A lost device is an error that stays; nothing crashes, and closing works. */
 static void test_lost(void **state)
 {
@@ -567,7 +627,8 @@ int main(void)
         cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
         cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two), cmocka_unit_test(test_queues),
         cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt), cmocka_unit_test(test_adopt_less),
-        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_signals_of_lost), WHY_LOST cmocka_unit_test(test_refused_work),
+        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_signals_of_lost),
+        cmocka_unit_test(test_waits_of_lost), WHY_LOST cmocka_unit_test(test_refused_work),
     };
     return run_group("device", tests, NULL, NULL);
 }
