@@ -1,7 +1,9 @@
+#define _POSIX_C_SOURCE 200809L
 #define VK_NO_PROTOTYPES
 #include "support_vulkan.h"
 
 #include <dlfcn.h>
+#include <time.h>
 #include <vulkan/vulkan.h>
 
 static void *loader;
@@ -195,6 +197,16 @@ static VKAPI_ATTR void VKAPI_CALL counted_end(VkDevice d, VkSemaphore semaphore,
 {
     driver.semaphores -= semaphore != VK_NULL_HANDLE;
     DEVICE_CALL(vkDestroySemaphore)(d, semaphore, a);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL slow_signal(VkDevice d, const VkSemaphoreSignalInfo *info)
+{
+    uint64_t now = 0;
+    if (info->value == driver.slow_signal) nanosleep(&(struct timespec){ 0, 100000000 }, NULL);
+    DEVICE_CALL(vkGetSemaphoreCounterValue)(d, info->semaphore, &now);
+    if (now < info->value) return DEVICE_CALL(vkSignalSemaphore)(d, info);
+    driver.signalled_back = true;
+    return VK_SUCCESS;
 }
 
 /* ---- descriptors of dma-buf, which are opaque ones to the device ---- */
@@ -550,7 +562,8 @@ static VKAPI_ATTR void VKAPI_CALL breaking_dispatch(VkCommandBuffer b, uint32_t 
     X(vkCreateBuffer, renamed_buffer) X(vkBindBufferMemory, failing_bind) X(vkMapMemory, failing_map)                 \
     X(vkGetMemoryFdKHR, renamed_fd) X(vkGetMemoryFdPropertiesKHR, renamed_fd_properties)                              \
     X(vkGetSemaphoreCounterValue, lost_counter) X(vkCreateDescriptorPool, failing_pool)             \
-    X(vkCreateSemaphore, counted_semaphore) X(vkDestroySemaphore, counted_end)
+    X(vkCreateSemaphore, counted_semaphore) X(vkDestroySemaphore, counted_end)               \
+    X(vkSignalSemaphore, slow_signal)
 
 static PFN_vkVoidFunction replaced(const char *name)
 {

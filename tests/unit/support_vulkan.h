@@ -46,6 +46,8 @@ struct driver {
     int renamed, fail_binds, fail_maps;                /* calls that fail: vkBindBufferMemory; vkMapMemory */
     int fail_pools;                                    /* of vkCreateDescriptorPool */
     int semaphores;                                    /* made, and not destroyed */
+    uint64_t slow_signal;                              /* the host's of that value takes a tenth of a second */
+    bool signalled_back;                               /* the host signalled a value that was not over the last one */
 };
 extern struct driver driver;
 unsigned char cache_byte(size_t i);

@@ -507,13 +507,38 @@ static void test_why_lost(void **state)
 #define WHY_LOST                                               /* the headers are older */
 #endif
 
-/* On a device that is lost, the host's signal does not wait for one of a stream, which may never come. */
-static void test_signals_of_lost(void **state)
+static void *signal_one(void *event)
+{
+    mlxvk_event_signal_host(*(mlxvk_event *)event, 1);         /* refused, where it comes late */
+    return NULL;
+}
+
+/* Two threads signal an event: it does not go back, however long one of them takes. */
+static void two_signal(mlxvk_device d)
+{
+    pthread_t thread;
+    mlxvk_event e = { NULL };
+    OK_DEVICE(mlxvk_event_new(&e, d), d);
+    driver.slow_signal = 1;
+    assert_int_equal(pthread_create(&thread, NULL, signal_one, &e), 0);
+    nanosleep(&(struct timespec){ 0, 30000000 }, NULL);
+    OK_DEVICE(mlxvk_event_signal_host(e, 2), d);
+    pthread_join(thread, NULL);
+    driver.slow_signal = 0;
+    assert_true(mlxvk_event_is_signaled(e, 2));
+    assert_false(driver.signalled_back);
+    mlxvk_event_free(e);
+}
+
+/* The host's signals come one after the other, but on a device that is lost they do not wait for one of a stream, which
+ * may never come. */
+static void test_signals(void **state)
 {
     (void)state;
     mlxvk_device d = adopt(failing_driver(), true);
     mlxvk_event gate = { NULL }, e = { NULL };
     mlxvk_stream waiting = open_stream(d), refused = open_stream(d);
+    two_signal(d);
     OK_DEVICE(mlxvk_event_new(&gate, d), d);
     OK_DEVICE(mlxvk_event_new(&e, d), d);
     OK(mlxvk_event_wait(gate, 1, waiting), waiting);
@@ -627,7 +652,7 @@ int main(void)
         cmocka_unit_test(test_environment_chooses), cmocka_unit_test(test_no_driver), cmocka_unit_test(test_info),
         cmocka_unit_test(test_gates), cmocka_unit_test(test_outlived), cmocka_unit_test(test_two), cmocka_unit_test(test_queues),
         cmocka_unit_test(test_stats), cmocka_unit_test(test_pipeline_cache), cmocka_unit_test(test_adopt), cmocka_unit_test(test_adopt_less),
-        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_signals_of_lost),
+        cmocka_unit_test(test_least_device), cmocka_unit_test(test_lost), cmocka_unit_test(test_signals),
         cmocka_unit_test(test_waits_of_lost), WHY_LOST cmocka_unit_test(test_refused_work),
     };
     return run_group("device", tests, NULL, NULL);
