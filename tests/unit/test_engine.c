@@ -1234,6 +1234,35 @@ static void waited_in_vain(void)
     mlxvk_array_free(y);
 }
 
+/* What a recording waits for is waited for by nobody else, also when all streams are submitted. */
+static void waited_by_none_but_it(void)
+{
+    float want[N];
+    mlxvk_semaphore_value waits[16], more[16];
+    mlxvk_event done = new_event();
+    mlxvk_array x = numbers(1, 2, 0, want), y = { NULL }, z = { NULL };
+    mlxvk_recording first = { .waits = waits, .wait_room = 16, .done = done, .done_value = 1 };
+    mlxvk_recording second = { .waits = more, .wait_room = 16 };
+    OK(mlxvk_add(&y, x, x, r.s), r.s);
+    VkCommandBuffer commands = record(&first);
+    OK(mlxvk_add(&z, y, y, r.s), r.s);
+    VkCommandBuffer behind = record(&second);
+    assert_true(waits_for(&second, done, 1));
+    uint64_t submissions = stats_of(r.device).submissions;
+    OK_DEVICE(mlxvk_clear_streams(r.device), r.device);
+    assert_int_equal(stats_of(r.device).submissions, submissions);
+    submit(commands, &first, semaphore_of(done), 1);
+    submit(behind, &second, VK_NULL_HANDLE, 0);
+    queue_idle();
+    OK(mlxvk_stream_recorded(r.s, second.ticket), r.s);
+    for (int i = 0; i < N; i++) want[i] *= 4;
+    expect_floats(z, want, N, 1e-6, 1e-6, r.s);
+    mlxvk_event_free(done);
+    mlxvk_array_free(x);
+    mlxvk_array_free(y);
+    mlxvk_array_free(z);
+}
+
 /* A recording's value of an event comes behind the one that another stream is to signal before it, on whatever queue
  * that is; its own stream's is waited for anyway. */
 static void behind_a_signal(void)
@@ -1272,6 +1301,7 @@ static void waits_of_recordings(void)
     work(0);                                         /* what is made once */
     waited_by_recording(true);
     waited_in_vain();
+    waited_by_none_but_it();
     for (int i = 0; i < 3; i++) waited_by_recording(false);
     behind_a_signal();
 }
