@@ -86,6 +86,36 @@ static void complex_functions(void **state)
     mlxvk_array_free(res);
 }
 
+/* By the real parts, and by the others where these are equal: as MLX, whatever is NaN. */
+static void complex_order(void **state)
+{
+    static const struct { int (*test)(mlxvk_array *, mlxvk_array, mlxvk_array, mlxvk_stream); bool less, equal, greater; } tests[] = {
+        { mlxvk_less, .less = true }, { mlxvk_less_equal, .less = true, .equal = true }, { mlxvk_greater, .greater = true },
+        { mlxvk_greater_equal, .equal = true, .greater = true }, { mlxvk_equal, .equal = true },
+    };
+    static const float parts[] = { 0, 1, INFINITY, NAN };
+    enum { P = sizeof parts / sizeof *parts, N = P * P };
+    float x[N][2];
+    unsigned char got[N][N];
+    (void)state;
+    for (int i = 0; i < N; i++) x[i][0] = parts[i / P], x[i][1] = parts[i % P];
+    mlxvk_array a = array_of(device, MLXVK_COMPLEX64, x, (int[]){ N, 1 }, 2), b = array_of(device, MLXVK_COMPLEX64, x, (int[]){ N }, 1);
+    mlxvk_array r = { NULL };
+    for (size_t t = 0; t < sizeof tests / sizeof *tests; t++) {
+        OK(tests[t].test(&r, a, b, stream), stream);
+        OK(mlxvk_array_read(r, got, sizeof got, stream), stream);
+        for (int i = 0; i < N * N; i++) {
+            const float *p = x[i / N], *q = x[i % N];
+            bool tie = p[0] == q[0], less = p[0] < q[0] || (tie && p[1] < q[1]), greater = p[0] > q[0] || (tie && p[1] > q[1]);
+            bool want = (tests[t].less && less) || (tests[t].greater && greater) || (tests[t].equal && tie && p[1] == q[1]);
+            assert_int_equal(got[i / N][i % N], want);
+        }
+    }
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+    mlxvk_array_free(r);
+}
+
 /* ---- gradients of the norms ---- */
 
 struct norm_case { int rows, n; mlxvk_dtype dtype; bool mean, weight, bias; };
@@ -387,8 +417,8 @@ static void random_integers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(complex_functions), cmocka_unit_test(gradients_of_norms), cmocka_unit_test(means_far_away),
-        cmocka_unit_test(norms_refuse),
+        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(complex_functions), cmocka_unit_test(complex_order),
+        cmocka_unit_test(gradients_of_norms), cmocka_unit_test(means_far_away), cmocka_unit_test(norms_refuse),
         cmocka_unit_test(rope_backwards), cmocka_unit_test(refusals), cmocka_unit_test(empty_arrays),
         cmocka_unit_test(random_integers),
     };
