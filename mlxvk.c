@@ -25202,6 +25202,15 @@ static void miss_step(struct encoder *e, struct window *w, uint32_t at)
     drop_segment(e->stream, w, ITEM(w->segments, struct segment, k->segment));
 }
 
+/* Late words are others, also where all lies as it did: a step that was recorded without any is recorded again. */
+static void late_words_change(struct encoder *e, struct window *w, uint32_t at)
+{
+    struct kept_step *k = ITEM(w->steps, struct kept_step, at);
+    if (k->moves || !k->late) return;
+    k->moves = true;
+    if (k->segment != NO_NUMBER) miss_step(e, w, at);
+}
+
 /* Encodes a step whose places are known. */
 static void encode_kept(struct encoder *e, const struct window *w, uint32_t at, bool barrier)
 {
@@ -25317,6 +25326,7 @@ static bool adopt_plan(struct encoder *e, struct window *w, struct kept_group *g
     const struct step *t = ITEM(p->steps, struct step, 0);
     struct step *old = ITEM(w->plan.steps, struct step, g->step);
     if (!same_step(e, w, g->step, t)) return false;
+    if (memcmp(old->push, t->push, t->push_used)) late_words_change(e, w, g->step);
     memcpy(old->push, t->push, t->push_used);
     b = ITEM(p->bounds, struct bound, t->first);
     kept = ITEM(w->plan.bounds, struct bound, old->first);

@@ -118,6 +118,19 @@ static void writes(struct run *t, mlxvk_array *res)
     }
 }
 
+/* Narrow rows written at one place, then further and further: several of them begin where the same binding does. */
+static void narrow_writes(struct run *t, mlxvk_array *res)
+{
+    int at = t->round < 7 ? 2 : t->round < 10 ? 3 : t->round;
+    mlxvk_array to = mlxvk_array_new(), from = mlxvk_array_new();
+    OK(mlxvk_zeros(&to, (int[]){ ROUNDS, 2 }, 2, MLXVK_FLOAT16, t->s), t->s);
+    OK(mlxvk_arange(&from, 1 + t->round, 3 + t->round, 1, MLXVK_FLOAT16, t->s), t->s);
+    OK(mlxvk_slice_update(&to, to, from, (int[]){ at, 0 }, 2, (int[]){ at + 1, 2 }, 2, (int[]){ 1, 1 }, 2, t->s), t->s);
+    OK(mlxvk_astype(&res[0], to, MLXVK_FLOAT32, t->s), t->s);
+    mlxvk_array_free(to);
+    mlxvk_array_free(from);
+}
+
 /* Intermediates that somebody holds in some rounds only, so that what may be fused and dropped changes. */
 static void owned_now_and_then(struct run *t, mlxvk_array *res)
 {
@@ -231,6 +244,7 @@ static const struct { const char *name; void (*run)(struct run *t, mlxvk_array *
     { "attention with a mask", decode_masked, 1, 0 },
     { "positions from an array", positions, 1, 0 },
     { "rows of several dtypes", writes, 1, ROUNDS },
+    { "narrow rows", narrow_writes, 1, ROUNDS },
     { "results owned now and then", owned_now_and_then, 1, 0 },
     { "views that move", moving_views, 1, 0 },
     { "in place, nearer and nearer", in_place, 1, 0 },
