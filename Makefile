@@ -21,7 +21,8 @@
 #   make test-watchdog       all tests with submissions of a millisecond at most, by estimate (WATCHDOG="array matmul")
 #   make test-long TOKENS=100000 DEVICES=1000    a long text beside two streams, devices opened and closed: memory, work flat
 #   make fuzz-inputs SECONDS=600     strangers' files, SPIR-V and arguments by clang's libFuzzer (INPUTS="gguf npy")
-#   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n)
+#   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n;
+#                            FUZZER=fuzz_calls: each of MLX's operations by itself, fuzz_loops: steps with state)
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make bench-cliffs        fails where work takes over 1.5 times what nearly the same work takes (FAMILY=product)
@@ -478,7 +479,7 @@ $(own)/flags: FORCE
 	$(call mlx_said,$(CXX) $(DIR))
 
 fuzz-mlx: mlx-ready
-	@$(mlx_python) tests/mlx/fuzz.py --seconds $(SECONDS) --seed $(SEED) $(PROGRAMS)
+	@$(mlx_python) tests/mlx/$(or $(FUZZER),fuzz).py --seconds $(SECONDS) --seed $(SEED) $(PROGRAMS)
 
 bench-mlx: mlx-ready
 	@$(mlx_python) tests/mlx/bench.py --model $(MLX_MODEL)

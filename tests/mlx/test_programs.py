@@ -1,6 +1,7 @@
 """Random programs: views of views, updates in place, values dropped and evaluated in any order, streams changed on the way.
 
-Integers only, so that both devices must agree bit by bit. MLX_TEST_PROGRAMS=n runs n programs from another seed on.
+Integers only, so that both devices must agree bit by bit. MLX_TEST_PROGRAMS=n runs n programs from another seed on. And some
+of the calls, chains and loops of fuzz_calls.py and fuzz_loops.py, which have no end when they are run as programs.
 """
 import os
 import random
@@ -8,6 +9,8 @@ import random
 import mlx.core as mx
 import pytest
 
+import fuzz_calls
+import fuzz_loops
 from support import *
 
 DTYPES = (mx.int32, mx.int16, mx.uint8, mx.int64, mx.uint32, mx.bool_)
@@ -164,3 +167,36 @@ def test_program(seed):
     for g, w in zip(got, want):
         assert g.dtype == w.dtype and g.shape == w.shape
         assert mx.array_equal(g, w, stream=mx.cpu).item(), f"seed {seed}: {g}, not {w}"
+
+
+# ---- of the other two fuzzers ----------------------------------------------------------------------------------------
+
+now = pytest.mark.skipif(MLX < (0, 32), reason="what older MLX has wrong is not left out there")
+
+
+@now
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_calls(first):
+    for seed in range(first, first + 25):
+        case = fuzz_calls.drawn(seed)
+        try:
+            problem = case and fuzz_calls.failure(case)
+        except fuzz_calls.Refused:
+            continue
+        assert not problem, f"seed {seed}: {case}: {problem}"
+
+
+@now
+@pytest.mark.parametrize("seed", range(6))
+def test_chain(seed):
+    chain = fuzz_calls.drawn(seed, fuzz_calls.Chain)
+    problem = chain.failure()
+    assert not problem, f"seed {seed}: {chain}: {problem}"
+
+
+@now
+@pytest.mark.parametrize("seed", range(8))
+def test_loop(seed):
+    loop = fuzz_loops.Loop(seed, list(fuzz_loops.PARTS))
+    problem = fuzz_loops.failure(loop)
+    assert not problem, f"seed {seed}: {loop}: {problem}"
