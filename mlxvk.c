@@ -654,7 +654,7 @@ struct tuning {
     /* bytes and multiplications a microsecond, for estimates of time */
     double bandwidth, rate;
     uint32_t row_threads, row_least;                 /* of a workgroup that takes rows: at most, at least */
-    bool each;                                       /* elements that vectors do not fit, several a thread */
+    bool each;                                       /* a thread takes several elements side by side */
     uint32_t softmax_long;                           /* elements from which on a few rows are cut */
     uint32_t rope_items;                             /* threads from which on each takes several heads */
     uint32_t vjp_rows;                               /* rows that a workgroup adds up */
@@ -11377,7 +11377,7 @@ static void product_matvec(struct encoder *e, const struct product *p)
     groups = ceil_div((uint64_t)p->n, wide);
     prepare(e, &l, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
     vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) && evenly(&l, MAT_B, p->b_k, p->b_col, chunk);
-    loose = !vector && e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;
+    loose = e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;
     if (loose) { subgroup = false; threads = 8; }
     else while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts)
         threads *= 2;
