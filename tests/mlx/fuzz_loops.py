@@ -368,7 +368,7 @@ def difference(loop, got, want, name):
         return f"{name}: {got.shape}, expected {want.shape}"
     a, b = np.atleast_1d(np.array(widened(got))), np.atleast_1d(np.array(widened(want)))
     if is_inexact(got.dtype):
-        unit = max(UNIT[got.dtype], UNIT[loop.dtype]) * (64 if "quantized cache" in loop.names else 1)   # another code here and there
+        unit = max(UNIT[got.dtype], UNIT[loop.dtype]) * (128 if "quantized cache" in loop.names else 1)   # another code here and there
         with np.errstate(all="ignore"):
             same = (np.abs(a - b) <= unit * (np.abs(b) + max(1.0, float(np.abs(b).max(initial=0))))) | (a == b)
     elif "quantized cache" in loop.names and got.dtype == mx.uint32:
