@@ -32,6 +32,13 @@ bool Lower::all_found(const FunctionIn& f, Scope* in, Bindings& b) {
   return all;
 }
 
+/* What a parameter of that kind is deduced from: by value, an array is a pointer to its first element. */
+const Type* Lower::passed_type(const Operand& o, const TypeNode* n) {
+  const Type* t = o.type();
+  if (!t || t->kind != Type::array || n->kind != TypeNode::named) return t;
+  return pointer_to(t->of, o.is_place ? space_of(o.place) : Space::thread, o.is_place && o.place.constant);
+}
+
 bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_args, const std::vector<Operand>& args,
                    Bindings& b, int& cost) {
   const Function& d = *f.f;
@@ -55,7 +62,7 @@ bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_ar
   try {                                                                // what cannot be is not meant
     Bindings found = b;
     for (size_t i = 0; i < args.size(); i++) {
-      const Type* t = args[i].type();
+      const Type* t = passed_type(args[i], d.parameters[i].type);
       if (!t || t->kind == Type::none) return false;
       Bindings tried = found;
       if (d.is_template && !deduce_type(d.parameters[i].type, t, d.templates, f.scope, tried)) {
@@ -143,8 +150,8 @@ Place_ Lower::fresh_place(const Type* t, Place at) {
 void Lower::store_argument(Scope* in, const Parameter& p, Operand o, Place at) {
   TypeNode* n = p.type;
   const Type* from = o.type();
-  if (from->kind == Type::array &&
-      (n->kind == TypeNode::pointer || n->kind == TypeNode::automatic || n->kind == TypeNode::array)) {
+  if (from->kind == Type::array && (n->kind == TypeNode::pointer || n->kind == TypeNode::automatic ||
+                                    n->kind == TypeNode::array || type_of(n)->kind == Type::pointer)) {
     o.value = decay(o, at);
     o.is_place = false;
     from = o.value.type;

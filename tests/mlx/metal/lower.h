@@ -404,6 +404,7 @@ struct Lower {
   Operand call(const FunctionIn& f, const Bindings& b, std::vector<Operand> args, const Operand* self, Place at);
   void bind_parameter(Scope* in, const Parameter& p, const Operand& o, Place at);
   Operand call_lambda(const Value& v, std::vector<Operand> args, Place at);
+  const Type* passed_type(const Operand& o, const TypeNode* n);
   bool viable(const FunctionIn& f, const std::vector<Argument>& explicit_args, const std::vector<Operand>& args,
               Bindings& b, int& cost);
   Operand run_body(Function* f, const Type* result, bool by_reference, Place at);

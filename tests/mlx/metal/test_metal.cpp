@@ -626,6 +626,36 @@ void exact_functions() {
   }
 }
 
+/* By value, an array is a pointer to its first element, whatever the parameter's type is called. */
+void arrays_as_arguments() {
+  Numbers x = numbers(64, 31, 3), want;
+  for (size_t i = 0; i < 64; i++) {
+    double last = x[32 + i % 32];
+    want.push_back(x[i] + (x[i] + 1) + 2 * (x[i] + 2) + 2 + last);
+  }
+  Kernel k = elementwise(R"(
+    uint i = thread_position_in_grid.x, t = i % 32;
+    threadgroup T rows[2][32];
+    T own[3], grid[2][2];
+    fill(rows[i / 32], t, inp[i]);
+    fill(own, 0, inp[i]); move(own + 1, inp[i] + 1); move(&own[2], inp[i] + 2);
+    fill(grid[1], 1, T(2)); T kept = first(own); replace(own, T(7));
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const T steps[2] = {1, 2};
+    out[i] = kept + own[1] * first(steps) + own[2] * steps[1] + grid[1][1] + last<32>(rows[1], t) + (own[0] - 7);
+  )", F32, 64, x);
+  k.header = R"(
+    typedef thread float* Own;
+    template <typename P, typename T> void fill(P to, uint i, T x) { to[i] = x; }
+    template <typename P> void move(P to, float x) { *to = x; }
+    template <typename P> float first(const P from) { return from[0]; }
+    template <int N, typename P> float last(P from, uint i) { return from[i % N]; }
+    void replace(Own to, float x) { to[0] = x; }
+  )";
+  k.group[0] = 64;
+  expect("arrays as arguments", run(k)[0], want, 1e-5, 1e-5);
+}
+
 /* A product of 24 x 16 and 16 x 8 by simdgroup_matrix, with a part transposed, and what a thread holds. */
 void simdgroup_matrices() {
   Numbers a = numbers(24 * 16, 28, 1), b = numbers(8 * 16, 29, 1), want(24 * 8), held;
@@ -640,14 +670,14 @@ void simdgroup_matrices() {
   }
   Kernel k;
   k.source =
-      "uint row = threadgroup_position_in_grid.y; threadgroup float kept[8][9];"
+      "uint row = threadgroup_position_in_grid.y; threadgroup float kept[2][72];"
       "simdgroup_matrix<float, 8, 8> sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);"
       "for (uint k = 0; k < 16; k += 8) {"
       "  simdgroup_half8x8 x, y;"
       "  simdgroup_load(x, a + row * 128, 16, ulong2(k, 0)); simdgroup_load(y, b + k, 16, 0, true);"
       "  simdgroup_multiply_accumulate(sum, x, y, sum); }"
-      "simdgroup_store(sum, &kept[0][0], 9); threadgroup_barrier(mem_flags::mem_threadgroup);"
-      "simdgroup_load(sum, &kept[0][0], 9); simdgroup_float8x8 twice(2); simdgroup_multiply(twice, sum, twice);"
+      "simdgroup_store(sum, kept[1], 9); threadgroup_barrier(mem_flags::mem_threadgroup);"
+      "simdgroup_load(sum, &kept[1][0], 9); simdgroup_float8x8 twice(2); simdgroup_multiply(twice, sum, twice);"
       "simdgroup_store(twice, out + row * 64); sum.thread_elements() += float2(1, 2);"
       "if (row == 0) held[thread_index_in_simdgroup] = sum.thread_elements()[1];";
   k.in = {{"a", F16, {24, 16}, a}, {"b", F16, {8, 16}, b}};
@@ -745,6 +775,7 @@ const Test all[] = {{"exponential", exponential},
                     {"integer_functions", integer_functions},
                     {"float_functions", float_functions},
                     {"exact_functions", exact_functions},
+                    {"arrays_as_arguments", arrays_as_arguments},
                     {"simdgroup_matrices", simdgroup_matrices},
                     {"corners_of_arcs", corners_of_arcs},
                     {"errors", errors}};
