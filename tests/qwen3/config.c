@@ -123,9 +123,12 @@ static bool read_rope_kind(struct rope *r, const cJSON *scaling, const char *whe
         { "default", ROPE_DEFAULT }, { "mrope", ROPE_DEFAULT }, /* whose sections are alike for text */
         { "linear", ROPE_LINEAR },   { "yarn", ROPE_YARN },
     };
-    const char *type = json_string(scaling, "type");
-    if (!type)
-        type = json_string(scaling, "rope_type");
+    const cJSON *item = json_member(scaling, "type");
+    if (!item)
+        item = json_member(scaling, "rope_type");
+    const char *type = cJSON_GetStringValue(item);
+    if (item && !type)
+        return fail(e, "%s: the type of rope scaling is not a string", where);
     for (size_t i = 0; type && i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(type, kinds[i].name) == 0) {
             r->kind = kinds[i].kind;

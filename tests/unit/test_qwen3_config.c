@@ -147,6 +147,7 @@ static void test_rope(void **state)
     refused("{" UNTURNED "}", "rope_theta is missing");
     refused("{" GOOD ", \"rope_scaling\": \"yarn\"}", "rope_scaling is not an object");
     refused("{" GOOD ", \"rope_scaling\": {\"type\": \"linear\"}}", "without factor");
+    refused("{" GOOD ", \"rope_scaling\": {\"type\": 3, \"factor\": 2}}", "not a string");
     refused("{" GOOD ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, \"beta_slow\": 0}}", "beta_slow 0");
 }
 
