@@ -8,7 +8,7 @@ static const mlxvk_array none;
 bool sampler_check(double temp, double top_p, int top_k, struct error *e)
 {
     if (!(temp >= 0 && temp <= 1e6))
-        return fail(e, "--temp %g: not a number of 0 or more", temp);
+        return fail(e, "--temp %g: not a number from 0 to 1e6", temp);
     if (!(top_p >= 0 && top_p <= 1))
         return fail(e, "--top-p %g: not between 0 and 1", top_p);
     return top_k >= 0 || fail(e, "--top-k %d: not a number of 0 or more", top_k);
