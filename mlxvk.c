@@ -12051,10 +12051,8 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
 
 /* ---- whole tiles, and a few rows at a time ---- */
 
-/* Rows that a device does faster a few at a time than by tiles: of products with so few rows that one tile more counts.
- * Parts of what would take too long are not cut further. */
-enum { PASS_MOST = 255, PASS_WORK = 1 << 14, WORK_MOST = 1 << 30, PASS_COLUMNS = 128,
-       PASS_COPY = 1 << 24 };
+/* Rows that a device does faster a few at a time than by tiles. */
+enum { PASS_WORK = 1 << 14, PASS_COLUMNS = 128, PASS_COPY = 1 << 24 };
 
 /* What both take, in the time of a tile's multiplication, as measured on lavapipe (0.65 ns): by tiles; in passes, where
  * a result costs a sum over threads beside its K; where b lies across K, by its rows, or by a copy of it. */
@@ -12066,7 +12064,10 @@ static double tiles_work(const struct product *p, int64_t rows)
 
 static double passes_work(const struct product *p, int64_t rows)
 {
-    return (double)rows * (double)p->n * ((p->a_k == 1 ? 0.6 : 1.3) * (double)p->k + 250);
+    const bool floats = p->array[MAT_A]->dtype == MLXVK_FLOAT32;
+    double each = p->a_k != 1 ? 1.3 * (double)p->k + 250 : floats ? 0.61 * (double)p->k + 106
+                                                                  : 0.33 * (double)p->k + 91;
+    return (double)rows * (double)p->n * each;
 }
 
 static double across_work(const struct product *p, int64_t rows)
@@ -12089,7 +12090,7 @@ static double rows_work(const struct product *p, int64_t rows)
 static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % CPU_TILE;
-    if (p->m <= e->device->tuning->pass || p->m > PASS_MOST || product_work(p) > WORK_MOST) return 0;
+    if (p->m <= e->device->tuning->pass) return 0;
     if (p->k * p->n * product_batches(p) < PASS_WORK) return 0;
     double all = rows_work(p, p->m), rest = left ? tiles_work(p, p->m - left) + rows_work(p, left) : INFINITY;
     if (fmin(all, rest) >= tiles_work(p, p->m)) return 0;
@@ -12154,6 +12155,26 @@ static void product_tiles_and_few(struct encoder *e, const void *job)
     product_vector(e, &few);
 }
 
+/* So many rows at a time, as far as a grid goes as a batch of one dispatch. */
+static void few_at_a_time(struct encoder *e, const struct product *p, int64_t pass)
+{
+    const struct cut cut = { .axis = AXIS_M, .operand = MATRICES };
+    int64_t most = p->ndim < BATCH_DIMS ? e->device->caps.max_groups[2] / product_batches(p) : 1, rows;
+    for (int64_t at = 0; at < p->m && !e->code; at += rows) {
+        struct product few = *p;
+        int64_t blocks = (p->m - at) / pass < most ? (p->m - at) / pass : most;
+        rows = blocks > 1 ? blocks * pass : p->m - at < pass ? p->m - at : pass;
+        take_part(&few, &cut, at, rows);
+        if (blocks > 1) {
+            few.m = pass;
+            few.shape[few.ndim] = blocks;
+            for (int k = 0; k < MATRICES; k++) few.stride[k][few.ndim] = pass * axis_step(p, k, AXIS_M);
+            few.ndim++;
+        }
+        few_rows(e, &few);
+    }
+}
+
 /* Whole tiles, and what they leave of rows, then of columns; of few columns first, or those alone. */
 static void product_passes(struct encoder *e, const void *job)
 {
@@ -12170,11 +12191,8 @@ static void product_passes(struct encoder *e, const void *job)
         else product_tiled(e, &tiles);
     }
     if (p.b_k != 1 && copied_work(&p, p.m - at) < across_work(&p, p.m - at)) b = padded_copy(e, &p, MAT_B, 0);
-    for (; at < p.m && !e->code; at += pass) {
-        struct product few = p;
-        take_part(&few, &cut, at, p.m - at < pass ? p.m - at : pass);
-        few_rows(e, &few);
-    }
+    take_part(&p, &cut, at, p.m - at);
+    few_at_a_time(e, &p, pass);
     array_release(b);
 }
 
