@@ -26834,7 +26834,10 @@ int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_reco
     give_waits(&c, m, waits, count);
     struct slot *slot = c.code ? NULL : recorder_slot(&c, r);
     take_value(&c, ev, line, m->done_value);
-    if (c.code) return end(&c);
+    if (c.code) {                                    /* nothing would keep what was given to wait for */
+        m->wait_count = 0;
+        return end(&c);
+    }
     reserve_waits(&c, waits, count, line);
     *slot = (struct slot){ .sets = slot->sets, .set_pools = slot->set_pools, .line = line, .value = line->open };
     r->line = line;

@@ -401,10 +401,11 @@ typedef struct mlxvk_recording {
  * which they were made. Each is submitted once, or declared done without.
  * Before the device is freed all of them must be done.
  *
- * Errors, with nothing recorded and the tape as it was: NOT_READY where the submission has to wait (for what the stream
- * or others submitted, copies of the host's data among it, or events) and there is no room in waits, or for a
- * recording without an event that is not done; ARGUMENT; LIMIT: 128 recordings that are not done. An error of an
- * operation is returned and makes its results unusable; the command buffer may be submitted, or reset, all the same. */
+ * Errors, with nothing recorded, nothing in waits and the tape as it was: NOT_READY where the submission has to wait
+ * (for what the stream or others submitted, copies of the host's data among it, or events) and there is no room in
+ * waits, or for a recording without an event that is not done; ARGUMENT; LIMIT: 128 recordings that are not done. An
+ * error of an operation is returned and makes its results unusable; the command buffer may be submitted, or reset, all
+ * the same. */
 MLXVK_API int mlxvk_stream_record(mlxvk_stream stream, void *vk_command_buffer, mlxvk_recording *recording);
 /* The submissions of the recording with that ticket, and of those before it, are done. Errors: ARGUMENT. */
 MLXVK_API int mlxvk_stream_recorded(mlxvk_stream stream, uint64_t ticket);

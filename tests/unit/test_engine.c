@@ -1263,6 +1263,26 @@ static void waited_by_none_but_it(void)
     mlxvk_array_free(z);
 }
 
+/* Where nothing is recorded nothing is given to wait for: no recording would keep the events' semaphores. */
+static void refused_waits_for_nothing(void)
+{
+    mlxvk_semaphore_value waits[16];
+    mlxvk_event event = new_event(), done = new_event();
+    mlxvk_recording m = { .waits = waits, .wait_room = 16, .done = done, .done_value = 1 };
+    OK_DEVICE(mlxvk_event_signal_host(done, 1), r.device);
+    OK(mlxvk_event_wait(event, 1, r.s), r.s);
+    REFUSED(mlxvk_stream_record(r.s, new_commands(false), &m), MLXVK_ERROR_ARGUMENT, r.s, "not over the last one");
+    assert_int_equal(m.wait_count, 0);
+    m.done_value = 2;
+    VkCommandBuffer commands = record(&m);
+    assert_true(waits_for(&m, event, 1));
+    OK_DEVICE(mlxvk_event_signal_host(event, 1), r.device);
+    submit(commands, &m, semaphore_of(done), 2);
+    queue_idle();
+    mlxvk_event_free(event);
+    mlxvk_event_free(done);
+}
+
 /* A recording's value of an event comes behind the one that another stream is to signal before it, on whatever queue
  * that is; its own stream's is waited for anyway. */
 static void behind_a_signal(void)
@@ -1302,6 +1322,7 @@ static void waits_of_recordings(void)
     waited_by_recording(true);
     waited_in_vain();
     waited_by_none_but_it();
+    refused_waits_for_nothing();
     for (int i = 0; i < 3; i++) waited_by_recording(false);
     behind_a_signal();
 }
