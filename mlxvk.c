@@ -12065,26 +12065,26 @@ static double tiles_work(const struct product *p, int64_t rows)
 static double passes_work(const struct product *p, int64_t rows)
 {
     const bool floats = p->array[MAT_A]->dtype == MLXVK_FLOAT32;
-    double each = p->a_k != 1 ? 1.3 * (double)p->k + 250 : floats ? 0.61 * (double)p->k + 106
-                                                                  : 0.33 * (double)p->k + 91;
+    double each = floats ? 0.61 * (double)p->k + 106 : 0.33 * (double)p->k + 91;
     return (double)rows * (double)p->n * each;
 }
 
-static double across_work(const struct product *p, int64_t rows)
+/* As operands lie. */
+static double loose_work(const struct product *p, int64_t rows)
 {
-    return 4.0 * (double)rows * (double)round_up((size_t)p->n, PASS_COLUMNS) * (double)p->k;
+    if (p->b_k != 1) return 4.0 * (double)rows * (double)round_up((size_t)p->n, PASS_COLUMNS) * (double)p->k;
+    return p->a_k == 1 ? passes_work(p, rows) : (double)rows * (double)p->n * (1.3 * (double)p->k + 250);
 }
 
+/* With copies, along K, of those that lie across it. */
 static double copied_work(const struct product *p, int64_t rows)
 {
-    bool room = !p->ndim && p->a_k == 1 && p->k * p->n <= PASS_COPY;
-    return room ? 7.0 * (double)p->k * (double)p->n + passes_work(p, rows) : INFINITY;
+    double a = p->a_k != 1 ? (double)rows * (double)p->k : 0, b = p->b_k != 1 ? (double)p->k * (double)p->n : 0;
+    bool room = fmax(a, b) * (double)product_batches(p) <= PASS_COPY;
+    return room ? 7.0 * (a + b) + passes_work(p, rows) : INFINITY;
 }
 
-static double rows_work(const struct product *p, int64_t rows)
-{
-    return p->b_k == 1 ? passes_work(p, rows) : fmin(across_work(p, rows), copied_work(p, rows));
-}
+static double rows_work(const struct product *p, int64_t rows) { return fmin(loose_work(p, rows), copied_work(p, rows)); }
 
 /* All, those that whole tiles leave, or none: 0. */
 static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
@@ -12180,7 +12180,7 @@ static void product_passes(struct encoder *e, const void *job)
 {
     struct cut cut = { .axis = AXIS_M, .operand = MATRICES };
     struct product p = *(const struct product *)job, t = transposed(&p);
-    struct array *b = NULL;
+    struct array *a = NULL, *b = NULL;
     if (!rows_in_passes(e, &p) || (few_columns(&p) && rows_in_passes(e, &t))) { t = p; p = transposed(&p); }
     int64_t pass = e->device->tuning->pass, at = p.m - rows_in_passes(e, &p);
     if (at) {
@@ -12190,9 +12190,13 @@ static void product_passes(struct encoder *e, const void *job)
         if (rows_in_passes(e, &t)) product_passes(e, &tiles);
         else product_tiled(e, &tiles);
     }
-    if (p.b_k != 1 && copied_work(&p, p.m - at) < across_work(&p, p.m - at)) b = padded_copy(e, &p, MAT_B, 0);
     take_part(&p, &cut, at, p.m - at);
-    few_at_a_time(e, &p, pass);
+    if (copied_work(&p, p.m) < loose_work(&p, p.m)) {
+        if (p.a_k != 1) a = padded_copy(e, &p, MAT_A, 1);
+        if (p.b_k != 1) b = padded_copy(e, &p, MAT_B, 0);
+    }
+    if (!e->code) few_at_a_time(e, &p, pass);
+    array_release(a);
     array_release(b);
 }
 
