@@ -12051,7 +12051,8 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
 
 /* ---- whole tiles, and a few rows at a time ---- */
 
-/* Rows that a device does faster a few at a time than by tiles. */
+/* Rows that a device does faster a few at a time than by tiles. PASS_WORK: multiplications of a row for which a dispatch
+ * more, of what the last pass leaves, is worth it. */
 enum { PASS_WORK = 1 << 14, PASS_COLUMNS = 128, PASS_COPY = 1 << 24 };
 
 /* What both take, in the time of a tile's multiplication, as measured on lavapipe (0.65 ns): by tiles; in passes, where
@@ -12091,7 +12092,7 @@ static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % CPU_TILE;
     if (p->m <= e->device->tuning->pass) return 0;
-    if (p->k * p->n * product_batches(p) < PASS_WORK) return 0;
+    if (p->m % e->device->tuning->pass && p->k * p->n * product_batches(p) < PASS_WORK) return 0;
     double all = rows_work(p, p->m), rest = left ? tiles_work(p, p->m - left) + rows_work(p, left) : INFINITY;
     if (fmin(all, rest) >= tiles_work(p, p->m)) return 0;
     return all <= rest ? p->m : left;
@@ -14263,7 +14264,10 @@ static bool conv_deep(const struct conv *v)
 static double conv_tiled_cost(const struct encoder *e, const void *job)
 {
     const struct conv *v = job;
-    return v->n < 8 && !conv_deep(v) ? INFINITY : speed_cost(e, conv_work(v), 1.5, conv_deep(v) ? 1 : SMALL_PRODUCT);
+    const struct product p = conv_product(v);
+    bool padded = e->device->tuning->pass && v->groups == 1;         /* as beside passes, see conv_passes_cost */
+    double work = padded ? tiles_work(&p, p.m) : conv_work(v);
+    return v->n < 8 && !conv_deep(v) ? INFINITY : speed_cost(e, work, 1.5, conv_deep(v) ? 1 : SMALL_PRODUCT);
 }
 
 static double conv_coopmat_cost(const struct encoder *e, const void *job)
@@ -14302,6 +14306,17 @@ static double conv_coopmat2_cost(const struct encoder *e, const void *job)
     return conv_in_proportion(e, job, time);
 }
 
+/* Where a product's rows go a few at a time, see rows_in_passes: beside that an element of the matrix takes about a
+ * tile's multiplication. (lavapipe, 32 x 32 of 64 channels to 64 by 3 x 3: bfloat16 23.1 ms by tiles, 12.2 so; float32
+ * 23.6 and 19.0.) */
+static double conv_passes_cost(const struct encoder *e, const struct conv *v)
+{
+    struct product p = conv_product(v);
+    p.a_row = p.k;
+    if (conv_deep(v) || rows_in_passes(e, &p) != p.m) return INFINITY;
+    return speed_cost(e, rows_work(&p, p.m) + (double)p.m * (double)p.k, 1.5, SMALL_PRODUCT);
+}
+
 /* By cooperative matrices 2; the first matrix is written and read besides. */
 static double conv_unfolded_cost(const struct encoder *e, const void *job)
 {
@@ -14310,6 +14325,7 @@ static double conv_unfolded_cost(const struct encoder *e, const void *job)
     double matrix = (double)conv_rows(v) * (double)conv_depth(v) * (double)item_size(v->in);
     uint32_t parts = 1;
     const struct tile_row *r;
+    if (e->device->tuning->pass) return conv_passes_cost(e, v);
     if (v->n < CONV_WIDE || v->n & 7 || conv_work(v) < CONV_LARGE || conv_rows(v) * v->n >= CONV_MANY ||
         v->out->offset % 16 || half_fits(e, &p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16) ||
         e->device->gate[GATE_MATMUL_KERNEL]) return INFINITY;
@@ -14329,7 +14345,8 @@ static double conv_winograd_cost(const struct encoder *e, const void *job)
     double moved = 2 * WINOGRAD_POINTS + winograd_side(v, 1) * winograd_side(v, 2);
     double bytes = 4 * moved * tiles * (double)(v->n + v->c) + 8 * WINOGRAD_POINTS * pairs;
     double work = WINOGRAD_POINTS * padded * pairs + e->device->tuning->winograd_byte * bytes;
-    if (conv_work(v) < 1 << 26 || work >= conv_work(v) || !conv_coopmat_fits(e, v)) return INFINITY;
+    if (conv_work(v) < (e->device->tuning->pass ? 1 << 22 : 1 << 26) || work >= conv_work(v) ||
+        !conv_coopmat_fits(e, v)) return INFINITY;
     return speed_cost(e, work, 1.5, 1) * (half ? HALF_WINOGRAD : 1);
 }
 
