@@ -12051,12 +12051,12 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
 
 /* ---- whole tiles, and a few rows at a time ---- */
 
-/* Rows that a device does faster a few at a time than by tiles. PASS_WORK: multiplications of a row for which a dispatch
- * more, of what the last pass leaves, is worth it. */
+/* Rows that a device does faster a few at a time than by tiles. PASS_WORK: multiplications of a row for which one more
+ * dispatch, of what the last pass leaves, is worth it. */
 enum { PASS_WORK = 1 << 14, PASS_COLUMNS = 128, PASS_COPY = 1 << 24 };
 
 /* What both take, in the time of a tile's multiplication, as measured on lavapipe (0.65 ns): by tiles; in passes, where
- * a result costs a sum over threads beside its K; where b lies across K, by its rows, or by a copy of it. */
+ * a result costs a sum over threads beside its K; where an operand lies across K, so, or by a copy of it. */
 static double tiles_work(const struct product *p, int64_t rows)
 {
     double area = fmin(padded_area(p, rows, CPU_TILE), HALF_TILES * padded_area(p, rows, CPU_TILE / 2));
@@ -12085,7 +12085,10 @@ static double copied_work(const struct product *p, int64_t rows)
     return room ? 7.0 * (a + b) + passes_work(p, rows) : INFINITY;
 }
 
-static double rows_work(const struct product *p, int64_t rows) { return fmin(loose_work(p, rows), copied_work(p, rows)); }
+static double rows_work(const struct product *p, int64_t rows)
+{
+    return fmin(loose_work(p, rows), copied_work(p, rows));
+}
 
 /* All, those that whole tiles leave, or none: 0. */
 static int64_t rows_in_passes(const struct encoder *e, const struct product *p)

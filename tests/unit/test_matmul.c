@@ -316,7 +316,14 @@ static void test_few_threads(void **state)
 }
 
 static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=3", cases()); }
-static void test_passes(void **state) { (void)state; run_cases("MLX_VK_MATMUL_KERNEL=7", 2 * cases()); }
+/* Also where a grid, or a binding, is smaller than the passes of a product. */
+static void test_passes(void **state)
+{
+    (void)state;
+    run_cases("MLX_VK_MATMUL_KERNEL=7", 2 * cases());
+    run_cases("MLX_VK_MATMUL_KERNEL=7 MLX_VK_MAX_GRID=6", cases());
+    run_cases("MLX_VK_MATMUL_KERNEL=7 MLX_VK_MAX_BINDING_RANGE=4096", cases());
+}
 
 /* By a kernel that not every device has: it must run, and not another one in its place. */
 static void run_matrices(const char *capability, const char *gates, const char *kernel)
