@@ -12063,18 +12063,26 @@ static double tiles_work(const struct product *p, int64_t rows)
     return area * (double)(p->k + 20);
 }
 
-static double passes_work(const struct product *p, int64_t rows)
+static double passes_work(const struct product *p, int64_t rows, bool even)
 {
     const bool floats = p->array[MAT_A]->dtype == MLXVK_FLOAT32;
-    double each = floats ? 0.61 * (double)p->k + 106 : 0.33 * (double)p->k + 91;
-    return (double)rows * (double)p->n * each;
+    double of_k = floats ? even ? 0.61 : 0.91 : even ? 0.33 : 1.1;
+    return (double)rows * (double)p->n * (of_k * (double)p->k + (floats ? 106 : 91));
+}
+
+/* Do the operand's rows begin at whole 16 bytes? From other places a thread moves what it reads into line. */
+static bool in_line(const struct product *p, int operand)
+{
+    const int64_t unit = p->array[operand]->dtype == MLXVK_FLOAT32 ? 4 : 8;
+    return !((bits_of_steps(p, operand) | p->offset[operand]) & (unit - 1)) && p->array[operand]->offset % 16 == 0;
 }
 
 /* As operands lie. */
 static double loose_work(const struct product *p, int64_t rows)
 {
     if (p->b_k != 1) return 4.0 * (double)rows * (double)round_up((size_t)p->n, PASS_COLUMNS) * (double)p->k;
-    return p->a_k == 1 ? passes_work(p, rows) : (double)rows * (double)p->n * (1.3 * (double)p->k + 250);
+    if (p->a_k == 1) return passes_work(p, rows, in_line(p, MAT_A) && in_line(p, MAT_B));
+    return (double)rows * (double)p->n * (1.3 * (double)p->k + 250);
 }
 
 /* With copies, along K, of those that lie across it. */
@@ -12082,7 +12090,8 @@ static double copied_work(const struct product *p, int64_t rows)
 {
     double a = p->a_k != 1 ? (double)rows * (double)p->k : 0, b = p->b_k != 1 ? (double)p->k * (double)p->n : 0;
     bool room = fmax(a, b) * (double)product_batches(p) <= PASS_COPY;
-    return room ? 7.0 * (a + b) + passes_work(p, rows) : INFINITY;
+    bool even = (a > 0 || in_line(p, MAT_A)) && (b > 0 || in_line(p, MAT_B));
+    return room ? 7.0 * (a + b) + passes_work(p, rows, even) : INFINITY;
 }
 
 static double rows_work(const struct product *p, int64_t rows)
