@@ -11371,19 +11371,19 @@ static void product_matvec(struct encoder *e, const struct product *p)
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, groups, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32;
     int64_t batches = product_batches(p), enough = 8 * (int64_t)e->device->tuning->processors;
-    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector, loose;
+    bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector, lines;
     struct launch l;
     while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
     groups = ceil_div((uint64_t)p->n, wide);
     prepare(e, &l, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
     vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) && evenly(&l, MAT_B, p->b_k, p->b_col, chunk);
-    loose = e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;
-    if (loose) { subgroup = false; threads = 8; }
+    lines = e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;      /* a thread takes 64 bytes */
+    if (lines) { subgroup = false; threads = 8; }
     else while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts)
         threads *= 2;
     USE_PRODUCT(e, &l, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC,
                 subgroup ? K_GATHER_MATVEC_SUBGROUP : K_GATHER_MATVEC, matvec, .threads = threads, .type = type,
-           .epilogue = l.epilogue, .few = few, .wide = wide, .vector = vector ? 1 : loose ? 2 : 0);
+           .epilogue = l.epilogue, .few = few, .wide = wide, .vector = lines ? 2 : vector);
     y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
     launch(e, p, &l, ceil_div(groups, y), y);
 }
@@ -11528,10 +11528,11 @@ static int64_t bits_of_steps(const struct product *p, int operand)
 }
 
 /* Are the rows of an operand read or written in whole steps of 16 bytes (of half types)? */
-static bool rows_in_eights(const struct product *p, int operand)
+static bool rows_in_units(const struct product *p, int operand, int64_t unit)
 {
-    return !((bits_of_steps(p, operand) | p->offset[operand]) & 7) && p->array[operand]->offset % 16 == 0;
+    return !((bits_of_steps(p, operand) | p->offset[operand]) & (unit - 1)) && p->array[operand]->offset % 16 == 0;
 }
+static bool rows_in_eights(const struct product *p, int operand) { return rows_in_units(p, operand, 8); }
 
 /* Would they be (of float32), if the operand began elsewhere? */
 static bool is_misplaced(const struct product *p, int operand)
@@ -12073,8 +12074,7 @@ static double passes_work(const struct product *p, int64_t rows, bool even)
 /* Do the operand's rows begin at whole 16 bytes? From other places a thread moves what it reads into line. */
 static bool in_line(const struct product *p, int operand)
 {
-    const int64_t unit = p->array[operand]->dtype == MLXVK_FLOAT32 ? 4 : 8;
-    return !((bits_of_steps(p, operand) | p->offset[operand]) & (unit - 1)) && p->array[operand]->offset % 16 == 0;
+    return rows_in_units(p, operand, p->array[operand]->dtype == MLXVK_FLOAT32 ? 4 : 8);
 }
 
 /* As operands lie. */
@@ -17059,17 +17059,24 @@ static enum kernel_id few_matrices_kernel(const struct quant_job *j)
  * values, see has_chains. */
 struct matrix_cut { uint32_t size, known, warps, chunk, groups, all, grid, kept; bool rounded, narrow; };
 
+/* Is it known which elements of a cooperative matrix a lane has? Of 16 x 16, of 32 lanes. */
+static bool known_places(const struct device *d, const struct quant_job *j)
+{
+    return d->caps.quirks & QUIRK_KNOWN_PLACES && d->caps.subgroup == 32 &&
+           d->caps.coopmat_size[j->to == MLXVK_BFLOAT16] == 16;
+}
+
 /* GATE_INVARIANT: do many rows meet this weight unpacked, in chains of MATRIX_CODES of K, by matrices of workgroups?
  * Then few rows meet it rounded to their type, a chunk of as many at a time: the same sums where the driver adds so. It
  * is a matter of the weight alone. */
 static bool has_chains(const struct device *d, const struct quant_job *j)
 {
     bool bf16 = j->to == MLXVK_BFLOAT16;
-    uint32_t seen = QUIRK_SAME_SUMS | QUIRK_KNOWN_PLACES, rows = j->set[0].rows;
+    uint32_t rows = j->set[0].rows;
     size_t count = (size_t)j->k * rows;
-    if (d->gate[GATE_INVARIANT] != 1 || (d->caps.quirks & seen) != seen || d->caps.subgroup != 32) return false;
-    if (d->caps.coopmat_size[bf16] != 16 || !has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) ||
-        !has_kernel(d, K_CLASSES)) return false;
+    if (d->gate[GATE_INVARIANT] != 1 || !(d->caps.quirks & QUIRK_SAME_SUMS) || !known_places(d, j)) return false;
+    if (!has_kernel(d, bf16 ? K_MATMUL_COOPMAT2_BF16 : K_MATMUL_COOPMAT2_F16) || !has_kernel(d, K_CLASSES))
+        return false;
     return j->k % MATRIX_CODES == 0 && rows % 8 == 0 && rows >= CHAIN_ROWS && count <= UNPACK_MOST &&
            count * 2 <= d->caps.max_range;
 }
@@ -17095,7 +17102,7 @@ static struct matrix_cut cut_by_warps(const struct device *d, const struct quant
 {
     struct matrix_cut c = { .size = d->caps.coopmat_size[j->to == MLXVK_BFLOAT16], .warps = warps };
     uint32_t group = (uint32_t)j->format.group, rounds;
-    c.known = d->caps.quirks & QUIRK_KNOWN_PLACES && c.size == 16 && d->caps.subgroup == 32;
+    c.known = known_places(d, j);
     c.groups = j->k / group;
     c.all = ceil_div(j->set[0].rows, c.size);
     c.chunk = min_u32(MATRIX_CODES / group, ceil_div(c.groups, warps));
@@ -17257,12 +17264,11 @@ enum {
     CODES_MEMORY = 47 << 10                          /* shared memory: 64 bytes of those, sums of groups, factors */
 };
 
-/* Were these kernels of matrices measured, as qmv_matrix.comp would cut a job? */
+/* Were these kernels of matrices measured with such a weight? */
 static bool matrices_measured(const struct device *d, const struct quant_job *j)
 {
-    struct matrix_cut c = cut_for_matrices(d, j);
-    return c.known && d->tuning->held && j->format.group >= 64 && j->batch == 1 && j->k >= MATRIX_SHORT &&
-           j->k <= MATRIX_LONG && 3 * c.all >= d->tuning->processors;
+    return known_places(d, j) && d->tuning->held && j->format.group >= 64 && j->batch == 1 && j->k >= MATRIX_SHORT &&
+           j->k <= MATRIX_LONG && 3 * ceil_div(j->set[0].rows, CODES_SIDE) >= d->tuning->processors;
 }
 
 /* Chosen where it was measured, and nowhere else: there it is 1.1 to 2.5 times as fast as what else there is, but for
@@ -17544,10 +17550,9 @@ static const char *codes_fit(const struct encoder *e, const void *job)
     const char *refusal = few_matrices_fit(e, job);
     uint32_t group = (uint32_t)j->format.group;
     if (refusal) return refusal;
-    if (!has_kernel(d, codes_kernel(j)) || d->caps.subgroup != 32 || d->caps.max_threads < 32 * CODES_SUBGROUPS)
+    if (!has_kernel(d, codes_kernel(j)) || d->caps.max_threads < 32 * CODES_SUBGROUPS)
         return "the device's workgroups are small";
-    if (!(d->caps.quirks & QUIRK_KNOWN_PLACES) || d->caps.coopmat_size[j->to == MLXVK_BFLOAT16] != CODES_SIDE)
-        return "places of elements are not known";
+    if (!known_places(d, j)) return "places of elements are not known";
     if (d->caps.shared_memory < CODES_MEMORY || group > CODES_STAGED / CODES_TILES) return "small shared memory";
     if (ceil_div(j->m, CODES_TILES * CODES_SIDE) > d->caps.max_groups[1]) return "more rows than a grid";
     return j->batch > 1 || j->epilogue || j->norm || j->times ? "a batch, or an epilogue" : NULL;
