@@ -17261,7 +17261,7 @@ enum {
     CODES_SUBGROUPS = 8, CODES_SIDE = 16,            /* of a workgroup; rows of W of a subgroup, or half of them */
     CODES_WIDE = 2048,                               /* rows of W from which a subgroup has two matrices of them */
     CODES_TILES = 4,                                 /* of so many rows of x that meet it, at most */
-    CODES_FROM = 49, CODES_MOST = 96,                /* rows of x for which it is chosen */
+    CODES_FROM = 33, CODES_MOST = 96,                /* rows of x for which it is chosen */
     CODES_STAGED = 512,                              /* elements of K that are staged at a time, times tiles */
     CODES_MEMORY = 47 << 10                          /* shared memory: 64 bytes of those, sums of groups, factors */
 };
@@ -17284,9 +17284,10 @@ static double few_matrices_cost(const struct encoder *e, const void *job)
 
 /* qmm_codes.comp likewise, in microseconds on an H200, beside qmv_matrix, and for 96 rows unpacked weights: 64 rows x
  * 4096 x 12288 45, 87; 96 rows 59, 94; 4096 x 4096 22, 35; 27, 40; 12288 x 4096 52, 66; 78, 94; but 64 rows x 1024 x
- * 3072 12, 12. From as many rows as pay in a prompt, where other kernels in between leave its instructions, which are
- * many, in no cache (Qwen3-8B, tokens/s by qmv_matrix and so: 32 rows 4,560 and 3,850, 48 5,050 and 5,100, 64 5,530 and
- * 6,030; 96 rows unpacked 6,040, so 6,690). */
+ * 3072 12, 12; 33 to 48 rows x 4096 x 14336 68, 39. Not for fewer: in a prompt, where other kernels in between leave
+ * its instructions, which are many, in no cache, it is slower than alone (Qwen3-8B, tokens/s by qmv_matrix and so: 32
+ * rows 4,560 and 3,850, 33 3,580 and 3,430, 40 4,320 and 4,250, 48 5,050 and 5,140, 64 5,530 and 6,030; 96 rows
+ * unpacked 6,040, so 6,690). */
 static const double CODES_LEAST = 6e8;
 static double codes_cost(const struct encoder *e, const void *job)
 {

@@ -1568,7 +1568,7 @@ static void few_rows_choice(void **state)
         { 1, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" }, { 2, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_held" },
         { 3, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" }, { 8, 4096, 4096, 64, 4, MLXVK_FLOAT16, "qmv_matrix" },
         { 16, 4096, 12288, 128, 8, MLXVK_BFLOAT16, "qmv_matrix" }, { 64, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmm_codes" },
-        { 49, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "qmm_codes" }, { 48, 12288, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
+        { 33, 12288, 4096, 64, 4, MLXVK_BFLOAT16, "qmm_codes" }, { 32, 12288, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
         { 64, 1024, 3072, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" }, { 96, 4096, 4096, 64, 4, MLXVK_FLOAT16, "qmm_codes" },
         { 97, 4096, 4096, 64, 4, MLXVK_BFLOAT16, "unpacked, matmul" }, { 8, 704, 4096, 64, 4, MLXVK_BFLOAT16, "qmv_matrix" },
         { 8, 4096, 4096, 64, 4, MLXVK_FLOAT32, "qmv" }, { 8, 4096, 4096, 32, 4, MLXVK_BFLOAT16, "qmv_held" },
