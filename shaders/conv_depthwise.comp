@@ -97,7 +97,7 @@ void main()
             if (q.x < in_size[0] && q.y < in_size[1]) add_line(row, f, c, x, y);
         }
     [[unroll]] for (uint r = 0u; r < RUN; r++) {       // a loop would have all sums in memory on CPU drivers
-        if (first + r >= out_size[2]) break;
+        if (first + r >= out_size[2]) continue;
         uint to = out_at(offset_out, line * out_size[2] + first + r) + c;
         if ((VECTOR & 2u) != 0u) storef4_d(to / 4u, TYPE, sum[r]);
         else for (uint j = 0u; j < min(N - c, 4u); j++) storef_d(to + j, TYPE, sum[r][j]);
