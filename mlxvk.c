@@ -9918,12 +9918,14 @@ static void softmax_given(struct encoder *e, struct array *x, struct array *out,
     /* A CPU driver divides slowly, and takes rows that are no fours by fours. */
     bool serial = e->device->tuning->serial, ends = serial && p.inner == 1 && p.n >= 4;
     uint32_t odd = p.inner > 1 ? p.inner : ends ? 0 : p.n, step = (odd | p.from | p.to) & 3 ? 1 : 4;
-    uint32_t hold = serial ? 8 : 1;                  /* of two rows at most */
-    while (p.inner == 1 && hold > 1 && hold * step > p.n) hold /= 2;
+    bool fours = step == 4 && p.inner > 1;
+    uint32_t hold = serial || fours ? 8 : 1;         /* side by side of two rows at most */
+    while (hold > 1 && (fours ? hold * p.inner > p.n : p.inner == 1 && hold * step > p.n)) hold /= 2;
     USE(e, softmax, &p, .threads = REDUCE_THREADS, .mode = SOFTMAX_APPLY, .t = x->dtype, .step = step, .width = 1,
-        .hold = hold, .fours = step == 4 && p.inner > 1 && !((p.most_at | p.sums_at) & 3),
-        .half = own_halves(e, x->dtype));
-    dispatch_groups(e, ceil_div(ceil_div(x->size, step * hold), REDUCE_THREADS));
+        .hold = hold, .fours = fours, .half = own_halves(e, x->dtype));
+    uint64_t units = fours ? (uint64_t)p.outer * ceil_div(p.n / p.inner, hold) * (p.inner / 4)
+                           : ceil_div(x->size, step * hold);
+    dispatch_groups(e, ceil_div(units, REDUCE_THREADS));
 done:
     array_release(most);
     array_release(sums);
@@ -13751,8 +13753,8 @@ static void conv_plain(struct encoder *e, const void *job)
 
 /* Fours of channels that a workgroup of conv_depthwise has side by side, with their kernel in shared memory, in equal
  * shares; 0: the kernel has too many taps for that. CPU drivers read it where it lies. Few, so that lines of taps that
- * neighbouring positions read are in the workgroup's cache: 32 images of 28 x 28 x 512 in bfloat16, kernels of 7 x 7, on
- * an H200 by 32 fours 274 us, by 8 130, by 4 122; 56 x 56 x 144, 3 x 3, 62, 62 and 57. */
+ * neighbouring positions read are in the workgroup's cache: 32 images of 28 x 28 x 512 in bfloat16, kernels of 7 x 7,
+ * on an H200 by 32 fours 274 us, by 8 130, by 4 122; 56 x 56 x 144, 3 x 3, 62, 62 and 57. */
 enum { DEPTHWISE_STAGE = 2048, DEPTHWISE_ACROSS = 4, DEPTHWISE_WIDE = 8 };
 static uint32_t depthwise_across(const struct encoder *e, const struct conv *v, uint32_t fours)
 {

@@ -16,7 +16,7 @@ layout(constant_id = 3) const uint STEP = 1;           // elements of one load: 
 layout(constant_id = 4) const uint WIDTH = 256;
 layout(constant_id = 5) const uint HOLD = 4;
 layout(constant_id = 6) const uint LOOSE = 0;          // HELD, STEP 8: 1: rows begin and end anywhere; 2: the operand's begin anywhere
-layout(constant_id = 7) const uint FOURS = 0;          // APPLY, STEP 4: 1: of four columns, whose maxima and sums are one load
+layout(constant_id = 7) const uint FOURS = 0;          // APPLY, STEP 4: 1: of four columns, HOLD rows below each other
 layout(constant_id = 8) const uint STAGED = 0;         // LOOSE: no load in a branch; 1: results go through shared memory, in so many rounds
 
 layout(push_constant) uniform softmax_push {
@@ -329,6 +329,23 @@ vec2 given(const uint i)
 {
     return vec2(max(uintBitsToFloat(largest32[most_at + i]), LOWEST), share_of(uintBitsToFloat(total32[sums_at + i])));
 }
+// Of four columns, whose maxima and sums are read once.
+void apply_fours()
+{
+    uint fours = inner / 4u, deep = n / inner, blocks = (deep + HOLD - 1u) / HOLD;
+    uint i = group_index() * gl_WorkGroupSize.x + gl_LocalInvocationID.x, block = i / fours, column = 4u * (i - block * fours);
+    uint slab = block / blocks, first = (block - slab * blocks) * HOLD, p = slab * inner + column, at = slab * n + column;
+    if (slab >= outer) return;
+    vec4 x[HOLD], m, s;
+    [[unroll]] for (uint l = 0u; l < 4u; l++) {
+        vec2 one = given(p + l);
+        m[l] = one.x;
+        s[l] = one.y;
+    }
+    [[unroll]] for (uint k = 0u; k < HOLD; k++) x[k] = loadf4_src((from + at + min(first + k, deep - 1u) * inner) / 4u, T);
+    [[unroll]] for (uint k = 0u; k < HOLD; k++)
+        if (first + k < deep) storef4_dst((to + at + (first + k) * inner) / 4u, T, share_numbers(exp(x[k] - m) * s));
+}
 // HOLD * STEP elements side by side; of rows side by side (inner 1) of two at most, whose end and beginning a load may hold.
 void apply()                                           // n: of the whole row, inner * what is reduced
 {
@@ -338,18 +355,9 @@ void apply()                                           // n: of the whole row, i
     vec2 one = given(row * inner + column), two = one;
     if (inner == 1u && HOLD * STEP > 1u) two = given(min(row + 1u, outer - 1u));
     [[dont_unroll]] for (uint k = 0u; k < HOLD && i < whole; k++) {
-        vec4 x, m, s;
-        if (FOURS != 0u) {
-            uint p = row * inner + column;
-            m = max(uintBitsToFloat(largest128[(most_at + p) / 4u]), vec4(LOWEST));
-            s = uintBitsToFloat(total128[(sums_at + p) / 4u]);
-            [[unroll]] for (uint l = 0u; l < 4u; l++) s[l] = share_of(s[l]);
-        } else {
-            if (inner != 1u) one = given(row * inner + column);
-            bvec4 next = greaterThanEqual(in_row + uvec4(0u, 1u, 2u, 3u), uvec4(n));
-            m = mix(vec4(one.x), vec4(two.x), next);
-            s = mix(vec4(one.y), vec4(two.y), next);
-        }
+        if (inner != 1u) one = given(row * inner + column);
+        bvec4 next = greaterThanEqual(in_row + uvec4(0u, 1u, 2u, 3u), uvec4(n));
+        vec4 m = mix(vec4(one.x), vec4(two.x), next), s = mix(vec4(one.y), vec4(two.y), next);
         if (STEP == 1u) storef_dst(to + i, T, share_numbers(vec4(exp(loadf_src(from + i, T) - m.x) * s.x)).x);
         else storef4_dst((to + i) / 4u, T, share_numbers(exp(loadf4_src((from + i) / 4u, T) - m) * s));
         i += STEP;
@@ -371,7 +379,8 @@ void main()
 {
     uint lane = gl_LocalInvocationID.x % WIDTH, slot = gl_LocalInvocationID.x / WIDTH;
     uint row = group_index() * (gl_WorkGroupSize.x / WIDTH) + slot;
-    if (MODE == APPLY) apply();
+    if (FOURS != 0u) apply_fours();
+    else if (MODE == APPLY) apply();
     else if (MODE == HELD) held(row, lane, slot);
     else looped(row, lane, slot);
 }

@@ -704,6 +704,33 @@ static void nearest_shares(void **state)
     }
 }
 
+/* Softmax along an axis that is not the last has the bits of the same rows side by side: columns that are fours and others, at
+ * even and odd places, of rows below each other that are no whole rounds of a thread's. */
+static void shares_of_columns(void **state)
+{
+    static const int depths[] = { 1, 2, 7, 8, 9, 17, 300 }, widths[] = { 2, 4, 7, 8, 12, 260 };
+    static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_FLOAT16, MLXVK_BFLOAT16 };
+    (void)state;
+    for (int i = 0; i < 3 * 2 * (int)COUNT(depths) * (int)COUNT(widths); i++) {
+        const int depth = depths[i / 6 % (int)COUNT(depths)], width = widths[i / 6 / (int)COUNT(depths)], from = i / 3 % 2;
+        const int size = 3 * depth * width;
+        bool same = false;
+        mlxvk_array pool = normals((int[]){ size + 1 }, 1, types[i % 3], (uint32_t)i + 1, stream), x = { NULL }, y = { NULL }, z = { NULL };
+        OK(mlxvk_slice(&x, pool, (int[]){ from }, 1, (int[]){ from + size }, 1, (int[]){ 1 }, 1, stream), stream);
+        OK(mlxvk_reshape(&x, x, (int[]){ 3, depth, width }, 3, stream), stream);
+        OK(mlxvk_softmax_axis(&y, x, 1, true, stream), stream);
+        OK(mlxvk_swapaxes(&z, x, 1, 2, stream), stream);
+        own(&z);
+        OK(mlxvk_softmax_axis(&z, z, 2, true, stream) || mlxvk_swapaxes(&z, z, 1, 2, stream), stream);
+        OK(mlxvk_array_equal(&z, y, z, false, stream) || mlxvk_array_read(z, &same, 1, stream), stream);
+        if (!same) fail_msg("3 x %d x %d %s from element %d on", depth, width, mlxvk_dtype_name(types[i % 3]), from);
+        mlxvk_array_free(pool);
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+        mlxvk_array_free(z);
+    }
+}
+
 /* ---- a CPU driver's ways and a GPU's give the same bits, wherever rows begin and end ---- */
 
 enum way { WAY_SOFTMAX, WAY_RMS, WAY_LAYER, WAY_MAX, WAY_ARGMAX, WAY_CUMMAX, WAY_CUMSUM, WAY_EXP, WAY_BIAS, WAY_TAKE, WAYS };
@@ -812,6 +839,7 @@ int main(int argc, char **argv)
                                         cmocka_unit_test(complex_products), cmocka_unit_test(not_only_numbers),
                                         cmocka_unit_test(far_from_zero), cmocka_unit_test(at_the_mean), cmocka_unit_test(rounded_once),
                                         cmocka_unit_test(nearest_shares), cmocka_unit_test(small_shares),
+                                        cmocka_unit_test(shares_of_columns),
                                         cmocka_unit_test(by_any_ways) };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("rows", tests, set_up_poisoned, tear_down);
