@@ -8621,8 +8621,8 @@ static struct array *do_take(struct call *c, struct array *a, struct array *indi
     int shape[2 * MAXD], ndim = 0;
     axis = normal_axis(c, a, axis);
     if (!check_indices(c, indices) || axis < 0) return NULL;
-    if (!a->size && indices->size)
-        return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from %s, which is empty", TEXT(a));
+    if (!a->shape[axis] && indices->size)
+        return FAIL(c, MLXVK_ERROR_SHAPE, "nothing can be taken from axis %d of %s, which is empty", axis, TEXT(a));
     for (int i = 0; i < axis; i++) shape[ndim++] = a->shape[i];
     for (int i = 0; i < indices->ndim; i++) shape[ndim++] = indices->shape[i];
     for (int i = axis + 1; i < a->ndim; i++) shape[ndim++] = a->shape[i];

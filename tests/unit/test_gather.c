@@ -114,6 +114,21 @@ static void odd_rows(void **state)
     mlxvk_array_free(index);
 }
 
+/* Only the axis that is taken from must have something. */
+static void taken_from_no_rows(void)
+{
+    mlxvk_array a = { NULL }, at = ints(device, (int32_t[]){ 2, 0, -1, 1, 7 }, (int[]){ 5 }, 1), res = { NULL };
+    OK(mlxvk_zeros(&a, (int[]){ 2, 0, 3 }, 3, MLXVK_FLOAT16, stream), stream);
+    OK(mlxvk_take_axis(&res, a, at, -1, stream), stream);
+    OK(mlxvk_array_read(res, NULL, 0, stream), stream);
+    assert_memory_equal(mlxvk_array_shape(res), ((int[]){ 2, 0, 5 }), 3 * sizeof(int));
+    REFUSED(mlxvk_take_axis(&res, a, at, 1, stream), MLXVK_ERROR_SHAPE, stream, "axis 1", "(2, 0, 3)");
+    assert_int_equal(mlxvk_array_dim(res, 2), 5);
+    mlxvk_array_free(a);
+    mlxvk_array_free(at);
+    mlxvk_array_free(res);
+}
+
 static void refused(void **state)
 {
     mlxvk_array a = counting(device, 6), f = floats(device, (float[]){ 0, 1 }, (int[]){ 2 }, 1), res = { NULL }, empty = { NULL };
@@ -123,6 +138,7 @@ static void refused(void **state)
     REFUSED(mlxvk_take(&res, empty, a, stream), MLXVK_ERROR_SHAPE, stream, "empty");
     REFUSED(mlxvk_take_axis(&res, a, a, 1, stream), MLXVK_ERROR_AXIS, stream, "take_axis");
     OK(mlxvk_take(&res, empty, empty, stream), stream);
+    taken_from_no_rows();
     OK(mlxvk_put_along_axis(&res, a, empty, empty, 0, stream), stream);
     expect_ints(res, (int32_t[]){ 0, 1, 2, 3, 4, 5 }, 6, stream);
     mlxvk_array_free(a);
