@@ -19473,6 +19473,8 @@ static struct array *do_pad(struct call *c, struct array *a, const int *low, con
         int64_t n = (int64_t)a->shape[i] + low[i] + high[i];
         if (low[i] < 0 || high[i] < 0)
             return FAIL(c, MLXVK_ERROR_ARGUMENT, "axis %d of %s padded by %d and %d", i, TEXT(a), low[i], high[i]);
+        if (!a->shape[i] && n && mode >= PAD_REFLECT)
+            return FAIL(c, MLXVK_ERROR_SHAPE, "axis %d of %s is empty: nothing to mirror", i, TEXT(a));
         shape[i] = length_of(c, a, (uint64_t)n);
         if (c->code) return NULL;
         stop[i] = low[i] + a->shape[i];

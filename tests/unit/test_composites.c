@@ -346,7 +346,11 @@ static void empty_arrays(void **state)
     expect_shape(r, 3, (int[]){ 2, 0, 12 });
     OK(mlxvk_repeat_axis(&r, e, 3, 1, stream), stream);
     expect_shape(r, 2, (int[]){ 0, 9 });
-    OK(mlxvk_pad_symmetric(&r, e, 1, none, "reflect", stream), stream);
+    for (int i = 0; i < 2; i++)                                /* of what is not there; MLX refuses it */
+        REFUSED(mlxvk_pad_symmetric(&r, e, 1, none, i ? "symmetric" : "reflect", stream), MLXVK_ERROR_SHAPE, stream, "axis 0", "(0, 3)");
+    OK(mlxvk_pad(&r, e, (int[]){ 1 }, 1, (int[]){ 2 }, 1, (int[]){ 1 }, 1, none, "reflect", stream), stream);
+    expect_shape(r, 2, (int[]){ 0, 6 });
+    OK(mlxvk_pad_symmetric(&r, e, 1, none, "constant", stream), stream);
     expect_floats(r, (float[10]){ 0 }, 10, 0, 0, stream);
     OK(mlxvk_eye(&r, 0, 3, 1, MLXVK_INT32, stream), stream);
     expect_shape(r, 2, (int[]){ 0, 3 });
