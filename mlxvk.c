@@ -29211,11 +29211,18 @@ int mlxvk_set_kernel(mlxvk_encoder handle, mlxvk_kernel kernel)
     return unlock_encoder(e);
 }
 
-/* Binds an array that another stream may have on its tape; the step keeps its memory until the dispatch. */
+/* What another stream has on its tape with an array comes before the dispatch: what writes it, and what reads it where
+ * the dispatch writes. */
+static void lower_users(const struct encoder *e, const struct storage *st, bool write)
+{
+    struct stream *s = stream_of(st);
+    if (s && s != e->stream && (st->writers || (write && st->readers))) stream_lower(s, 0);
+}
+
+/* Binds an array; the step keeps its memory until the dispatch. */
 static uint32_t bind_held(struct encoder *e, uint32_t binding, struct array *a, bool write)
 {
-    struct stream *s = stream_of(a->storage);
-    if (s && s != e->stream && a->storage->writers) stream_lower(s, 0);
+    lower_users(e, a->storage, write);
     if (!write && !a->storage->buffer && !a->storage->literal && a->size)
         encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
     return bind_array(e, binding, a, write);
@@ -29253,6 +29260,7 @@ int mlxvk_register_output_array(mlxvk_encoder handle, mlxvk_array array)
     if (!a || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "register_output_array", "no array of this device");
     else {
+        lower_users(e, a->storage, true);
         array_span(a, &low, &high);
         if (low < high)
             set_bound(e, MAX_BOUND - 1 - e->registered, false,

@@ -129,6 +129,44 @@ static void test_kernel_among_operations(void **state)
     mlxvk_kernel_free(kernel);
 }
 
+/* What another stream has recorded with an array comes before what writes it here, bound or by declaration. */
+static void test_read_by_another_stream(void **state)
+{
+    (void)state;
+    enum { N = 300 };
+    int32_t twice[N], want[N];
+    mlxvk_stream other = open_stream(device);
+    mlxvk_kernel kernel = combine_kernel(device, 3);
+    mlxvk_array a = counting(device, N);
+    for (int i = 0; i < N; i++) { twice[i] = 2 * i; want[i] = 4 * i; }
+    for (int declared = 0; declared < 2; declared++) {
+        mlxvk_array x = counting(device, N), y = { NULL };
+        mlxvk_buffer buffer = { NULL };
+        size_t offset = 0;
+        struct combine_push push = { .count = N };
+        OK(mlxvk_array_buffer(&buffer, &offset, x), stream);
+        OK(mlxvk_add(&y, x, x, other), other);
+        mlxvk_encoder e = encoder_of(stream);
+        OK(mlxvk_set_kernel(e, kernel), stream);
+        OK(mlxvk_set_input_array(e, a, 0, &push.a_shift), stream);
+        OK(mlxvk_set_input_array(e, a, 1, &push.b_shift), stream);
+        if (declared) {
+            OK(mlxvk_register_output_array(e, x), stream);
+            OK(mlxvk_set_buffer(e, buffer, offset, sizeof twice, 2), stream);
+        } else OK(mlxvk_set_output_array(e, x, 2, &push.res_shift), stream);
+        OK(mlxvk_set_bytes(e, &push, sizeof push, 0), stream);
+        OK(mlxvk_dispatch_threads(e, N, 1, 1), stream);
+        expect_ints(x, want, N, stream);
+        expect_ints(y, twice, N, other);
+        mlxvk_array_free(x);
+        mlxvk_array_free(y);
+        mlxvk_buffer_free(buffer);
+    }
+    mlxvk_array_free(a);
+    mlxvk_kernel_free(kernel);
+    mlxvk_stream_free(other);
+}
+
 /* Views that start anywhere: the shift leads to the first element. */
 static void test_shifts(void **state)
 {
@@ -700,7 +738,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_custom_kernel), cmocka_unit_test(test_uploads_while_setting_up),
-        cmocka_unit_test(test_kernel_among_operations),
+        cmocka_unit_test(test_kernel_among_operations), cmocka_unit_test(test_read_by_another_stream),
         cmocka_unit_test(test_shifts), cmocka_unit_test(test_grids), cmocka_unit_test(test_beyond_what_is_bound),
         cmocka_unit_test(test_set_buffer),
         cmocka_unit_test(test_barriers_exact), cmocka_unit_test(test_barriers_unaligned),
