@@ -6006,6 +6006,7 @@ int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *desc)
     mlxvk_allocator a = { 0 };
     struct device *d;
     int code;
+    error->code = 0;                                 /* what the caller had there before is no error of this call */
     if (!res) { set_error(error, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "device", "res is NULL"); return error->code; }
     if (desc) a = desc->allocator;
     d = a.allocate ? a.allocate(sizeof *d, a.user) : malloc(sizeof *d);

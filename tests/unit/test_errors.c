@@ -409,6 +409,26 @@ static void test_allocations_of_device_fail(void **state)
     assert_true(f.fail_at > 2);
 }
 
+/* The error is filled where there is no device to ask, whatever it was before: here it is the list of families that has no
+ * memory. */
+static void test_error_of_device(void **state)
+{
+    mlxvk_adopt adopt;
+    (void)state;
+    own_vulkan(&adopt, false);
+    adopt.families = (uint32_t[]){ adopt.queue_family + 1 };
+    adopt.family_count = 1;
+    struct failing f = { .fail_at = 2 };
+    mlxvk_error error;
+    memset(&error, 0xAA, sizeof error);
+    const mlxvk_device_desc desc = { .allocator = { failing_allocate, failing_release, &f }, .adopt = &adopt, .error = &error };
+    mlxvk_device d = { NULL };
+    assert_int_equal(mlxvk_device_create(&d, &desc), MLXVK_ERROR_HOST_MEMORY);
+    assert_int_equal(error.code, MLXVK_ERROR_HOST_MEMORY);
+    assert_string_equal(error.operation, "device");
+    end_vulkan();
+}
+
 /* Each allocation of the large program in turn, on a device that has its kernels; after each, it works again. */
 static void fail_each_of_large(mlxvk_device d, mlxvk_stream s, struct failing *f, const float want[3])
 {
@@ -520,7 +540,7 @@ int main(void)
         cmocka_unit_test(test_axes), cmocka_unit_test(test_long_views), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_dtypes), cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_absent), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_error_stays),
         cmocka_unit_test(test_callback), cmocka_unit_test(test_each_allocation_fails),
-        cmocka_unit_test(test_allocations_of_device_fail),
+        cmocka_unit_test(test_allocations_of_device_fail), cmocka_unit_test(test_error_of_device),
         cmocka_unit_test(test_allocations_fail_from_each),
         cmocka_unit_test(test_each_allocation_of_operations_fails),
         cmocka_unit_test(test_memory_fails_late), cmocka_unit_test(test_results_over_another_device),
