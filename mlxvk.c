@@ -5804,6 +5804,7 @@ static struct {
     mutex lock, handler_lock;
     bool prints;                                     /* notes, when the program ends */
     struct device *device;
+    mlxvk_error error;                               /* why there is none */
     mlxvk_error_handler_func handler;                /* mlxvk_set_error_handler */
     void *data;
     void (*dtor)(void *);
@@ -6087,7 +6088,9 @@ static void make_it_default(struct device *d)
 static struct device *make_default(void)
 {
     mlxvk_device handle = { NULL };
-    if (!the_default.device && !mlxvk_device_create(&handle, NULL)) make_it_default(handle.ctx);
+    if (the_default.device) return the_default.device;
+    if (!mlxvk_device_create(&handle, &(mlxvk_device_desc){ .error = &the_default.error })) make_it_default(handle.ctx);
+    else call_handler(&the_default.error, NULL);
     return the_default.device;
 }
 
@@ -6098,6 +6101,19 @@ static struct device *default_device(void)
     mutex_unlock(&the_default.lock);
     return d;
 }
+
+/* Why there is no default device, where making it has failed. */
+static bool no_default(mlxvk_error *error)
+{
+    mutex_lock(&the_default.lock);
+    bool failed = !the_default.device && the_default.error.code;
+    if (failed) *error = the_default.error;
+    mutex_unlock(&the_default.lock);
+    return failed;
+}
+
+/* Of a call that has no device: for want of a pointer, or there is none. */
+static int without_device(bool asked) { return asked ? MLXVK_ERROR_NO_DEVICE : MLXVK_ERROR_ARGUMENT; }
 
 static struct device *device_or_default(mlxvk_device device) { return device.ctx ? device.ctx : default_device(); }
 
@@ -25730,9 +25746,12 @@ static void note_loss(struct device *d, mlxvk_error *last)
 
 int mlxvk_device_error(mlxvk_device device, mlxvk_error *error)
 {
-    struct device *d = error ? lock_device(device.ctx) : NULL;
-    if (d) note_loss(d, &d->error);
-    return d ? drop_with(d, GIVE(error, d->error)) : MLXVK_ERROR_ARGUMENT;
+    if (!error) return MLXVK_ERROR_ARGUMENT;
+    if (!device.ctx && no_default(error)) return 0;
+    struct device *d = lock_device(device.ctx);
+    if (!d) return no_default(error) ? 0 : MLXVK_ERROR_NO_DEVICE;
+    note_loss(d, &d->error);
+    return drop_with(d, GIVE(error, d->error));
 }
 
 int mlxvk_device_status(mlxvk_device device)
@@ -25801,7 +25820,7 @@ bool mlxvk_is_available(void)
 int mlxvk_device_info_get_string(const char **value, mlxvk_device device, const char *key)
 {
     const struct device *d = device_or_default(device);
-    if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
+    if (!d || !value || !key) return without_device(value && key);
     const struct capabilities *c = &d->caps;
 #define X(name, text) if (!strcmp(key, name)) { *value = text; return 0; }
     INFO_STRINGS(X)
@@ -25813,7 +25832,7 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
 {
     const struct device *d = device_or_default(device);
     size_t budget = 0, used = 0;
-    if (!d || !value || !key) return MLXVK_ERROR_ARGUMENT;
+    if (!d || !value || !key) return without_device(value && key);
     const struct capabilities *c = &d->caps;
     if (!strncmp(key, "memory_", 7)) memory_budget(d, &budget, &used);
 #define X(name, size) if (!strcmp(key, name)) { *value = size; return 0; }
@@ -25827,7 +25846,7 @@ int mlxvk_device_info_get_size(size_t *value, mlxvk_device device, const char *k
 int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t *size)
 {
     struct device *d = size ? lock_device(device.ctx) : NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(size);
     const size_t behind = sizeof(struct findings);
     if (data && *size < behind) return drop_with(d, MLXVK_ERROR_ARGUMENT);
     if (data) *size -= behind;
@@ -25928,7 +25947,7 @@ int mlxvk_buffer_new(mlxvk_buffer *res, size_t size, mlxvk_device device)
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
     struct buffer *b = NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(res);
     int code = d->lost ? d->lost : allocate_or_wait(d, size, NULL, &b);
     if (code)
         device_fail(d, code, 0, __LINE__, "buffer", "%zu bytes are not to be had (largest allocation %zu)", size,
@@ -25940,7 +25959,7 @@ int mlxvk_buffer_adopt(mlxvk_buffer *res, uint64_t vk_buffer, size_t offset, siz
                        mlxvk_device device)
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(res);
     if (!vk_buffer || size > SIZE_MAX - offset)
         return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "buffer_adopt",
                                         "%zu bytes from %zu of VkBuffer %#llx", size, offset,
@@ -26271,7 +26290,7 @@ static int share_buffer(mlxvk_buffer *res, const struct sharing *s, const char *
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
     struct buffer *b = NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(res);
     reap_shared(d, false);
     int code = check_sharing(d, s, name);
     if (code) return drop_with(d, code);
@@ -26507,7 +26526,7 @@ int mlxvk_event_new(mlxvk_event *res, mlxvk_device device)
     const VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type };
     struct device *d = res ? lock_device(device.ctx) : NULL;
     VkResult r = VK_ERROR_OUT_OF_HOST_MEMORY;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(res);
     reap_events(d, false);
     struct event *event = host_zalloc(d, sizeof *event);
     if (event) r = d->vk.vkCreateSemaphore(d->handle, &info, NULL, &event->semaphore);
@@ -26917,7 +26936,7 @@ int mlxvk_stream_recorded(mlxvk_stream stream, uint64_t ticket)
 int mlxvk_event_adopt(mlxvk_event *res, uint64_t vk_semaphore, mlxvk_device device)
 {
     struct device *d = res ? lock_device(device.ctx) : NULL;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(res);
     if (!vk_semaphore)
         return drop_with(d, device_fail(d, MLXVK_ERROR_ARGUMENT, 0, __LINE__, "event_adopt", "vk_semaphore is 0"));
     reap_events(d, false);
@@ -27753,7 +27772,7 @@ bool mlxvk_device_equal(mlxvk_device lhs, mlxvk_device rhs) { return device_or_d
 int mlxvk_device_get_index(int *index, mlxvk_device dev)
 {
     const struct device *d = device_or_default(dev);
-    return d ? GIVE(index, d->index) : MLXVK_ERROR_ARGUMENT;
+    return d ? GIVE(index, d->index) : MLXVK_ERROR_NO_DEVICE;
 }
 
 int mlxvk_device_get_type(mlxvk_device_type *type, mlxvk_device dev)
@@ -27766,7 +27785,7 @@ int mlxvk_device_tostring(mlxvk_string *str, mlxvk_device dev)
 {
     const struct device *d = device_or_default(dev);
     struct text t = { 0 };
-    if (!d || !str) return MLXVK_ERROR_ARGUMENT;
+    if (!d || !str) return without_device(str);
     text_add(&t, "Device(gpu, %d)", d->index);
     return put_text(str, &t);
 }
@@ -27798,7 +27817,8 @@ int mlxvk_device_is_available(bool *avail, mlxvk_device dev)
 mlxvk_device_info mlxvk_device_info_new(void) { return (mlxvk_device_info){ NULL }; }
 int mlxvk_device_info_get(mlxvk_device_info *info, mlxvk_device dev)
 {
-    return mlxvk_device_set(info, dev.ctx ? dev : (mlxvk_device){ default_device() });
+    if (!dev.ctx) dev.ctx = default_device();
+    return dev.ctx ? mlxvk_device_set(info, dev) : MLXVK_ERROR_NO_DEVICE;
 }
 int mlxvk_device_info_free(mlxvk_device_info info) { return mlxvk_device_free(info); }
 
@@ -27895,7 +27915,7 @@ void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void 
     the_default.data = data;
     the_default.dtor = dtor;
     mutex_unlock(&the_default.handler_lock);
-    choose_handler(make_default(), true);
+    choose_handler(the_default.device, true);
     mutex_unlock(&the_default.lock);
     if (old_dtor) old_dtor(old);
 }
@@ -29129,7 +29149,7 @@ int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_dev
 {
     struct device *d = res && desc ? lock_device(device.ctx) : NULL;
     struct kernel *k;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(res && desc);
     int code = drop_with(d, kernel_make(d, desc, &k));
     if (code) return code;
     mlxvk_kernel_free(*res);
@@ -29697,7 +29717,7 @@ int mlxvk_gates(mlxvk_device device, void (*print)(const char *line, void *user)
 int mlxvk_get_stats(mlxvk_stats *res, mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
-    return d ? drop_with(d, GIVE(res, d->stats)) : MLXVK_ERROR_ARGUMENT;
+    return d ? drop_with(d, GIVE(res, d->stats)) : MLXVK_ERROR_NO_DEVICE;
 }
 
 /* What counted_as() counts there. */
@@ -29719,7 +29739,7 @@ static void read_times(struct device *d)
 int mlxvk_reset_stats(mlxvk_device device)
 {
     struct device *d = lock_device(device.ctx);
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return MLXVK_ERROR_NO_DEVICE;
     read_times(d);                                   /* they belong to what is forgotten */
     d->trace.count = 0;
     memset(&d->stats, 0, sizeof d->stats);
@@ -29734,7 +29754,7 @@ int mlxvk_kernel_stats(mlxvk_device device,
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
     struct kernel_count counts[KERNEL_COUNTS];
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(each);
     read_times(d);
     memcpy(counts, d->kernel_counts, sizeof counts);
     unlock_and_drop(d);
@@ -29753,7 +29773,7 @@ int mlxvk_dispatch_trace(mlxvk_device device, void (*each)(const mlxvk_dispatch 
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
     struct list trace;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(each);
     read_times(d);
     trace = d->trace;                                /* the caller's function may call the library */
     d->trace = (struct list){ 0 };
@@ -29773,7 +29793,7 @@ int mlxvk_stats_report(mlxvk_device device, void (*each)(const mlxvk_stat *stat,
 {
     struct device *d = each ? lock_device(device.ctx) : NULL;
     uint32_t n;
-    if (!d) return MLXVK_ERROR_ARGUMENT;
+    if (!d) return without_device(each);
     struct note *list = list_notes(d, &n);
     int code = list ? 0 : MLXVK_ERROR_HOST_MEMORY;
     mutex_unlock(&d->lock);                          /* the reference stays */

@@ -197,10 +197,12 @@ typedef struct mlxvk_device_desc {
     const void *pipeline_cache;      /* bytes from mlxvk_pipeline_cache_data of an earlier run; used if they fit and are
                                         as they were: a damaged file is no error */
     size_t pipeline_cache_size;
-    void (*on_error)(const mlxvk_error *error, void *user);        /* called for each error; NULL: none */
+    void (*on_error)(const mlxvk_error *error, void *user);        /* called for each error, inside the failing call,
+                                                                      and must not call the library; NULL: none */
     void *user;
     void (*on_log)(const char *line, void *user);                  /* lines that gates ask for (NULL: stderr), and
-                                                                      what a self-test finds wrong (NULL: nobody) */
+                                                                      what a self-test finds wrong (NULL: nobody); as
+                                                                      on_error */
     void (*parallel)(mlxvk_task *task, void *with, uint32_t count, void *user);
                                      /* has task(with, i) done once for each i below count, in any order, by any threads
                                         side by side, and returns when all are: so pipelines are made, where several
@@ -221,7 +223,7 @@ MLXVK_API int mlxvk_device_create(mlxvk_device *res, const mlxvk_device_desc *de
 MLXVK_API mlxvk_device mlxvk_device_new(void);
 /* Releases the handle; the device itself goes with its last handle, stream, buffer and array. NULL is allowed. */
 MLXVK_API int mlxvk_device_free(mlxvk_device device);
-/* Copies the last error of calls that had no stream. */
+/* Copies the last error of calls that had no stream; { NULL }: of the default device, or why there is none. */
 MLXVK_API int mlxvk_device_error(mlxvk_device device, mlxvk_error *error);
 /* 0, or DEVICE_LOST once the device was lost: every later call that needs it returns that code. The text of such an
  * error tells what the driver says of it (VK_EXT_device_fault) and the last dispatches. Another device can be made. */
@@ -593,8 +595,8 @@ MLXVK_API int mlxvk_stream_tostring(mlxvk_string *str, mlxvk_stream stream);
 MLXVK_API int mlxvk_get_default_stream(mlxvk_stream *stream, mlxvk_device dev);
 MLXVK_API int mlxvk_set_default_stream(mlxvk_stream stream);
 
-/* Called with the text of each error of the default device; there is none by default, and no call exits the program.
- * It runs inside the failing call and must not call the library. */
+/* Called with the text of each error of the default device, and of making it; there is none by default, and no call
+ * exits the program. It runs inside the failing call and must not call the library. */
 typedef void (*mlxvk_error_handler_func)(const char *msg, void *data);
 MLXVK_API void mlxvk_set_error_handler(mlxvk_error_handler_func handler, void *data, void (*dtor)(void *));
 

@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200809L                      /* setenv */
 #include "support.h"
 
 #include <stdio.h>
@@ -61,6 +62,27 @@ int create_device(mlxvk_device *res, const mlxvk_device_desc *desc)
 {
     if (!desc || !desc->adopt) count_instance();
     return mlxvk_device_create(res, desc);
+}
+
+static char old_drivers[2][1024];
+static const char *const driver_lists[2] = { "VK_ICD_FILENAMES", "VK_DRIVER_FILES" };
+
+void hide_drivers(void)
+{
+#ifdef _WIN32
+    skip();                                          /* drivers are named in the registry there, and by Wine's host */
+#endif
+    for (int i = 0; i < 2; i++) {
+        const char *old = getenv(driver_lists[i]);
+        snprintf(old_drivers[i], sizeof old_drivers[i], "%s", old ? old : "");
+        setenv(driver_lists[i], "/nonexistent/none.json", 1);
+    }
+}
+
+void show_drivers(void)
+{
+    for (int i = 0; i < 2; i++)
+        if (*old_drivers[i]) setenv(driver_lists[i], old_drivers[i], 1); else unsetenv(driver_lists[i]);
 }
 
 mlxvk_device open_new_device(const char *gates)

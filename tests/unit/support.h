@@ -41,6 +41,9 @@ mlxvk_stream open_stream(mlxvk_device device);
 enum { MOST_INSTANCES = 27 };
 int create_device(mlxvk_device *res, const mlxvk_device_desc *desc);
 void count_instance(void);
+/* The loader finds no driver, until it is told of those that there are again. Skips the test on Windows. */
+void hide_drivers(void);
+void show_drivers(void);
 /* cmocka's run of a group; then the program's devices end. */
 #define run_group(name, tests, set_up, tear_down) end_devices(cmocka_run_group_tests_name(name, tests, set_up, tear_down))
 int end_devices(int failed);

@@ -97,19 +97,10 @@ static void test_no_driver(void **state)
     (void)state;
     mlxvk_device d = { NULL };
     mlxvk_error error = { 0 };
-    char old_icd[1024], old_files[1024];
-    const char *icd = getenv("VK_ICD_FILENAMES"), *files = getenv("VK_DRIVER_FILES");
-#ifdef _WIN32
-    skip();                                          /* drivers are named in the registry there, and by Wine's host */
-#endif
-    snprintf(old_icd, sizeof old_icd, "%s", icd ? icd : "");
-    snprintf(old_files, sizeof old_files, "%s", files ? files : "");
-    setenv("VK_ICD_FILENAMES", "/nonexistent/none.json", 1);
-    setenv("VK_DRIVER_FILES", "/nonexistent/none.json", 1);
+    hide_drivers();
     int code = create_device(&d, &(mlxvk_device_desc){ .error = &error });
     bool available = mlxvk_is_available();
-    if (icd) setenv("VK_ICD_FILENAMES", old_icd, 1); else unsetenv("VK_ICD_FILENAMES");
-    if (files) setenv("VK_DRIVER_FILES", old_files, 1); else unsetenv("VK_DRIVER_FILES");
+    show_drivers();
     assert_int_equal(code, MLXVK_ERROR_NO_DEVICE);
     assert_false(available);
     assert_null(d.ctx);

@@ -35,6 +35,52 @@ static int tear_down_arrays(void **state)
     return tear_down(state);
 }
 
+/* ---- no device ---- */
+
+static void note_text(const char *text, void *last) { snprintf(last, 200, "%.199s", text); }
+
+/* Calls that want the default device where there is none: who asks, and the handler, are told why. Before the program
+ * has one; then it gets it. */
+static void test_no_default(void **state)
+{
+    (void)state;
+    const mlxvk_device none = { NULL };
+    char told[200] = "";
+    const char *name = NULL;
+    mlxvk_error error = { 0 };
+    mlxvk_event event = { NULL };
+    mlxvk_buffer buffer = { NULL };
+    mlxvk_device_info info = { NULL };
+    size_t size = 0;
+    mlxvk_stats stats;
+    hide_drivers();
+    mlxvk_set_error_handler(note_text, told, NULL);
+    const char early = *told;
+    mlxvk_stream s = mlxvk_default_gpu_stream_new();
+    const int asked = mlxvk_device_error(none, &error);
+    const int codes[] = { mlxvk_event_new(&event, none), mlxvk_buffer_new(&buffer, 4, none), mlxvk_device_info_get(&info, none),
+                          mlxvk_device_info_get_string(&name, none, "device_name"), mlxvk_get_stats(&stats, none),
+                          mlxvk_pipeline_cache_data(none, NULL, &size), mlxvk_get_active_memory(&size), mlxvk_synchronize(s) };
+    const int wrong = mlxvk_event_new(NULL, none);
+    mlxvk_set_error_handler(NULL, NULL, NULL);
+    show_drivers();
+    assert_null(s.ctx);
+    assert_int_equal(early, 0);
+    assert_int_equal(asked, 0);
+    assert_int_equal(error.code, MLXVK_ERROR_NO_DEVICE);
+    assert_non_null(strstr(error.text, "install"));
+    assert_non_null(strstr(told, "install"));
+    for (size_t i = 0; i < COUNT(codes); i++)
+        if (codes[i] != MLXVK_ERROR_NO_DEVICE) fail_msg("call %zu: code %d", i, codes[i]);
+    assert_int_equal(wrong, MLXVK_ERROR_ARGUMENT);
+    count_instance();
+    s = mlxvk_default_gpu_stream_new();
+    assert_non_null(s.ctx);
+    mlxvk_stream_free(s);
+    assert_int_equal(mlxvk_device_error(none, &error), 0);
+    assert_int_equal(error.code, 0);
+}
+
 /* ---- texts ---- */
 
 static void test_result_texts(void **state)
@@ -536,7 +582,7 @@ static void test_memory_fails_late(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_result_texts), cmocka_unit_test(test_shapes), cmocka_unit_test(test_shapes_of_lists),
+        cmocka_unit_test(test_no_default), cmocka_unit_test(test_result_texts), cmocka_unit_test(test_shapes), cmocka_unit_test(test_shapes_of_lists),
         cmocka_unit_test(test_axes), cmocka_unit_test(test_long_views), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_dtypes), cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_absent), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_error_stays),
         cmocka_unit_test(test_callback), cmocka_unit_test(test_each_allocation_fails),
