@@ -5486,7 +5486,7 @@ static void node_failed(struct stream *s, struct node *n)
     struct device *d = s->device;
     bool follows = false;                            /* the operand's own failure was told already */
     for (int i = 0; i < n->inputs; i++) follows = follows || (n->in[i] && n->in[i]->storage->failed);
-    if (!follows) snprintf(s->deferred_text, sizeof s->deferred_text, "%s", e->error.text);
+    if (!follows || !*s->deferred_text) snprintf(s->deferred_text, sizeof s->deferred_text, "%s", e->error.text);
     for (int i = 0; i < n->outputs; i++)
         if (n->out[i]) n->out[i]->storage->failed = e->code;
     if (!s->deferred) {
@@ -26447,6 +26447,23 @@ static int array_submit(struct array *a)
     return st->failed ? st->failed : st->device->lost;
 }
 
+/* Why an array could not be computed. */
+static const char *why_failed(const struct storage *st, int code)
+{
+    const struct stream *s = st->failed ? stream_of(st) : NULL;
+    return s && *s->deferred_text ? s->deferred_text : mlxvk_result_text(code);
+}
+
+/* The code of a call that has no stream: why is the device's error then. on_error has heard of it already. */
+static int told(const struct array *a, const char *name, int code)
+{
+    struct device *d = a->storage->device;
+    if (code && code != d->lost)                     /* the device's own words say more */
+        set_error(&d->error, code, 0, __LINE__, name, "%s could not be computed: %s", TEXT(a),
+                  why_failed(a->storage, code));
+    return code;
+}
+
 /* The same, and waits until it is written, and where `readers` until nothing reads it either. */
 static int array_wait(struct array *a, bool readers)
 {
@@ -26464,8 +26481,8 @@ static int eval_vector(mlxvk_vector_array outputs, bool wait)
             struct array *a = array_at(v, i);
             if (!a) return MLXVK_ERROR_ARGUMENT;
             struct device *d = lock_array(a);
-            int waited = unlock_with(d, pass ? array_wait(a, false) : array_submit(a));
-            code = code ? code : waited;
+            int waited = pass ? array_wait(a, false) : array_submit(a);
+            code = unlock_with(d, code ? code : told(a, wait ? "eval" : "async_eval", waited));
         }
     return code;
 }
@@ -27134,6 +27151,7 @@ static void fill_array(struct call *c, struct array *a, const void *data)
 /* Ends a call that has a device, but no stream: the error is the device's. */
 static int finish_on(struct call *c, struct array *a, mlxvk_array *res)
 {
+    if (!res) FAIL(c, MLXVK_ERROR_ARGUMENT, "res is NULL");
     if (c->code && c->device) c->device->error = c->stream->error;
     return finish(c, a, res);
 }
@@ -27283,7 +27301,7 @@ int mlxvk_array_buffer(mlxvk_buffer *res, size_t *offset, mlxvk_array array)
     if (!a || !res) return MLXVK_ERROR_ARGUMENT;
     struct storage *st = a->storage;
     struct device *d = lock_device(st->device);
-    int code = array_wait(a, false);
+    int code = told(a, "array_buffer", array_wait(a, false));
     if (!code && !st->buffer) {
         code = storage_ready(d, st);
         if (!code) code = wait_buffer(d, st->buffer, true);
@@ -27298,7 +27316,7 @@ int mlxvk_array_wait(mlxvk_array array, bool readers)
     struct array *a = array.ctx;
     if (!a) return MLXVK_ERROR_ARGUMENT;
     struct device *d = lock_array(a);
-    return unlock_with(d, array_wait(a, readers));
+    return unlock_with(d, told(a, "array_wait", array_wait(a, readers)));
 }
 
 int mlxvk_array_eval(mlxvk_array array) { return mlxvk_array_wait(array, false); }
@@ -27335,10 +27353,7 @@ int mlxvk_array_read(mlxvk_array array, void *data, size_t size, mlxvk_stream s)
     int code = array_submit(a);
     if (!code) code = read_bytes(a, data);
     drop_handle(a);
-    if (code && !c.code) {
-        const struct stream *of = a->storage->failed ? stream_of(a->storage) : NULL;
-        FAIL(&c, code, "%s could not be computed: %s", TEXT(a), of ? of->deferred_text : mlxvk_result_text(code));
-    }
+    if (code && !c.code) FAIL(&c, code, "%s could not be computed: %s", TEXT(a), why_failed(a->storage, code));
     return end(&c);
 }
 
@@ -27352,7 +27367,10 @@ static int item(void *res, mlxvk_array array, mlxvk_dtype dtype)
     if (a->size != 1) code = device_fail(d, MLXVK_ERROR_SHAPE, 0, __LINE__, "item", "%s has not one element", TEXT(a));
     else if (a->dtype != dtype)
         code = device_fail(d, MLXVK_ERROR_DTYPE, 0, __LINE__, "item", "%s read as %s", TEXT(a), dtypes[dtype].name);
-    else if (!(code = array_submit(a))) code = read_bytes(a, res);
+    else {
+        code = array_submit(a);
+        code = told(a, "item", code ? code : read_bytes(a, res));
+    }
     if (!code && dtype == MLXVK_BOOL) *byte = *byte != 0;              /* as a bool of C's must be */
     return unlock_with(d, code);
 }
@@ -27384,7 +27402,7 @@ int mlxvk_array_host(void **data, mlxvk_array array)
     struct storage *st = a->storage;
     struct device *d = lock_array(a);
     if (st->writers && stream_of(st)) stream_lower(stream_of(st), 0);
-    int code = st->failed ? st->failed : d->lost;
+    int code = told(a, "array_host", st->failed ? st->failed : d->lost);
     if (!code) code = storage_ready(d, st);
     if (!code) *data = st->buffer->map;
     return unlock_with(d, code);
@@ -28034,6 +28052,11 @@ static int array_elements(mlxvk_array array, void **data, size_t *size)
     *data = malloc(*size + 1);
     int code = mlxvk_get_default_stream(&s, (mlxvk_device){ ((struct array *)array.ctx)->storage->device });
     if (!code) code = *data ? mlxvk_array_read(array, *data, *size, s) : MLXVK_ERROR_HOST_MEMORY;
+    if (code && *data && s.ctx) {                    /* the caller knows no stream */
+        struct device *d = lock_array(array.ctx);
+        d->error = ((struct stream *)s.ctx)->error;
+        mutex_unlock(&d->lock);
+    }
     mlxvk_stream_free(s);
     if (code) free(*data);
     return code;

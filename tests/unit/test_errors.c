@@ -579,6 +579,52 @@ static void test_memory_fails_late(void **state)
     assert_int_equal(f.live, 0);
 }
 
+/* What cannot be computed says why to calls that have no stream, too: the device has the text, the last array's. */
+static int without_stream(int call, mlxvk_array a, mlxvk_array one)
+{
+    void *host;
+    float value;
+    mlxvk_buffer buffer = { NULL };
+    mlxvk_string text = { NULL };
+    mlxvk_vector_array v = mlxvk_vector_array_new_value(a);
+    int code = call == 0 ? mlxvk_eval(v) : call == 1 ? mlxvk_async_eval(v) : call == 2 ? mlxvk_array_eval(a)
+             : call == 3 ? mlxvk_array_wait(a, true) : call == 4 ? mlxvk_array_host(&host, a)
+             : call == 5 ? mlxvk_array_buffer(&buffer, NULL, a) : call == 6 ? mlxvk_array_item_float32(&value, one)
+             : mlxvk_array_tostring(&text, a);
+    mlxvk_vector_array_free(v);
+    return code;
+}
+
+static void test_why_not_computed(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "eval", "async_eval", "array_wait", "array_wait", "array_host", "array_buffer", "item",
+                                         "array_read" };
+    struct setting small = start("MLX_VK_MAX_MEMORY_MB=8");
+    mlxvk_device d = small.device;
+    mlxvk_stream s = small.stream;
+    for (int call = 0; call < (int)COUNT(names); call++) {
+        mlxvk_array a = floats(d, values, (int[]){ 1 }, 1), one = { NULL };
+        mlxvk_buffer none = { NULL };
+        mlxvk_error error;
+        OK(mlxvk_broadcast_to(&a, a, (int[]){ 8, 1 << 20 }, 2, s), s);
+        OK(mlxvk_exp(&a, a, s), s);
+        OK(mlxvk_slice(&one, a, (int[]){ 3, 4 }, 2, (int[]){ 4, 5 }, 2, (int[]){ 1, 1 }, 2, s), s);
+        assert_int_equal(mlxvk_buffer_new(&none, SIZE_MAX / 2, d), MLXVK_ERROR_LIMIT);         /* another error before */
+        assert_int_equal(without_stream(call, a, one), MLXVK_ERROR_MEMORY);
+        OK_DEVICE(mlxvk_device_error(d, &error), d);
+        assert_int_equal(error.code, MLXVK_ERROR_MEMORY);
+        assert_string_equal(error.operation, names[call]);
+        if (!strstr(error.text, "float32")) fail_msg("call %d: %s", call, error.text);
+        if (call < 7 && !strstr(error.text, "33554432 bytes")) fail_msg("call %d: %s", call, error.text);
+        if (call == 7 && !strstr(error.text, "operand")) fail_msg("call %d: %s", call, error.text);
+        mlxvk_array_free(a);
+        mlxvk_array_free(one);
+        mlxvk_finalize(s);
+    }
+    finish(&small);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -589,7 +635,8 @@ int main(void)
         cmocka_unit_test(test_allocations_of_device_fail), cmocka_unit_test(test_error_of_device),
         cmocka_unit_test(test_allocations_fail_from_each),
         cmocka_unit_test(test_each_allocation_of_operations_fails),
-        cmocka_unit_test(test_memory_fails_late), cmocka_unit_test(test_results_over_another_device),
+        cmocka_unit_test(test_memory_fails_late), cmocka_unit_test(test_why_not_computed),
+        cmocka_unit_test(test_results_over_another_device),
     };
     return run_group("errors", tests, set_up_arrays, tear_down_arrays);
 }
