@@ -84,6 +84,11 @@
 #undef FARPROC
 #endif
 
+/* Costs, bounds and orders of norms may be infinite: such a compiler takes the way for it out. */
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "mlxvk.c needs infinities and NaN: compile it without -ffast-math, or with -fno-finite-math-only behind that"
+#endif
+
 /* ==== >>base ====================================================================================================== */
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
