@@ -236,13 +236,14 @@ MLXVK_API bool mlxvk_is_available(void);
 MLXVK_API int mlxvk_device_count(int *count, mlxvk_device_type type);   /* of CPUs: 0 */
 MLXVK_API int mlxvk_device_list(void (*each)(int index, const char *name, const char *type, void *user), void *user);
 
-/* What a device is. Keys of strings: device_name, architecture, driver. Keys of numbers: max_buffer_length,
+/* What a device is. Keys of strings: device_name, architecture, driver, type (discrete, integrated, virtual, cpu,
+ * other: so does mlxvk_device_list say it). Keys of numbers: max_buffer_length,
  * max_recommended_working_set_size, memory_size, memory_budget and memory_used (of the process, as the driver says at
  * that moment; 0: it does not), memory_import_alignment (0: the host's memory cannot be imported),
  * subgroup_size (that of the kernels; those a kernel may ask for:
  * subgroup_size_least, subgroup_size_most), max_storage_buffer_range, shared_memory_size, unified
  * (1 where the host maps device memory), cached (1 where it does, and reads it as fast as its own),
- * max_threads (of a workgroup), max_storage_buffers (of a kernel),
+ * max_threads (of a workgroup), max_storage_buffers (of a kernel), storage_buffer_alignment (where bindings begin),
  * cooperative_matrix_size (of the tiles that a subgroup multiplies: 16, 8 or 0), and one per capability (1 or 0): int8,
  * int16, int64, float16, storage8, storage16, half_conversion, bfloat16, cooperative_matrix (of size 16),
  * cooperative_matrix2, push_descriptor, integer_dot_product.
@@ -1275,7 +1276,7 @@ typedef struct mlxvk_kernel_desc {
 } mlxvk_kernel_desc;
 
 MLXVK_API int mlxvk_kernel_new(mlxvk_kernel *res, const mlxvk_kernel_desc *desc, mlxvk_device device);
-MLXVK_API int mlxvk_kernel_free(mlxvk_kernel kernel);
+MLXVK_API int mlxvk_kernel_free(mlxvk_kernel kernel);                /* waits for what the device's streams do */
 
 /* An array without contents, to be written by a kernel. */
 MLXVK_API int mlxvk_array_empty(mlxvk_array *res, const int *shape, size_t shape_num, mlxvk_dtype dtype,
@@ -1294,7 +1295,9 @@ MLXVK_API int mlxvk_set_input_array(mlxvk_encoder e, mlxvk_array array, uint32_t
 MLXVK_API int mlxvk_set_output_array(mlxvk_encoder e, mlxvk_array array, uint32_t binding, uint32_t *shift);
 /* Declares a write to an array that is not bound as an output (for kernels that reach it some other way). */
 MLXVK_API int mlxvk_register_output_array(mlxvk_encoder e, mlxvk_array array);
-/* Binds a byte range of a buffer, for reading and writing; offset must be a multiple of the device's alignment. */
+/* Binds a byte range of a buffer, for reading and writing; offset must be a multiple of
+ * storage_buffer_alignment (mlxvk_device_info_get_size). What other streams have recorded with arrays over it must be
+ * evaluated before. */
 MLXVK_API int mlxvk_set_buffer(mlxvk_encoder e, mlxvk_buffer buffer, size_t offset, size_t size, uint32_t binding);
 MLXVK_API int mlxvk_set_bytes(mlxvk_encoder e, const void *data, uint32_t size, uint32_t offset);   /* push constants */
 MLXVK_API int mlxvk_dispatch_threads(mlxvk_encoder e, uint32_t x, uint32_t y, uint32_t z);          /* rounded up */
