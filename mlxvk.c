@@ -1912,7 +1912,7 @@ static void memory_free(struct device *d, const struct block *b)
     mlxvk_memory_piece piece = { .offset = b->begin, .mapped = b->map, .token = b->token };
     memcpy(&piece.vk_memory, &b->memory, sizeof b->memory);
     if (!d->memory.allocate || b->shared || !b->memory) d->vk.vkFreeMemory(d->handle, b->memory, NULL);
-    else d->memory.free(&piece, d->memory.user);
+    else if (d->memory.free) d->memory.free(&piece, d->memory.user);
 }
 
 /* Memory of the best type that the buffer may have and that has so much left. */

@@ -153,7 +153,7 @@ typedef struct mlxvk_memory_piece {
 typedef struct mlxvk_device_memory {
     /* 0, or not: there is none of that type, and the next one is asked for */
     int (*allocate)(mlxvk_memory_piece *piece, const mlxvk_memory_request *request, void *user);
-    void (*free)(const mlxvk_memory_piece *piece, void *user);
+    void (*free)(const mlxvk_memory_piece *piece, void *user);         /* NULL: pieces are the caller's to the end */
     void *user;
 } mlxvk_device_memory;
 
