@@ -28124,7 +28124,8 @@ static int io_descriptor(void **res, const struct io *io)
 
 static const char *io_label(const struct io *io)
 {
-    return io && io->calls.label ? io->calls.label(io->descriptor) : "(no name)";
+    const char *label = io && io->calls.label ? io->calls.label(io->descriptor) : NULL;
+    return label ? label : "(no name)";
 }
 
 #define X(type, NEW, DESCRIPTOR, TOSTRING, FREE) \
@@ -28265,7 +28266,7 @@ static bool file_open(struct file *f)
     const mlxvk_io_vtable *v = f->io ? &f->io->calls : NULL;
     if (f->code) return false;
     if (!v && f->path) return file_fail(f, MLXVK_ERROR_ARGUMENT, "%s cannot be opened", f->path), false;
-    if (!v || !v->seek || !v->tell || !v->read)
+    if (!v || !v->seek || !v->tell || !(v->read || v->read_at_offset))
         return file_fail(f, MLXVK_ERROR_ARGUMENT, "the reader lacks seek, tell or read"), false;
     v->seek(f->io->descriptor, 0, SEEK_END);
     f->size = v->tell(f->io->descriptor);

@@ -368,8 +368,8 @@ MLXVK_API int mlxvk_event_adopt(mlxvk_event *res, uint64_t vk_semaphore, mlxvk_d
 MLXVK_API int mlxvk_event_semaphore(uint64_t *vk_semaphore, mlxvk_event event);
 
 /* A held stream's tape grows until a call says what is to happen with it: mlxvk_stream_record, mlxvk_stream_advance,
- * an eval, a read, finalize, synchronize, an event, another stream's work on the same arrays. Others lower and submit
- * a part by themselves, from about 200 operations on. */
+ * an eval, a read, finalize, synchronize, an event, the encoder, another stream's work on the same arrays. Others lower
+ * and submit a part by themselves, from about 200 operations on. */
 MLXVK_API int mlxvk_stream_hold(mlxvk_stream stream, bool hold);
 
 typedef struct mlxvk_semaphore_value { uint64_t vk_semaphore, value; } mlxvk_semaphore_value;
@@ -646,8 +646,9 @@ MLXVK_API int mlxvk_array_tostring(mlxvk_string *str, const mlxvk_array arr);
 /* ==== >>files ===================================================================================================== */
 
 /* What reads or writes for load_..._reader and save_..._writer, on a descriptor of the caller's. Readers need seek,
- * tell and read (or read_at_offset beside seek and tell), writers write; the others may be NULL. good: did all go well
- * so far? free: called by mlxvk_io_reader_free and mlxvk_io_writer_free. */
+ * tell and read (or read_at_offset beside seek and tell), writers write; the others may be NULL. What is read begins at
+ * offset 0 and ends where seek with SEEK_END leads. label: a name for errors, or NULL. good: did all go well so far?
+ * free: called by mlxvk_io_reader_free and mlxvk_io_writer_free. They may call the library. */
 typedef struct mlxvk_io_vtable {
     bool (*is_open)(void *);
     bool (*good)(void *);

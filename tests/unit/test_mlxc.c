@@ -490,6 +490,40 @@ static int load_npy(struct memory *m, mlxvk_array *res)
     return code;
 }
 
+static void memory_read_at(void *p, char *data, size_t n, size_t at)
+{
+    memory_seek(p, (int64_t)at, SEEK_SET);
+    memory_read(p, data, n);
+}
+static const char *no_label(void *m) { (void)m; return NULL; }
+
+/* A reader that reads at offsets alone, and has no name. */
+static void reader_at_offsets(void **state)
+{
+    const mlxvk_io_vtable calls = { .seek = memory_seek, .tell = memory_tell, .read_at_offset = memory_read_at, .label = no_label };
+    struct memory m = { .good = true };
+    mlxvk_string text = { NULL };
+    mlxvk_array a = mlxvk_array_new_int(3), b = { NULL };
+    (void)state;
+    mlxvk_io_writer writer = mlxvk_io_writer_new(&m, memory_calls);
+    CHECK(mlxvk_save_writer(writer, a));
+    mlxvk_io_writer_free(writer);
+    mlxvk_io_reader reader = mlxvk_io_reader_new(&m, calls);
+    OK(mlxvk_load_reader(&b, reader, stream), stream);
+    expect_ints(b, (int32_t[]){ 3 }, 1, stream);
+    CHECK(mlxvk_io_reader_tostring(&text, reader));
+    assert_string_equal(mlxvk_string_data(text), "(no name)");
+    m.data[0] = 0;
+    REFUSED(mlxvk_load_reader(&b, reader, stream), MLXVK_ERROR_ARGUMENT, stream, "load_reader", "(no name)");
+    mlxvk_io_reader_free(reader);
+    reader = mlxvk_io_reader_new(&m, (mlxvk_io_vtable){ .seek = memory_seek, .tell = memory_tell });
+    REFUSED(mlxvk_load_reader(&b, reader, stream), MLXVK_ERROR_ARGUMENT, stream, "lacks");
+    mlxvk_io_reader_free(reader);
+    mlxvk_string_free(text);
+    mlxvk_array_free(a);
+    mlxvk_array_free(b);
+}
+
 /* What NumPy writes for np.arange(6, dtype=int16).reshape(2, 3), in either order. */
 static void npy_from_numpy(void **state)
 {
@@ -707,7 +741,7 @@ int main(void)
         cmocka_unit_test(strings), cmocka_unit_test(vectors), cmocka_unit_test(vectors_of_arrays), cmocka_unit_test(maps),
         cmocka_unit_test(devices), cmocka_unit_test(error_handler), cmocka_unit_test(error_handler_follows),
         cmocka_unit_test(setters_and_items), cmocka_unit_test(texts),
-        cmocka_unit_test(safetensors_round), cmocka_unit_test(safetensors_wrong), cmocka_unit_test(npy_from_numpy),
+        cmocka_unit_test(safetensors_round), cmocka_unit_test(safetensors_wrong), cmocka_unit_test(reader_at_offsets), cmocka_unit_test(npy_from_numpy),
         cmocka_unit_test(errors_of_saving),
         cmocka_unit_test(npy_round), cmocka_unit_test(gguf_round), cmocka_unit_test(gguf_blocks),
     };
