@@ -71,8 +71,10 @@
 #endif
 
 /* volk's functions are global symbols: renamed, so that a program with a volk or a libvulkan of its own links and
- * runs. */
-#ifndef VOLK_H_
+ * runs. Where its volk came first they would be the program's own, and made to point into the library's instance. */
+#ifdef VOLK_H_
+#error "mlxvk.c has a volk of its own: compile it in a file that does not include volk.h"
+#endif
 #include "gen/volk_prefix.h"
 #include <volk.h>
 /* Until version 264 volk.c declares this type of windows.h's once more, in another way. */
@@ -82,7 +84,6 @@
 #define VOLK_IMPLEMENTATION
 #include <volk.h>
 #undef FARPROC
-#endif
 
 /* Costs, bounds and orders of norms may be infinite: such a compiler takes the way for it out. */
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__

@@ -23,7 +23,8 @@
  * A program that is compiled with -ffast-math compiles mlxvk.c with -fno-finite-math-only behind that.
  *
  * Macros to define before including or when compiling mlxvk.c
- *     MLXVK_IMPLEMENTATION   the header brings the implementation (mlxvk.c must lie beside it), in one translation unit
+ *     MLXVK_IMPLEMENTATION   the header brings the implementation (mlxvk.c must lie beside it), in one translation
+ *                            unit, which does not use Vulkan itself
  *     MLXVK_API              linkage of public functions, default extern (e.g. static, or a visibility attribute)
  *
  * Rules
