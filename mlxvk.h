@@ -97,8 +97,8 @@ typedef struct mlxvk_error {
     int code;                        /* mlxvk_result */
     int vk_result;                   /* VkResult behind it, or 0 */
     int line;                        /* where in mlxvk.c */
-    char operation[40];
-    char text[472];                  /* the whole message: operation, shapes, dtypes, what was expected */
+    char operation[48];
+    char text[464];                  /* the whole message: operation, shapes, dtypes, what was expected */
 } mlxvk_error;
 
 MLXVK_API const char *mlxvk_result_text(int code);
@@ -260,7 +260,8 @@ MLXVK_API int mlxvk_pipeline_cache_data(mlxvk_device device, void *data, size_t 
 
 /* MLX's counters and limits, in bytes, of the default device. Freed memory is kept in a cache for reuse up to the cache
  * limit; the memory limit makes the cache shrink first and never makes an allocation fail. Setters return the old value
- * in res (may be NULL). */
+ * in res (may be NULL). clear_cache waits for work that still uses what is freed, as do the others where that is more
+ * than the cache limit. */
 MLXVK_API int mlxvk_get_active_memory(size_t *res);
 MLXVK_API int mlxvk_get_peak_memory(size_t *res);
 MLXVK_API int mlxvk_reset_peak_memory(void);                         /* to 0, as MLX does */

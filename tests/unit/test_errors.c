@@ -241,6 +241,19 @@ static void test_matrices(void **state)
     mlxvk_array_free(res);
 }
 
+/* The longest name of an operation that has errors is whole. */
+static void test_longest_name(void **state)
+{
+    (void)state;
+    const mlxvk_array none = { NULL };
+    mlxvk_array res = { NULL };
+    mlxvk_error error;
+    assert_int_equal(mlxvk_fast_scaled_dot_product_attention_logsumexp(&res, a23, a23, 1, "", none, none, stream),
+                     MLXVK_ERROR_SHAPE);
+    OK(mlxvk_stream_error(stream, &error), stream);
+    assert_string_equal(error.operation, "fast_scaled_dot_product_attention_logsumexp");
+}
+
 static void test_absent(void **state)
 {
     (void)state;
@@ -630,7 +643,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_default), cmocka_unit_test(test_result_texts), cmocka_unit_test(test_shapes), cmocka_unit_test(test_shapes_of_lists),
         cmocka_unit_test(test_axes), cmocka_unit_test(test_long_views), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_dtypes), cmocka_unit_test(test_matrices),
-        cmocka_unit_test(test_absent), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_error_stays),
+        cmocka_unit_test(test_absent), cmocka_unit_test(test_longest_name), cmocka_unit_test(test_two_devices), cmocka_unit_test(test_error_stays),
         cmocka_unit_test(test_callback), cmocka_unit_test(test_each_allocation_fails),
         cmocka_unit_test(test_allocations_of_device_fail), cmocka_unit_test(test_error_of_device),
         cmocka_unit_test(test_allocations_fail_from_each),
