@@ -140,13 +140,14 @@ static void test_read_by_another_stream(void **state)
     mlxvk_array a = counting(device, N);
     for (int i = 0; i < N; i++) { twice[i] = 2 * i; want[i] = 4 * i; }
     for (int declared = 0; declared < 2; declared++) {
-        mlxvk_array x = counting(device, N), y = { NULL };
+        mlxvk_array x = counting(device, N), y = { NULL }, z = { NULL };
         mlxvk_buffer buffer = { NULL };
         size_t offset = 0;
         struct combine_push push = { .count = N };
         OK(mlxvk_array_buffer(&buffer, &offset, x), stream);
-        OK(mlxvk_add(&y, x, x, other), other);
-        mlxvk_encoder e = encoder_of(stream);
+        OK(mlxvk_negative(&z, x, stream), stream);
+        mlxvk_encoder e = encoder_of(stream);        /* z is not submitted yet: that is done for the other stream */
+        OK(mlxvk_subtract(&y, x, z, other), other);
         OK(mlxvk_set_kernel(e, kernel), stream);
         OK(mlxvk_set_input_array(e, a, 0, &push.a_shift), stream);
         OK(mlxvk_set_input_array(e, a, 1, &push.b_shift), stream);
@@ -160,6 +161,7 @@ static void test_read_by_another_stream(void **state)
         expect_ints(y, twice, N, other);
         mlxvk_array_free(x);
         mlxvk_array_free(y);
+        mlxvk_array_free(z);
         mlxvk_buffer_free(buffer);
     }
     mlxvk_array_free(a);
