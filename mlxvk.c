@@ -26391,10 +26391,12 @@ int mlxvk_stream_get_index(int *index, mlxvk_stream stream)
 int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error)
 {
     struct stream *s = stream.ctx;
-    if (!s) return MLXVK_ERROR_ARGUMENT;
-    mutex_lock(&s->device->lock);
-    note_loss(s->device, &s->error);
-    return unlock_with(s->device, GIVE(error, s->error));
+    if (!error) return MLXVK_ERROR_ARGUMENT;
+    struct device *d = lock_device(s ? s->device : NULL);
+    if (!d) return no_default(error) ? 0 : MLXVK_ERROR_NO_DEVICE;
+    if (!s && !(s = default_stream(d))) return drop_with(d, d->no_stream);
+    note_loss(d, &s->error);
+    return drop_with(d, GIVE(error, s->error));
 }
 
 /* Submits what is recorded; the first error of deferred work, which it clears, or of this. */

@@ -35,7 +35,8 @@
  *              Nothing prints, aborts or exits. A failed call leaves its result handle, and every array, as it was.
  *   Handles    A handle is a struct of one pointer, passed by value; { NULL } is "none". A result handle must be
  *              initialised ({ NULL } or an array); what it held is released. A result that is also an operand, with no
- *              other owner, may be updated in place (slice_update on a cache). Free every handle once.
+ *              other owner, may be updated in place (slice_update on a cache). Free every handle once. As a stream,
+ *              { NULL } is the default device's default stream.
  *   Laziness   An operation records; nothing runs before mlxvk_eval, mlxvk_async_eval, mlxvk_array_read, an item, a
  *              synchronize or the stream's own threshold. Results that nobody owns when it runs need not be computed.
  *   Threads    Every function may be called from any thread; a stream may be used by one thread at a time. Arrays may

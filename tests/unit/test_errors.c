@@ -58,6 +58,8 @@ static void test_no_default(void **state)
     const char early = *told;
     mlxvk_stream s = mlxvk_default_gpu_stream_new();
     const int asked = mlxvk_device_error(none, &error);
+    mlxvk_error of_stream = { 0 };
+    const int asked_stream = mlxvk_stream_error(s, &of_stream);
     const int codes[] = { mlxvk_event_new(&event, none), mlxvk_buffer_new(&buffer, 4, none), mlxvk_device_info_get(&info, none),
                           mlxvk_device_info_get_string(&name, none, "device_name"), mlxvk_get_stats(&stats, none),
                           mlxvk_pipeline_cache_data(none, NULL, &size), mlxvk_get_active_memory(&size), mlxvk_synchronize(s) };
@@ -67,6 +69,8 @@ static void test_no_default(void **state)
     assert_null(s.ctx);
     assert_int_equal(early, 0);
     assert_int_equal(asked, 0);
+    assert_int_equal(asked_stream, 0);
+    assert_string_equal(of_stream.text, error.text);
     assert_int_equal(error.code, MLXVK_ERROR_NO_DEVICE);
     assert_non_null(strstr(error.text, "install"));
     assert_non_null(strstr(told, "install"));
@@ -79,6 +83,9 @@ static void test_no_default(void **state)
     mlxvk_stream_free(s);
     assert_int_equal(mlxvk_device_error(none, &error), 0);
     assert_int_equal(error.code, 0);
+    s.ctx = NULL;                                    /* it is what { NULL } stands for, in calls and of errors */
+    mlxvk_array res = { NULL };
+    REFUSED(mlxvk_zeros(&res, (int[]){ -1 }, 1, MLXVK_INT32, s), MLXVK_ERROR_SHAPE, s, "zeros", "-1");
 }
 
 /* ---- texts ---- */
