@@ -925,8 +925,8 @@ MLXVK_API int mlxvk_argmax(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk
 MLXVK_API int mlxvk_argmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s);
 MLXVK_API int mlxvk_argmin(mlxvk_array *res, mlxvk_array a, bool keepdims, mlxvk_stream s);
 MLXVK_API int mlxvk_argmin_axis(mlxvk_array *res, mlxvk_array a, int axis, bool keepdims, mlxvk_stream s);
-/* precise: half types are computed in float32 (mlxvk always does). Integers give float32. What is below 2^-126 in
- * bfloat16 is cut, not rounded. */
+/* precise: half types are computed in float32 (mlxvk always does). Integers give float32 over the last axis alone, else
+ * their own dtype, as in MLX. What is below 2^-126 in bfloat16 is cut, not rounded. */
 MLXVK_API int mlxvk_softmax(mlxvk_array *res, mlxvk_array a, bool precise, mlxvk_stream s);
 MLXVK_API int mlxvk_softmax_axis(mlxvk_array *res, mlxvk_array a, int axis, bool precise, mlxvk_stream s);
 MLXVK_API int mlxvk_softmax_axes(mlxvk_array *res, mlxvk_array a, const int *axes, size_t axes_num, bool precise,
