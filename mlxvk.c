@@ -3479,6 +3479,7 @@ struct stream {
     uint32_t queue;
     struct timeline *line;
     mlxvk_error error;
+    mlxvk_error first;                               /* the words of: */
     int deferred;                                    /* first error of deferred work since the last synchronize, */
     char deferred_text[sizeof ((mlxvk_error *)0)->text];             /* and the last one's words */
     struct encoder encoder;
@@ -5498,6 +5499,7 @@ static void node_failed(struct stream *s, struct node *n)
     if (!s->deferred) {
         s->deferred = e->code;
         set_error(&s->error, e->code, e->error.vk_result, e->error.line, op_table[n->op].name, "%s", e->error.text);
+        s->first = s->error;
         if (d->on_error) d->on_error(&s->error, d->user);
     }
     e->code = d->lost;
@@ -26399,13 +26401,20 @@ int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error)
     return drop_with(d, GIVE(error, s->error));
 }
 
-/* Submits what is recorded; the first error of deferred work, which it clears, or of this. */
+/* Submits what was lowered; the first error of deferred work, which it clears, or of this. The stream's error is that
+ * one again, whatever call failed since. */
+static int submit_lowered(struct stream *s)
+{
+    int submitted = stream_submit(s), code = s->deferred;
+    if (code) s->error = s->first;
+    s->deferred = 0;
+    return code ? code : s->device->lost ? s->device->lost : submitted;
+}
+
 static int finalize(struct stream *s)
 {
     stream_lower(s, 0);
-    int submitted = stream_submit(s), code = s->deferred;
-    s->deferred = 0;
-    return code ? code : s->device->lost ? s->device->lost : submitted;
+    return submit_lowered(s);
 }
 
 int mlxvk_finalize(mlxvk_stream stream)
@@ -27106,9 +27115,7 @@ int mlxvk_stream_advance(mlxvk_stream stream, uint64_t nanoseconds, size_t *left
     uint64_t start = now_ns();
     if (slice.left > 0 && s->node_count) lower_slice(s, &slice);
     c.device->stats.lowering_ns += now_ns() - start;
-    int submitted = stream_submit(s);
-    c.code = s->deferred ? s->deferred : c.device->lost ? c.device->lost : submitted;
-    s->deferred = 0;
+    c.code = submit_lowered(s);
     if (left) *left = s->node_count;
     return end(&c);
 }

@@ -645,6 +645,26 @@ static void test_why_not_computed(void **state)
     finish(&small);
 }
 
+/* What tells the first error of deferred work tells its words, though another call failed since. */
+static void test_first_error_of_work(void **state)
+{
+    (void)state;
+    struct setting small = start("MLX_VK_MAX_MEMORY_MB=8");
+    mlxvk_stream s = small.stream;
+    for (int call = 0; call < 3; call++) {
+        mlxvk_array a = floats(small.device, values, (int[]){ 1 }, 1), res = { NULL };
+        OK(mlxvk_broadcast_to(&a, a, (int[]){ 8, 1 << 20 }, 2, s), s);
+        OK(mlxvk_exp(&a, a, s), s);
+        assert_int_equal(mlxvk_array_eval(a), MLXVK_ERROR_MEMORY);
+        REFUSED(mlxvk_zeros(&res, (int[]){ -1 }, 1, MLXVK_INT32, s), MLXVK_ERROR_SHAPE, s, "zeros");
+        int code = call == 0 ? mlxvk_finalize(s) : call == 1 ? mlxvk_synchronize(s) : mlxvk_stream_advance(s, 1000, NULL);
+        REFUSED(code, MLXVK_ERROR_MEMORY, s, "33554432 bytes");
+        OK(mlxvk_finalize(s), s);
+        mlxvk_array_free(a);
+    }
+    finish(&small);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -655,7 +675,7 @@ int main(void)
         cmocka_unit_test(test_allocations_of_device_fail), cmocka_unit_test(test_error_of_device),
         cmocka_unit_test(test_allocations_fail_from_each),
         cmocka_unit_test(test_each_allocation_of_operations_fails),
-        cmocka_unit_test(test_memory_fails_late), cmocka_unit_test(test_why_not_computed),
+        cmocka_unit_test(test_memory_fails_late), cmocka_unit_test(test_why_not_computed), cmocka_unit_test(test_first_error_of_work),
         cmocka_unit_test(test_results_over_another_device),
     };
     return run_group("errors", tests, set_up_arrays, tear_down_arrays);
