@@ -185,9 +185,10 @@ static void* host_pointer(Block& b) {
   std::unique_lock<Latch> lock(b.mutex, std::defer_lock);
   void* data = b.direct;
   if (data) return data;
-  if (!has_device() || (b.on_host && !b.on_device())) return b.host;
+  if (!has_device()) return b.host;
   if (staged() || b.on_host) {
     lock.lock();
+    if (b.on_host && !b.on_device()) return b.host;
     const bool direct = !b.on_host && mapped() && (b.size <= DIRECT_READ || loading);
     if (!direct) {
       while (b.lent) {                                     // a call of another thread, which may want the lock once more
@@ -370,10 +371,19 @@ void adopt(array& out, mlxvk_array result, const Arrays& inputs, Stream s, const
   out.copy_shared_buffer(whole, strides, flags, data_size, int64_t(mlxvk_array_offset(result) / out.itemsize()));
 }
 
+/* By a handle of its own: another thread that wants the memory on the host lets go of the block's meanwhile. */
 void wait_for(const array& a, bool readers) {
   Block* b = a.data_shared_ptr() ? block_of(a) : nullptr;
-  if (!b || !b->on_device()) return;
-  if (int code = mlxvk_array_wait(b->array, readers)) throw std::runtime_error("[mlxvk] " + device_error(code));
+  if (!b) return;
+  Handle own;
+  int code = 0;
+  {
+    std::lock_guard<Latch> lock(b->mutex);
+    if (!b->on_device()) return;
+    code = mlxvk_array_set(&own, b->array);
+  }
+  if (!code) code = mlxvk_array_wait(own, readers);
+  if (code) throw std::runtime_error("[mlxvk] " + device_error(code));
 }
 
 /* ---- MLX's allocator ---- */

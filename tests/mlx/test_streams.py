@@ -356,6 +356,28 @@ def test_operands_read_by_other_threads_meanwhile():
     in_threads(4, work)
 
 
+WAITED_FOR = """
+import mlx.core as mx, numpy as np, threading, time
+w = mx.random.normal((2, 64), key=mx.random.key(4)); mx.eval(w)
+want, wrong, end = np.array(w), [], time.time() + 3
+def work(i):
+    stream = None if hasattr(mx, "clear_streams") else mx.new_stream(mx.gpu)
+    while time.time() < end:
+        if i == 2: wrong.append(not np.array_equal(np.array(w), want)); time.sleep(1e-4)
+        else: mx.eval(mx.sort(w, stream=stream) if i < 2 else mx.add(w, w, stream=stream))
+threads = [threading.Thread(target=work, args=(i,)) for i in range(5)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(len(wrong) > 4, any(wrong))
+"""
+
+
+def test_operands_waited_for_while_others_want_them_on_the_host():
+    """A discrete GPU's copy goes when the host wants the memory, whoever waits for it to be computed; what is freed is garbage."""
+    got = run(WAITED_FOR, MLX_VK_FORCE_STAGING="1", MLX_VK_FALLBACK_FOR="Sort", MLX_VK_POISON="1", MALLOC_PERTURB_="165")
+    assert (got.returncode, got.stdout) == (0, "True False\n"), got.stdout + got.stderr
+
+
 @pytest.mark.skipif(MLX < (0, 32), reason="streams were for all threads")
 def test_streams_belong_to_threads():
     mine, shared = mx.new_stream(mx.gpu), mx.new_thread_unsafe_stream(mx.gpu)
