@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -40,6 +41,8 @@ import fuzz_loops  # noqa: E402
 MODULUS = 64
 PER_PROCESS = 60                                              # programs: MLX's threads of CPU streams stay until its end
 SHARED = 2                                                    # streams that several threads use, by turns
+BRIDGE = "mlxvk_mlx" in sys.modules
+LENT = False if BRIDGE else None                              # MLX's CPU copies
 HANG = 120                                                    # seconds without a program's end
 
 
@@ -67,6 +70,22 @@ def written(x, y, at):
     return x
 
 
+def seeded(seed, shape):
+    """By the random state, of which each thread has one."""
+    mx.random.seed(seed)
+    return mx.random.randint(0, 9, shape)
+
+
+def own_kernel(x, y):
+    """A kernel in Metal's language, which MLX's CPU does not take."""
+    if mx.default_device() == mx.cpu:
+        return small(x * 5 + y)
+    kernel = mx.fast.metal_kernel(name="weighed", input_names=["x", "y"], output_names=["out"],
+                                  source="uint i = thread_position_in_grid.x; out[i] = T(int(x[i]) * 5 + int(y[i]) & 63);")
+    return kernel(inputs=[x, y], template=[("T", x.dtype)], grid=(x.size, 1, 1), threadgroup=(32, 1, 1), output_shapes=[x.shape],
+                  output_dtypes=[x.dtype])[0]
+
+
 def gradient(x, y):
     return small(mx.grad(lambda a: (a * a * y).sum())(x))
 
@@ -92,7 +111,10 @@ STEPS = {
     "there and back": lambda w, x, y: small(mx.add(mx.sort(x, axis=1, stream=w.place.cpu), y) + mx.negative(y, stream=w.place.cpu)),
     "long": lambda w, x, y: chain(x, y, w.r.choice((3, 12, 50))),
     "random": lambda w, x, y: small(x + mx.random.randint(0, 9, x.shape, key=mx.random.key(w.r.randrange(99))).astype(x.dtype)),
-    "from a file": lambda w, x, y: small(mx.load(w.program.file) .astype(x.dtype) + x[:1, :1]) + mx.zeros_like(x),
+    "seeded": lambda w, x, y: small(x + seeded(w.r.randrange(99), x.shape).astype(x.dtype)),
+    "from a file": lambda w, x, y: small(mx.load(w.program.file).astype(x.dtype) + x[:1, :1]) + mx.zeros_like(x),
+    "lent": lambda w, x, y: small(x + mx.asarray(np.full(x.shape, w.r.randrange(9), np.float32), copy=LENT).astype(x.dtype)),
+    "kernel": lambda w, x, y: own_kernel(x, y),
 }
 
 
@@ -210,8 +232,8 @@ class Worker:
     def fail(self, xs):
         """(MLX's main thread counts work that it refuses while there is an error, and waits for that without end.)"""
         way, run = self.r.choice(Failing.ALL), self.r.choice((mx.eval, mx.async_eval))
-        if not self.program.threaded:
-            return
+        if not self.program.threaded or (way.__name__ == "primitive" and not BRIDGE):
+            return                                            # (and gives errors of its CPU to whoever comes first)
         try:
             way(self, xs[0], run)
         except (ValueError, RuntimeError):
@@ -317,10 +339,10 @@ class Worker:
 class Program:
     shared = spare = local = None                             # streams, which stay
 
-    def __init__(self, seed, device, threaded):
-        r = random.Random(seed)
+    def __init__(self, seed, device, threaded, verbose=False):
+        r, self.verbose = random.Random(seed), verbose
         self.seed, self.device, self.threaded = seed, device, threaded
-        self.size, self.dtype = r.choice((1, 3, 8, 33, 64)), r.choice((mx.float32, mx.float32, mx.int32))
+        self.size, self.dtype = r.choice((1, 3, 8, 33, 64, 200)), r.choice((mx.float32, mx.float32, mx.int32))
         self.steps = r.sample(list(STEPS), r.randint(3, len(STEPS)))
         self.parts = list(fuzz_loops.PARTS)
         self.count = r.choice((2, 2, 3, 4, 6))
@@ -369,6 +391,8 @@ class Program:
             pass
         except BaseException as error:                        # of whatever kind
             self.errors.append(f"thread {worker.number}: {type(error).__name__}: {error}")
+            if self.verbose:
+                traceback.print_exc()
             self.stop.set()
 
     def run(self):
@@ -411,10 +435,10 @@ def difference(got, want):
     return None
 
 
-def failure(seed, device):
+def failure(seed, device, verbose=False):
     with mx.stream(mx.cpu):
         want = Program(seed, mx.cpu, False).run()
-    program = Program(seed, device, True)
+    program = Program(seed, device, True, verbose)
     got = program.run()
     if program.errors:
         return "; ".join(program.errors)
@@ -434,7 +458,7 @@ def inside(options):
     for seed in range(options.seed, options.seed + options.count):
         for _ in range(options.repeat):
             print(f"begin {seed} {Program(seed, mx.cpu, False) if options.verbose else ''}", flush=True)
-            problem = failure(seed, device)
+            problem = failure(seed, device, options.verbose)
             print(f"end {seed} {problem}".replace("\n", " ") if problem else "ok", flush=True)
             mx.set_cache_limit(limits[0])
             mx.set_memory_limit(limits[1])
