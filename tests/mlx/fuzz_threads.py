@@ -135,6 +135,19 @@ class Failing:
             w.calm()
 
     @staticmethod
+    def recorded(w, x, run):
+        """In the middle of a large graph, when it is recorded; what comes before it can be had all the same."""
+        kernel = mx.fast.metal_kernel(name="wrong", input_names=["x"], output_names=["out"], source="out[0] = nothing;")
+        before = chain(x, x, 40)
+        y = kernel(inputs=[before], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[x.shape], output_dtypes=[x.dtype])[0]
+        after = chain(y, before, 20)
+        try:
+            run(after)
+            after.tolist()
+        finally:
+            assert np.array_equal(before.tolist(), small(before + 0).tolist())
+
+    @staticmethod
     def traced(w, x, run):
         def inner(a):
             raise ValueError("on purpose")
@@ -145,7 +158,8 @@ class Failing:
         run(chain(x, x, 40))
         raise ValueError("on purpose")
 
-    ALL = (shapes, primitive, traced, lost)
+    ALL = (shapes, primitive, recorded, traced, lost)
+    OF_GPU = ("primitive", "recorded")
 
 
 def meanwhile(w):
@@ -232,7 +246,7 @@ class Worker:
     def fail(self, xs):
         """(MLX's main thread counts work that it refuses while there is an error, and waits for that without end.)"""
         way, run = self.r.choice(Failing.ALL), self.r.choice((mx.eval, mx.async_eval))
-        if not self.program.threaded or (way.__name__ == "primitive" and not BRIDGE):
+        if not self.program.threaded or (way.__name__ in Failing.OF_GPU and not BRIDGE):
             return                                            # (and gives errors of its CPU to whoever comes first)
         try:
             way(self, xs[0], run)
