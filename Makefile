@@ -22,7 +22,8 @@
 #   make test-long TOKENS=100000 DEVICES=1000    a long text beside two streams, devices opened and closed: memory, work flat
 #   make fuzz-inputs SECONDS=600     strangers' files, SPIR-V and arguments by clang's libFuzzer (INPUTS="gguf npy")
 #   make fuzz-mlx SECONDS=600    random programs of Python on the stock MLX wheel: mlxvk against MLX's CPU (SEED=n;
-#                            FUZZER=fuzz_calls: each of MLX's operations by itself, fuzz_loops: steps with state)
+#                            FUZZER=fuzz_calls: each of MLX's operations by itself, fuzz_loops: steps with state,
+#                            fuzz_threads: several threads with each other's arrays)
 #   make bench               measure
 #   make bench-ops           plain operations beside the copy bandwidth of the same run
 #   make bench-cliffs        fails where work takes over 1.5 times what nearly the same work takes (FAMILY=product)

@@ -1,10 +1,13 @@
 """Random programs: views of views, updates in place, values dropped and evaluated in any order, streams changed on the way.
 
 Integers only, so that both devices must agree bit by bit. MLX_TEST_PROGRAMS=n runs n programs from another seed on. And some
-of the calls, chains and loops of fuzz_calls.py and fuzz_loops.py, which have no end when they are run as programs.
+of the calls, chains, loops and threads of fuzz_calls.py, fuzz_loops.py and fuzz_threads.py, which have no end when they are run
+as programs.
 """
 import os
 import random
+import subprocess
+import sys
 
 import mlx.core as mx
 import pytest
@@ -169,7 +172,7 @@ def test_program(seed):
         assert mx.array_equal(g, w, stream=mx.cpu).item(), f"seed {seed}: {g}, not {w}"
 
 
-# ---- of the other two fuzzers ----------------------------------------------------------------------------------------
+# ---- of the other fuzzers --------------------------------------------------------------------------------------------
 
 now = pytest.mark.skipif(MLX < (0, 32), reason="what older MLX has wrong is not left out there")
 
@@ -200,3 +203,11 @@ def test_loop(seed):
     loop = fuzz_loops.Loop(seed, list(fuzz_loops.PARTS))
     problem = fuzz_loops.failure(loop)
     assert not problem, f"seed {seed}: {loop}: {problem}"
+
+
+@now
+def test_threads():
+    """In a process that is watched."""
+    fuzzer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fuzz_threads.py")
+    got = subprocess.run([sys.executable, "-B", fuzzer, "--seed", "1", "--count", "8"], stdout=subprocess.PIPE, text=True)
+    assert (got.returncode, got.stdout) == (0, "8 passed, 0 failed\n"), got.stdout
