@@ -109,6 +109,8 @@ STEPS = {
     "compiled": lambda w, x, y: w.program.compiled[w.r.randrange(len(w.program.compiled))](x, y),
     "on the CPU": lambda w, x, y: small(mx.add(x, y, stream=w.place.cpu)),
     "there and back": lambda w, x, y: small(mx.add(mx.sort(x, axis=1, stream=w.place.cpu), y) + mx.negative(y, stream=w.place.cpu)),
+    "weights": lambda w, x, y: small(x + w.weight()),
+    "weights on the CPU": lambda w, x, y: small(mx.add(w.weight(), y, stream=w.place.cpu) + mx.sort(w.weight())),
     "long": lambda w, x, y: chain(x, y, w.r.choice((3, 12, 50))),
     "random": lambda w, x, y: small(x + mx.random.randint(0, 9, x.shape, key=mx.random.key(w.r.randrange(99))).astype(x.dtype)),
     "seeded": lambda w, x, y: small(x + seeded(w.r.randrange(99), x.shape).astype(x.dtype)),
@@ -162,11 +164,23 @@ class Failing:
     OF_GPU = ("primitive", "recorded")
 
 
+def wanted(w, how, times):
+    """Of what all threads have: its numbers, or something computed of it."""
+    for _ in range(times):
+        for x, y in zip(w.program.weights, w.program.known):
+            if how == 0:
+                assert np.array_equal(np.array(x), y)
+            else:
+                mx.eval(mx.sort(x) if how == 1 else x + x)
+
+
 def meanwhile(w):
     """What changes no number."""
-    kind = w.r.randrange(9)
+    kind = 9 if w.program.hot else w.r.randrange(11)
     if kind == 0:
         mx.clear_cache()
+    elif kind > 8:
+        wanted(w, w.r.randrange(3), 60 if w.program.hot else 1)
     elif kind == 1:
         mx.set_cache_limit(w.r.choice((0, 1 << 16, 1 << 30)))
     elif kind == 2:
@@ -208,6 +222,10 @@ class Worker:
         p, rng = self.program, np.random.default_rng(self.r.randrange(1 << 30))
         return mx.array(rng.integers(0, MODULUS, (p.size, p.size)).astype(np.float32)).astype(p.dtype)
 
+    def weight(self):
+        """One of the arrays that all threads have."""
+        return self.r.choice(self.program.weights)
+
     def step(self, xs):
         x, y = self.r.choice(xs), self.r.choice(xs)
         return STEPS[self.r.choice(self.program.steps)](self, x, y)
@@ -231,12 +249,12 @@ class Worker:
             self.results.append(x)
 
     def compute(self, xs):
-        for _ in range(self.r.randint(1, 8)):
+        for _ in range(self.r.randint(5, 15) if self.program.hot else self.r.randint(1, 8)):
             xs[self.r.randrange(len(xs))] = x = self.step(xs)
             self.settle(x)
             if self.r.random() < 0.3:
                 self.keep(x)
-            if self.r.random() < 0.15:
+            if self.r.random() < (0.5 if self.program.hot else 0.15):
                 meanwhile(self)
             if self.r.random() < 0.08:
                 self.fail(xs)
@@ -357,7 +375,8 @@ class Program:
         r, self.verbose = random.Random(seed), verbose
         self.seed, self.device, self.threaded = seed, device, threaded
         self.size, self.dtype = r.choice((1, 3, 8, 33, 64, 200)), r.choice((mx.float32, mx.float32, mx.int32))
-        self.steps = r.sample(list(STEPS), r.randint(3, len(STEPS)))
+        self.hot = r.random() < 0.2                           # all want the same arrays, on the device and on the host
+        self.steps = ["weights", "weights on the CPU"] if self.hot else r.sample(list(STEPS), r.randint(3, len(STEPS)))
         self.parts = list(fuzz_loops.PARTS)
         self.count = r.choice((2, 2, 3, 4, 6))
         everyone = range(self.count)
@@ -370,6 +389,8 @@ class Program:
         self.mail = {(a, b): queue.Queue() for a in everyone for b in everyone}
         self.compiled = [mx.compile(lambda x, y: small(x * 3 + y)), mx.compile(lambda x, y: small(mx.sort(x) + y.T), shapeless=False)]
         self.file = os.path.join(tempfile.gettempdir(), f"fuzz_threads_{os.getpid()}.npy")
+        self.known = [np.random.default_rng(i).integers(0, MODULUS, (self.size, self.size)).astype(np.float32) for i in range(2)]
+        self.weights = []
         self.stop, self.errors, self.used = threading.Event(), [], 0
 
     def make_streams(self):
@@ -412,6 +433,10 @@ class Program:
     def run(self):
         """The workers, done."""
         np.save(self.file, np.ones((1, 1), np.float32))
+        with mx.stream(self.device):
+            self.weights = [mx.array(x).astype(self.dtype) * 1 for x in self.known]
+            mx.eval(self.weights)
+        assert all(np.array_equal(np.array(x), y) for x, y in zip(self.weights, self.known))
         workers = [Worker(self, i) for i in range(self.count)]
         if self.threaded:
             threads = [threading.Thread(target=self.guarded, args=(w,)) for w in workers]
