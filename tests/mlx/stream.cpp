@@ -594,6 +594,21 @@ void Fence::wait(Stream s, const array& a) { updates(fence_).wait(s, a, updates(
 
 using Info = std::unordered_map<std::string, std::variant<std::string, size_t>>;
 
+/* MLX's own asks is_available() while it makes the device that it begins with, and who else asks meanwhile waits for that
+ * with Python's lock: nothing of Python's, which may let go of the lock, is run while this one is made. */
+static Device& first_device() {
+  static Device the = mlxvk_mlx::has_device() ? Device::gpu : Device::cpu;
+  return the;
+}
+
+const Device& default_device() { return first_device(); }
+
+void set_default_device(const Device& d) {
+  if (d == Device::gpu && !gpu::is_available())
+    throw std::invalid_argument("[set_default_device] Cannot set gpu device without gpu backend.");
+  first_device() = d;
+}
+
 namespace gpu {
 
 bool is_available() {
