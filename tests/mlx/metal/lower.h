@@ -49,6 +49,7 @@ struct Target {
   uint32_t binding = 0, unit = 1, offset = 0;  // a buffer's: the index counts units of bytes, offset is in bytes
   bool readonly = false;
   Node* node = nullptr;
+  uint32_t number = 0;                         // of a node that an earlier run found: node is null until it is made
   const Type* view = nullptr;                  // a node seen as other numbers than it has
   bool operator==(const Target& o) const {
     return kind == o.kind && binding == o.binding && unit == o.unit && offset == o.offset && node == o.node &&
@@ -95,7 +96,7 @@ struct Node {
   Space space = Space::thread;
   uint32_t count = 0;                          // 0: no array
   std::vector<Node*> members;
-  uint32_t slot = 0;
+  uint32_t slot = 0, number = 0;
   bool constant = false;
   /* a pointer */
   std::vector<Target> targets;
@@ -220,6 +221,7 @@ struct Lower {
   uint32_t steps = 0, calls = 0, nesting = 0;
   /* Of pointer variables, by the order in which they are made: what an earlier run found. */
   std::map<uint32_t, std::vector<Target>>& known_targets;
+  std::vector<Node*> numbered;                  // nodes in the order in which every run makes them
   uint32_t pointer_count = 0;
   std::vector<std::pair<std::string, Path>> instances;
   std::vector<Function*> kernels;
@@ -351,7 +353,9 @@ struct Lower {
   void store_node(Node* n, const Type* type, Index i, bool indexed, const Value& v, Place at);
   Value load_view(const Target& t, const Type* type, Index i, Place at);
   void store_view(const Target& t, const Type* type, Index i, const Value& v, Place at);
-  Value load_pointer(Node* n, const Type* type);
+  void recall_targets(Node* n);
+  void remember_targets(const Node* n);
+  Value load_pointer(Node* n, const Type* type, Place at);
   void store_pointer(Node* n, const Value& v, Place at);
   Value number_of_bits(uint32_t bits, const Type* t, Place at);
   uint32_t bits_of_number(const Value& v, Place at);

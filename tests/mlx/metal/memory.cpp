@@ -69,6 +69,8 @@ Node* Lower::make_node(const Type* t, Space space, uint32_t count, Place at) {
   }
   nodes.emplace_back();
   Node* n = &nodes.back();
+  n->number = static_cast<uint32_t>(numbered.size());
+  numbered.push_back(n);
   n->type = t;
   n->space = space;
   n->count = static_cast<uint32_t>(total);
@@ -323,7 +325,32 @@ void Lower::store_buffer(const Target& t, const Type* type, Index i, const Value
 
 /* ---- variables' values ---- */
 
-Value Lower::load_pointer(Node* n, const Type* type) {
+/* Nodes are made anew by each run: those that an earlier one found are there when this one has come to them. */
+void Lower::recall_targets(Node* n) {
+  for (Target& t : n->targets)
+    if (t.kind == Target::memory && !t.node && t.number < numbered.size()) t.node = numbered[t.number];
+}
+
+void Lower::remember_targets(const Node* n) {
+  std::vector<Target>& known = known_targets[n->ordinal];
+  known = n->targets;
+  for (Target& t : known) {
+    if (t.node) t.number = t.node->number;
+    t.node = nullptr;
+  }
+}
+
+namespace {
+/* Whether one index counts the same in both. */
+bool alike(const Target& a, const Target& b) {
+  return a.kind == b.kind && a.unit == b.unit && (!a.node || !b.node || a.node->space == b.node->space);
+}
+}  // namespace
+
+Value Lower::load_pointer(Node* n, const Type* type, Place at) {
+  recall_targets(n);
+  for (const Target& t : n->targets)
+    if (t.kind == Target::memory && !t.node) fail(at, "a pointer to a variable that comes after it");
   Value v;
   v.kind = Value::pointer;
   v.type = type;
@@ -338,6 +365,7 @@ Value Lower::load_pointer(Node* n, const Type* type) {
 void Lower::store_pointer(Node* n, const Value& v, Place at) {
   if (v.kind == Value::null) return;
   if (v.kind != Value::pointer) fail(at, "expected a pointer");
+  recall_targets(n);
   std::vector<uint32_t> where;
   for (const Target& t : v.p->targets) {
     size_t k = 0;
@@ -346,16 +374,13 @@ void Lower::store_pointer(Node* n, const Value& v, Place at) {
       if (k >= 16) fail(at, "a pointer that may point to more than 16 arrays");
       if (n->is_set) pointer_found = true;                             // what was made before did not know: once more
       n->targets.push_back(t);
-      if (n->is_set && (t.kind != n->targets[0].kind || t.unit != n->targets[0].unit))
+      if (n->is_set && !alike(t, n->targets[0]))
         fail(at, "a pointer that may point to memory of different kinds is outside the language");
     }
     where.push_back(static_cast<uint32_t>(k));
   }
   n->is_set = true;
-  for (Target t : n->targets)                                          // nodes are made anew each time
-    if (n->targets.size() > 1 && t.kind == Target::memory)
-      fail(at, "a pointer that may point to several variables is outside the language");
-  if (n->targets.size() > 1 || known_targets.count(n->ordinal)) known_targets[n->ordinal] = n->targets;
+  if (n->targets.size() > 1 || known_targets.count(n->ordinal)) remember_targets(n);
   emit(STORE, {}, {n->index_slot, 0, id_of(v.p->index)}, 0, at);
   if (n->targets.size() < 2) return;
   uint32_t tag = constant_u32(where[0]);
@@ -381,7 +406,7 @@ Value Lower::load_node(Node* n, const Type* type, Index i, bool indexed, Place a
     }
     return v;
   }
-  if (type->kind == Type::pointer) return load_pointer(n, type);
+  if (type->kind == Type::pointer) return load_pointer(n, type, at);
   if (type->kind == Type::atomic) {
     Reg r = code.slots[n->slot].type;
     uint32_t id = emit(LOAD, r, {n->slot, n->count ? id_of(i) : 0}, 0, at);
@@ -587,7 +612,9 @@ Value Lower::load(const Place_& p, Place at) {
     return join(p.type, parts, at);
   }
   if (p.targets.size() == 1) return load_target(p.targets[0], p, p.index, at);
+  size_t before = numbered.size();
   Node* n = allocate(p.type, Space::thread, at);
+  numbered.resize(before);                                             // another run may know of one target here
   for (uint32_t k = 0; k < p.targets.size(); k++)
     emit_if(
         emit(M_EQUAL, BOOL, {p.tag, constant_u32(k)}),
@@ -751,7 +778,7 @@ Value Lower::pointer_select(uint32_t c, const Value& a, const Value& b, Place at
   for (const Target& t : b.p->targets) r.p->targets.push_back(t);
   if (r.p->targets.size() > 16) fail(at, "a pointer that may point to more than 16 arrays");
   for (const Target& t : r.p->targets)
-    if (t.kind != r.p->targets[0].kind || t.unit != r.p->targets[0].unit)
+    if (!alike(t, r.p->targets[0]))
       fail(at, "a pointer that may point to memory of different kinds is outside the language");
   return r;
 }

@@ -626,6 +626,43 @@ void exact_functions() {
   }
 }
 
+/* Two arrays of a threadgroup that change places each round, as a Fourier transform's halves do, and what of a thread's
+   own variables and structures a pointer comes to only in a loop. */
+void pointers_to_variables() {
+  Numbers x = numbers(64, 33, 3), want;
+  for (size_t i = 0; i < 64; i++) {
+    double s = 0;
+    for (size_t j = 0; j < 8; j++) s += x[i / 8 * 8 + j];
+    double own = x[i], other = 1;
+    for (int r = 0; r < 4; r++) (r % 2 ? other : own) += r;
+    want.push_back(s + own - other + x[i / 8 * 8 + (i + 3) % 8] + (i % 2 ? 3 : 2));
+  }
+  Kernel k = elementwise(R"(
+    uint i = thread_position_in_grid.x, t = i % 8;
+    threadgroup float2 first[8], second[8];
+    threadgroup float2* from; threadgroup float2* to = second;
+    from = first;
+    from[t] = float2(inp[i], inp[(i / 8) * 8 + (t + 3) % 8]);
+    for (uint step = 1; step < 8; step *= 2) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      to[t] = from[t];
+      (to + t)->x += from[(t + step) % 8].x;
+      threadgroup float2* kept = from; from = to; to = kept;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    T own = inp[i], other[3] = {0, 1, 0};
+    thread T* p = &own;
+    for (int r = 0; r < 4; r++) { *p += r; if (r % 2) p = &own; else p = other + 1; }
+    Pair pairs[2] = {{2, 0}, {0, 3}};
+    thread float* q = &pairs[0].a;
+    for (uint r = 0; r < i % 2; r++) q = &pairs[1].b;
+    out[i] = from[t].x + own - other[1] + from[t].y + *q;
+  )", F32, 64, x);
+  k.header = "struct Pair { float a, b; };";
+  k.group[0] = 8;
+  expect("pointers to variables", run(k)[0], want, 1e-5, 1e-5);
+}
+
 /* By value, an array is a pointer to its first element, whatever the parameter's type is called. */
 void arrays_as_arguments() {
   Numbers x = numbers(64, 31, 3), want;
@@ -764,6 +801,7 @@ const Test all[] = {{"exponential", exponential},
                     {"control_flow", control_flow},
                     {"early_returns", early_returns},
                     {"pointers", pointers},
+                    {"pointers_to_variables", pointers_to_variables},
                     {"shapes", shapes},
                     {"grids", grids},
                     {"mandelbrot", mandelbrot},
