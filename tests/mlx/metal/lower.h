@@ -353,6 +353,7 @@ struct Lower {
   void store_node(Node* n, const Type* type, Index i, bool indexed, const Value& v, Place at);
   Value load_view(const Target& t, const Type* type, Index i, Place at);
   void store_view(const Target& t, const Type* type, Index i, const Value& v, Place at);
+  uint32_t stride_of(const Type* vector, Place at) { return size_of(vector, at) / vector->of->bytes; }  // in numbers
   void recall_targets(Node* n);
   void remember_targets(const Node* n);
   Value load_pointer(Node* n, const Type* type, Place at);

@@ -91,7 +91,7 @@ Node* Lower::make_node(const Type* t, Space space, uint32_t count, Place at) {
     if (t->kind == Type::atomic && r.base == Base::f32) r.base = Base::u32;
     bool apart = shared && t->kind == Type::vector;                    // so that it can be seen as numbers
     if (apart) r.n = 1;
-    n->slot = slot(r, apart ? std::max(n->count, 1u) * t->n : n->count, shared);
+    n->slot = slot(r, apart ? std::max(n->count, 1u) * stride_of(t, at) : n->count, shared);
   }
   return n;
 }
@@ -197,10 +197,9 @@ Place_ Lower::element_place(const Place_& p, Index i, Place at) {
     r.component = i;
     return r;
   }
-  uint32_t n = t->kind == Type::vector && p.targets[0].kind == Target::memory ? t->n : t->n;
   if (p.targets[0].kind == Target::memory) {
     bool vector_view = t->kind == Type::vector;
-    r.index = add(p.indexed ? scale(p.index, n) : Index{}, i);
+    r.index = add(p.indexed ? scale(p.index, vector_view ? stride_of(t, at) : t->n) : Index{}, i);
     r.indexed = true;
     if (vector_view) for (Target& g : r.targets) g.view = t->of;
     return r;
@@ -414,10 +413,10 @@ Value Lower::load_node(Node* n, const Type* type, Index i, bool indexed, Place a
   }
   if (n->space == Space::threadgroup && type->kind == Type::vector) {
     std::vector<Value> parts;
+    Index first = n->count ? scale(i, stride_of(type, at)) : Index{};
     for (uint32_t k = 0; k < type->n; k++)
-      parts.push_back(reg_value(
-          type->of,
-          emit(LOAD, reg(type->of, at), {n->slot, id_of(add(scale(n->count ? i : Index{}, type->n), {0, k}))}, 0, at)));
+      parts.push_back(
+          reg_value(type->of, emit(LOAD, reg(type->of, at), {n->slot, id_of(add(first, {0, k}))}, 0, at)));
     return join(type, parts, at);
   }
   return reg_value(type, emit(LOAD, reg(type, at), {n->slot, n->count ? id_of(i) : 0}, 0, at));
@@ -443,10 +442,9 @@ void Lower::store_node(Node* n, const Type* type, Index i, bool indexed, const V
   uint32_t id = id_of(v, at);
   if (type->kind == Type::atomic) id = bitcast_reg(id, code.slots[n->slot].type);
   if (n->space == Space::threadgroup && type->kind == Type::vector) {
+    Index first = n->count ? scale(i, stride_of(type, at)) : Index{};
     for (uint32_t k = 0; k < type->n; k++)
-      emit(STORE, {},
-           {n->slot, id_of(add(scale(n->count ? i : Index{}, type->n), {0, k})), id_of(component(v, k, at), at)}, 0,
-           at);
+      emit(STORE, {}, {n->slot, id_of(add(first, {0, k})), id_of(component(v, k, at), at)}, 0, at);
     return;
   }
   emit(STORE, {}, {n->slot, n->count ? id_of(i) : 0, id}, 0, at);
@@ -698,7 +696,9 @@ Value Lower::address_of(const Place_& p, Space space, Place at) {
       uint32_t k = p.swizzle[0];
       if (t.kind == Target::buffer) t.offset += k * p.type->bytes;
       else {
-        uint32_t n = t.node->type->n == 3 ? 4 : t.node->type->n;
+        uint32_t n = t.node->space == Space::threadgroup ? stride_of(t.node->type, at)
+                     : t.node->type->n == 3              ? 4
+                                                         : t.node->type->n;
         v.p->index = add(scale(v.p->index, n), {0, k});
         t.view = p.type;
       }

@@ -663,6 +663,35 @@ void pointers_to_variables() {
   expect("pointers to variables", run(k)[0], want, 1e-5, 1e-5);
 }
 
+/* Vectors of three numbers take the place of four, but packed ones, whatever they are seen as. */
+void vectors_of_three() {
+  Numbers x = numbers(64, 35, 3), want;
+  for (size_t i = 0; i < 64; i++) {
+    size_t g = i / 8 * 8, t = i % 8, u = (t + 3) % 8, c = i % 3;
+    auto a = [&](size_t k, size_t part) { return x[g + k] + 10.0 * static_cast<double>(part); };
+    want.push_back(a(u, 1) + 2 * a(u, c) + 3 * a(t, 2) + 5 * a(u, 2) + 7 * a(u, c) + 11 * a(u, 0) + 13 * a(t, c));
+  }
+  Kernel k = elementwise(R"(
+    uint i = thread_position_in_grid.x, t = i % 8, u = (t + 3) % 8, c = i % 3;
+    threadgroup float3 wide[8];
+    threadgroup packed_float3 narrow[8];
+    threadgroup float numbers[32];
+    float3 v = float3(inp[i], inp[i] + 10, inp[i] + 20);
+    wide[t] = v;
+    narrow[t] = v;
+    threadgroup float3* seen = (threadgroup float3*)numbers;
+    seen[t] = v;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float* w = (threadgroup float*)wide;
+    threadgroup float* n = (threadgroup float*)narrow;
+    threadgroup float* last = &wide[t].z;
+    out[i] = w[4 * u + 1] + 2 * wide[u][c] + 3 * *last + 5 * n[3 * u + 2] + 7 * narrow[u][c] + 11 * numbers[4 * u] +
+             13 * seen[t][c];
+  )", F32, 64, x);
+  k.group[0] = 8;
+  expect("vectors of three", run(k)[0], want, 1e-5, 1e-4);
+}
+
 /* By value, an array is a pointer to its first element, whatever the parameter's type is called. */
 void arrays_as_arguments() {
   Numbers x = numbers(64, 31, 3), want;
@@ -802,6 +831,7 @@ const Test all[] = {{"exponential", exponential},
                     {"early_returns", early_returns},
                     {"pointers", pointers},
                     {"pointers_to_variables", pointers_to_variables},
+                    {"vectors_of_three", vectors_of_three},
                     {"shapes", shapes},
                     {"grids", grids},
                     {"mandelbrot", mandelbrot},
