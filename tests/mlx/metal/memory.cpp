@@ -453,16 +453,22 @@ void Lower::store_node(Node* n, const Type* type, Index i, bool indexed, const V
 /* ---- a variable seen as other numbers than it has ---- */
 
 namespace {
+/* Which of a thread's vectors number e is in, and which of that one's numbers it is. */
+struct Within { Index vector, number; };
+Within within(Lower& l, const Type* t, Index e, Place at) {
+  uint32_t width = l.stride_of(t, at);
+  if (!e.id) return {{0, e.k / width}, {0, e.k % width}};
+  return {{l.emit(134, U32, {e.id, l.constant_u32(width)}), 0}, {l.emit(137, U32, {e.id, l.constant_u32(width)}), 0}};
+}
+
 /* One of its numbers. */
 Value load_scalar(Lower& l, Node* n, Index e, Place at) {
   const Type* s = l.scalar(n->type);
   bool vector = n->type->kind == Type::vector && n->space != Space::threadgroup;
   if (!vector)
     return l.reg_value(s, l.emit(LOAD, l.reg(s, at), {n->slot, l.code.slots[n->slot].count ? l.id_of(e) : 0}, 0, at));
-  uint32_t width = n->type->n == 3 ? 4 : n->type->n;
-  Index which = l.shift(e, log2_of(width));
+  auto [which, part] = within(l, n->type, e, at);
   Value v = l.reg_value(n->type, l.emit(LOAD, l.reg(n->type, at), {n->slot, n->count ? l.id_of(which) : 0}, 0, at));
-  Index part = e.id ? Index{l.emit(M_AND, U32, {e.id, l.constant_u32(width - 1)}), 0} : Index{0, e.k & (width - 1)};
   if (!part.id) return l.component(v, static_cast<uint32_t>(part.k) % n->type->n, at);
   return l.reg_value(s, l.emit(M_EXTRACT_AT, l.reg(s, at), {v.id, part.id}, 0, at));
 }
@@ -473,13 +479,11 @@ void store_scalar(Lower& l, Node* n, Index e, const Value& v, Place at) {
     l.emit(STORE, {}, {n->slot, l.code.slots[n->slot].count ? l.id_of(e) : 0, l.id_of(v, at)}, 0, at);
     return;
   }
-  uint32_t width = n->type->n == 3 ? 4 : n->type->n;
-  uint32_t which = n->count ? l.id_of(l.shift(e, log2_of(width))) : 0;
+  Within w = within(l, n->type, e, at);
+  uint32_t which = n->count ? l.id_of(w.vector) : 0;
   Reg r = l.reg(n->type, at);
   uint32_t old = l.emit(LOAD, r, {n->slot, which}, 0, at);
-  uint32_t part = e.id ? l.emit(M_AND, U32, {e.id, l.constant_u32(width - 1)})
-                       : l.constant_u32(static_cast<uint32_t>(e.k) & (width - 1));
-  l.emit(STORE, {}, {n->slot, which, l.emit(M_INSERT_AT, r, {old, l.id_of(v, at), part}, 0, at)}, 0, at);
+  l.emit(STORE, {}, {n->slot, which, l.emit(M_INSERT_AT, r, {old, l.id_of(v, at), l.id_of(w.number)}, 0, at)}, 0, at);
 }
 }  // namespace
 
@@ -696,10 +700,7 @@ Value Lower::address_of(const Place_& p, Space space, Place at) {
       uint32_t k = p.swizzle[0];
       if (t.kind == Target::buffer) t.offset += k * p.type->bytes;
       else {
-        uint32_t n = t.node->space == Space::threadgroup ? stride_of(t.node->type, at)
-                     : t.node->type->n == 3              ? 4
-                                                         : t.node->type->n;
-        v.p->index = add(scale(v.p->index, n), {0, k});
+        v.p->index = add(scale(v.p->index, stride_of(t.view ? t.view : t.node->type, at)), {0, k});
         t.view = p.type;
       }
     }

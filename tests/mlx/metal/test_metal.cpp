@@ -669,7 +669,8 @@ void vectors_of_three() {
   for (size_t i = 0; i < 64; i++) {
     size_t g = i / 8 * 8, t = i % 8, u = (t + 3) % 8, c = i % 3;
     auto a = [&](size_t k, size_t part) { return x[g + k] + 10.0 * static_cast<double>(part); };
-    want.push_back(a(u, 1) + 2 * a(u, c) + 3 * a(t, 2) + 5 * a(u, 2) + 7 * a(u, c) + 11 * a(u, 0) + 13 * a(t, c));
+    want.push_back(a(u, 1) + 2 * a(u, c) + 3 * a(t, 2) + 5 * a(u, 2) + 7 * a(u, c) + 11 * a(u, 0) + 13 * a(t, c) +
+                   17 * (x[g + 2] + 1) + 19 * (x[g + c] - 1) + 23 * a(u, 1));
   }
   Kernel k = elementwise(R"(
     uint i = thread_position_in_grid.x, t = i % 8, u = (t + 3) % 8, c = i % 3;
@@ -687,6 +688,11 @@ void vectors_of_three() {
     threadgroup float* last = &wide[t].z;
     out[i] = w[4 * u + 1] + 2 * wide[u][c] + 3 * *last + 5 * n[3 * u + 2] + 7 * narrow[u][c] + 11 * numbers[4 * u] +
              13 * seen[t][c];
+    packed_float3 own[3];
+    for (uint j = 0; j < 3; j++) own[j] = packed_float3(inp[i - t + j]);
+    thread float* numbers_of = (thread float*)own; thread float* third = &own[2].z;
+    numbers_of[3 * c + 1] -= 1; *third += 1;
+    out[i] += 17 * numbers_of[8] + 19 * own[c].y + 23 * *(&seen[u].y);
   )", F32, 64, x);
   k.group[0] = 8;
   expect("vectors of three", run(k)[0], want, 1e-5, 1e-4);
