@@ -11410,7 +11410,7 @@ static void product_matvec(struct encoder *e, const struct product *p)
         threads *= 2;
     USE_PRODUCT(e, &l, subgroup ? K_MATVEC_SUBGROUP : K_MATVEC,
                 subgroup ? K_GATHER_MATVEC_SUBGROUP : K_GATHER_MATVEC, matvec, .threads = threads, .type = type,
-           .epilogue = l.epilogue, .few = few, .wide = wide, .vector = lines ? 2 : vector);
+                .epilogue = l.epilogue, .few = few, .wide = wide, .vector = vector ? 1 : lines ? 2 : 0);
     y = ceil_div(groups, e->device->caps.max_groups[0]);       /* where one dimension of the grid is too short */
     launch(e, p, &l, ceil_div(groups, y), y);
 }
