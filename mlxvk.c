@@ -702,7 +702,7 @@ struct tuning {
 static const struct tuning tunings[] = {
     { .name = "cpu", .type = VK_PHYSICAL_DEVICE_TYPE_CPU, .processors = 2, .bandwidth = 8e3, .rate = 2e4,
       .row_threads = 64, .row_least = 16, .each = true, .softmax_long = 32769, .rope_items = 64, .vjp_rows = 16,
-          .tile_first = 2, .tile_half = 2, .tile_count = 1, .pass = 4,
+          .tile_first = 2, .tile_half = 2, .tile_count = 1, .pass = 8,
       .winograd_byte = 1,
       /* its caches do what tiles do elsewhere, and a pipeline costs it more than the code of one */
       .decode = { 1, 1, 1, UINT32_MAX, { 1, 1 }, { 2, 2 }, 0, 0, false },
@@ -11392,19 +11392,23 @@ static void product_plain(struct encoder *e, const void *job)
     launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
-/* Few rows times a matrix that lies along K. */
+/* Few rows times a matrix that lies along K. On CPU drivers a workgroup's rows and columns are many: what a thread loads,
+ * one after the other, it multiplies that often. (lavapipe, us, 4 rows by 4 columns and 8 by 8: float32 64 x 1024 x 128
+ * 3,610 and 2,200, bfloat16 2,690 and 1,600.) */
+enum { LINES_WIDE = 8 };
 static void product_matvec(struct encoder *e, const struct product *p)
 {
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, groups, y;
-    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, wide = few > 4 ? 2 : 4, threads = 32;
+    uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, threads = 32, wide;
     int64_t batches = product_batches(p), enough = 8 * (int64_t)e->device->tuning->processors;
     bool subgroup = has_kernel(e->device, K_MATVEC_SUBGROUP), vector, lines;
     struct launch l;
+    lines = e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;      /* a thread takes 64 bytes */
+    wide = lines ? LINES_WIDE : few > 4 ? 2 : 4;
     while (wide > 1 && p->n * batches < wide * enough) wide /= 2;
     groups = ceil_div((uint64_t)p->n, wide);
     prepare(e, &l, p, parts_for(e, p, groups * batches, enough / 4, 2048), chunk);
     vector = evenly(&l, MAT_A, p->a_k, p->a_row, chunk) && evenly(&l, MAT_B, p->b_k, p->b_col, chunk);
-    lines = e->device->tuning->each && p->a_k == 1 && p->b_k == 1 && !p->gather;      /* a thread takes 64 bytes */
     if (lines) { subgroup = false; threads = 8; }
     else while (threads < (subgroup ? flat_threads(e->device) : 64) && threads * chunk * 8 < p->k / l.parts)
         threads *= 2;
@@ -12079,23 +12083,32 @@ static void take_part(struct product *p, const struct cut *cut, int64_t at, int6
 
 /* ---- whole tiles, and a few rows at a time ---- */
 
-/* Rows that a device does faster a few at a time than by tiles. PASS_WORK: multiplications of a row for which one more
- * dispatch, of what the last pass leaves, is worth it. */
-enum { PASS_WORK = 1 << 14, PASS_COLUMNS = 128, PASS_COPY = 1 << 24 };
+/* Rows that a device does faster a few at a time than by tiles. */
+enum { PASS_COLUMNS = 128, PASS_COPY = 1 << 24 };
 
-/* What both take, in the time of a tile's multiplication, as measured on lavapipe (0.65 ns): by tiles; in passes, where
- * a result costs a sum over threads beside its K; where an operand lies across K, so, or by a copy of it. */
+/* What both take for a matrix, in the time of a tile's multiplication, as measured on lavapipe (0.65 ns): by tiles; in
+ * passes, where a result costs a sum over threads beside its K, as much again where rows end within what a thread reads
+ * at a time; where an operand lies across K, or begins at odd places, so, or by a copy of it. */
+static const double PASS_LAUNCH = 4e4;               /* of one more dispatch */
 static double tiles_work(const struct product *p, int64_t rows)
 {
     double area = fmin(padded_area(p, rows, CPU_TILE), HALF_TILES * padded_area(p, rows, CPU_TILE / 2));
     return area * (double)(p->k + 20);
 }
 
+/* Of the last pass a kernel has 8, 4, 2 or 1 rows, but reads all of b. */
+static double rows_counted(int64_t rows)
+{
+    int64_t left = rows % FEW_ROWS;
+    return (double)(rows - left) + (left > 4 ? 8 : left > 2 ? 5.6 : left ? 4 : 0);
+}
+
 static double passes_work(const struct product *p, int64_t rows, bool even)
 {
     const bool floats = p->array[MAT_A]->dtype == MLXVK_FLOAT32;
-    double of_k = floats ? even ? 0.61 : 0.91 : even ? 0.33 : 1.1;
-    return (double)rows * (double)p->n * (of_k * (double)p->k + (floats ? 106 : 91));
+    double of_k = floats ? even ? 0.35 : 0.58 : even ? 0.23 : 0.38, each = floats ? even ? 60 : 100 : even ? 74 : 140;
+    double more = rows > FEW_ROWS && rows % FEW_ROWS ? PASS_LAUNCH / (double)product_batches(p) : 0;
+    return rows_counted(rows) * (double)p->n * (of_k * (double)p->k + each) + more;
 }
 
 /* Do the operand's rows begin at whole 16 bytes? From other places a thread moves what it reads into line. */
@@ -12103,6 +12116,8 @@ static bool in_line(const struct product *p, int operand)
 {
     return rows_in_units(p, operand, p->array[operand]->dtype == MLXVK_FLOAT32 ? 4 : 8);
 }
+
+static bool lies_across(const struct product *p, int operand) { return (operand == MAT_A ? p->a_k : p->b_k) != 1; }
 
 /* As operands lie. */
 static double loose_work(const struct product *p, int64_t rows)
@@ -12112,18 +12127,28 @@ static double loose_work(const struct product *p, int64_t rows)
     return (double)rows * (double)p->n * (1.3 * (double)p->k + 250);
 }
 
-/* With copies, along K, of those that lie across it. */
-static double copied_work(const struct product *p, int64_t rows)
+/* Is the operand copied, so that it lies along K; `even`: and from whole 16 bytes? */
+static bool copied_along(const struct product *p, int operand, bool even)
 {
-    double a = p->a_k != 1 ? (double)rows * (double)p->k : 0, b = p->b_k != 1 ? (double)p->k * (double)p->n : 0;
-    bool room = fmax(a, b) * (double)product_batches(p) <= PASS_COPY;
-    bool even = (a > 0 || in_line(p, MAT_A)) && (b > 0 || in_line(p, MAT_B));
-    return room ? 7.0 * (a + b) + passes_work(p, rows, even) : INFINITY;
+    return lies_across(p, operand) || (even && !in_line(p, operand));
+}
+
+static double copied_work(const struct product *p, int64_t rows, bool even)
+{
+    bool lined = true;
+    double work = 0;
+    for (int k = MAT_A; k <= MAT_B; k++) {
+        double elements = (double)p->k * (double)(k == MAT_A ? rows : p->n);
+        if (!copied_along(p, k, even)) { lined = lined && in_line(p, k); continue; }
+        if (elements * (double)product_batches(p) > PASS_COPY) return INFINITY;
+        work += (lies_across(p, k) ? 7.0 : 6.0) * elements + PASS_LAUNCH / (double)product_batches(p);
+    }
+    return work + passes_work(p, rows, lined);
 }
 
 static double rows_work(const struct product *p, int64_t rows)
 {
-    return fmin(loose_work(p, rows), copied_work(p, rows));
+    return fmin(loose_work(p, rows), fmin(copied_work(p, rows, false), copied_work(p, rows, true)));
 }
 
 /* All, those that whole tiles leave, or none: 0. */
@@ -12131,7 +12156,6 @@ static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % CPU_TILE;
     if (p->m <= e->device->tuning->pass) return 0;
-    if (p->m % e->device->tuning->pass && p->k * p->n * product_batches(p) < PASS_WORK) return 0;
     double all = rows_work(p, p->m), rest = left ? tiles_work(p, p->m - left) + rows_work(p, left) : INFINITY;
     if (fmin(all, rest) >= tiles_work(p, p->m)) return 0;
     return all <= rest ? p->m : left;
@@ -12215,12 +12239,20 @@ static void few_at_a_time(struct encoder *e, const struct product *p, int64_t pa
     }
 }
 
+/* Which operands passes read copies of. */
+static void copies_in_passes(const struct product *p, bool copy[2])
+{
+    double loose = loose_work(p, p->m), across = copied_work(p, p->m, false), all = copied_work(p, p->m, true);
+    for (int k = MAT_A; k <= MAT_B; k++) copy[k] = fmin(across, all) < loose && copied_along(p, k, all < across);
+}
+
 /* Whole tiles, and what they leave of rows, then of columns; of few columns first, or those alone. */
 static void product_passes(struct encoder *e, const void *job)
 {
     struct cut cut = { .axis = AXIS_M, .operand = MATRICES };
     struct product p = *(const struct product *)job, t = transposed(&p);
     struct array *a = NULL, *b = NULL;
+    bool copy[2];
     if (!rows_in_passes(e, &p) || (few_columns(&p) && rows_in_passes(e, &t))) { t = p; p = transposed(&p); }
     int64_t pass = e->device->tuning->pass, at = p.m - rows_in_passes(e, &p);
     if (at) {
@@ -12231,10 +12263,9 @@ static void product_passes(struct encoder *e, const void *job)
         else product_tiled(e, &tiles);
     }
     take_part(&p, &cut, at, p.m - at);
-    if (copied_work(&p, p.m) < loose_work(&p, p.m)) {
-        if (p.a_k != 1) a = padded_copy(e, &p, MAT_A, 1);
-        if (p.b_k != 1) b = padded_copy(e, &p, MAT_B, 0);
-    }
+    copies_in_passes(&p, copy);
+    if (copy[MAT_A]) a = padded_copy(e, &p, MAT_A, 1);
+    if (copy[MAT_B]) b = padded_copy(e, &p, MAT_B, 0);
     if (!e->code) few_at_a_time(e, &p, pass);
     array_release(a);
     array_release(b);
