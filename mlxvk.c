@@ -350,7 +350,7 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n)
       "matmul: 1 plain, 2 vector, 3 tiled, 7 and a few rows, 9 of copies, 4 to 6, 8 cooperative matrix; 0 chooses")    \
     X(MATMUL_TILE, "MLX_VK_MATMUL_TILE", 0, "matmul: the row of the table of tiles, from 1; 0 chooses")               \
     X(CONV_KERNEL,   "MLX_VK_CONV_KERNEL",               0,                                                           \
-      "convolution: 1 plain, 3 tiled, 4, 8, 9 cooperative matrix, 6 unfolded, 7 Winograd; 0 chooses")                 \
+      "convolution: 1 plain, 3 tiled, 4, 8, 9 cooperative matrix, 6, 10 unfolded, 7 Winograd; 0 chooses")             \
     X(WINOGRAD, "MLX_VK_ENABLE_WINOGRAD", 1, "convolutions by 2 to 5 taps in Winograd's way where that is faster")    \
     X(FFT_KERNEL,    "MLX_VK_FFT_KERNEL",                0,                                                           \
       "Fourier transforms: 1 lengths as constants, 2 one kernel for all; 0 by device")                                \
@@ -14337,7 +14337,7 @@ static double conv_tiled_cost(const struct encoder *e, const void *job)
 {
     const struct conv *v = job;
     const struct product p = conv_product(v);
-    bool padded = e->device->tuning->pass && v->groups == 1;         /* as beside passes, see conv_passes_cost */
+    bool padded = e->device->tuning->pass && v->groups == 1;         /* as beside passes, see conv_passes_work */
     double work = padded ? tiles_work(&p, p.m) : conv_work(v);
     return v->n < 8 && !conv_deep(v) ? INFINITY : speed_cost(e, work, 1.5, conv_deep(v) ? 1 : SMALL_PRODUCT);
 }
@@ -14381,12 +14381,12 @@ static double conv_coopmat2_cost(const struct encoder *e, const void *job)
 /* Where a product's rows go a few at a time, see rows_in_passes: beside that an element of the matrix takes about a
  * tile's multiplication. (lavapipe, 32 x 32 of 64 channels to 64 by 3 x 3: bfloat16 23.1 ms by tiles, 12.2 so; float32
  * 23.6 and 19.0.) */
-static double conv_passes_cost(const struct encoder *e, const struct conv *v)
+static double conv_passes_work(const struct encoder *e, const struct conv *v)
 {
     struct product p = conv_product(v);
     p.a_row = p.k;
     if (conv_deep(v) || rows_in_passes(e, &p) != p.m) return INFINITY;
-    return speed_cost(e, rows_work(&p, p.m) + (double)p.m * (double)p.k, 1.5, SMALL_PRODUCT);
+    return rows_work(&p, p.m) + (double)p.m * (double)p.k;
 }
 
 /* By cooperative matrices 2; the first matrix is written and read besides. */
@@ -14397,7 +14397,7 @@ static double conv_unfolded_cost(const struct encoder *e, const void *job)
     double matrix = (double)conv_rows(v) * (double)conv_depth(v) * (double)item_size(v->in);
     uint32_t parts = 1;
     const struct tile_row *r;
-    if (e->device->tuning->pass) return conv_passes_cost(e, v);
+    if (e->device->tuning->pass) return speed_cost(e, conv_passes_work(e, v), 1.5, SMALL_PRODUCT);
     if (v->n < CONV_WIDE || v->n & 7 || conv_work(v) < CONV_LARGE || conv_rows(v) * v->n >= CONV_MANY ||
         v->out->offset % 16 || half_fits(e, &p, K_MATMUL_COOPMAT2_F16, K_MATMUL_COOPMAT2_BF16) ||
         e->device->gate[GATE_MATMUL_KERNEL]) return INFINITY;
@@ -14441,10 +14441,10 @@ static int64_t even_channels(int64_t c)
 }
 
 /* A copy of the input has the padding, too. */
-static void conv_evenly_in(const struct conv *v, struct even_conv *f, int64_t c)
+static void conv_evenly_in(const struct conv *v, struct even_conv *f, int64_t c, int64_t unit)
 {
     struct conv *w = &f->v;
-    f->copies[0] = c != v->c || ((v->in_first | v->channels) & 7) || v->in->offset % 16;
+    f->copies[0] = c != v->c || (v->in_first | v->channels) % unit || v->in->offset % 16;
     if (!f->copies[0]) return;
     f->zeros = c != v->c || conv_pads(v);
     f->in.offset = 0;
@@ -14458,10 +14458,10 @@ static void conv_evenly_in(const struct conv *v, struct even_conv *f, int64_t c)
     f->bytes[0] = (size_t)(v->batch * w->in_batch) * item_size(v->in);
 }
 
-static void conv_evenly(const struct conv *v, struct even_conv *f)
+/* Of c channels and n of the result, `unit` of which are 16 bytes. */
+static void conv_evenly_read(const struct conv *v, struct even_conv *f, int64_t c, int64_t n, int64_t unit)
 {
-    const int64_t c = even_channels(v->c), n = (int64_t)round_up((size_t)v->n, 8);
-    int64_t odd = v->b_row | v->b_first, odd_out = v->out_first | v->out_batch | v->n;
+    int64_t odd = v->b_row | v->b_first;
     struct conv *w = &f->v;
     *f = (struct even_conv){ .v = *v, .in = *v->in, .kernel = *v->kernel, .out = *v->out };
     w->in = &f->in;
@@ -14469,22 +14469,29 @@ static void conv_evenly(const struct conv *v, struct even_conv *f)
     w->out = &f->out;
     w->c = c;
     w->n = n;
-    conv_evenly_in(v, f, c);
-    for (int i = 0; i < SPACE; i++) { odd |= v->b_tap[i]; odd_out |= v->out_step[i]; }
-    f->copies[1] = c != v->c || n != v->n || (odd & 7) || v->kernel->offset % 16;
-    if (f->copies[1]) {
-        f->kernel.offset = w->b_first = 0;
-        w->b_row = c;
-        for (int i = SPACE - 1; i >= 0; i--) { w->b_tap[i] = w->b_row; w->b_row *= v->taps[i]; }
-        f->bytes[1] = (size_t)(v->groups * n * w->b_row) * item_size(v->in);
-    }
-    f->copies[2] = (odd_out & 7) || v->out->offset % 16;
-    if (f->copies[2]) {
-        f->out.offset = w->out_first = 0;
-        w->out_batch = v->groups * n;
-        for (int i = SPACE - 1; i >= 0; i--) { w->out_step[i] = w->out_batch; w->out_batch *= v->out_size[i]; }
-        f->bytes[2] = (size_t)(v->batch * w->out_batch) * item_size(v->in);
-    }
+    conv_evenly_in(v, f, c, unit);
+    for (int i = 0; i < SPACE; i++) odd |= v->b_tap[i];
+    f->copies[1] = c != v->c || n != v->n || odd % unit || v->kernel->offset % 16;
+    if (!f->copies[1]) return;
+    f->kernel.offset = w->b_first = 0;
+    w->b_row = c;
+    for (int i = SPACE - 1; i >= 0; i--) { w->b_tap[i] = w->b_row; w->b_row *= v->taps[i]; }
+    f->bytes[1] = (size_t)(v->groups * n * w->b_row) * item_size(v->in);
+}
+
+static void conv_evenly(const struct conv *v, struct even_conv *f)
+{
+    const int64_t n = (int64_t)round_up((size_t)v->n, 8);
+    int64_t odd = v->out_first | v->out_batch | v->n;
+    struct conv *w = &f->v;
+    conv_evenly_read(v, f, even_channels(v->c), n, 8);
+    for (int i = 0; i < SPACE; i++) odd |= v->out_step[i];
+    f->copies[2] = (odd & 7) || v->out->offset % 16;
+    if (!f->copies[2]) return;
+    f->out.offset = w->out_first = 0;
+    w->out_batch = v->groups * n;
+    for (int i = SPACE - 1; i >= 0; i--) { w->out_step[i] = w->out_batch; w->out_batch *= v->out_size[i]; }
+    f->bytes[2] = (size_t)(v->batch * w->out_batch) * item_size(v->in);
 }
 
 /* What v reads or writes, with groups apart. */
@@ -14616,6 +14623,52 @@ static double conv_even_cost(const struct encoder *e, const void *job)
     return conv_in_proportion(e, v, time);
 }
 
+/* The same where a product's rows go a few at a time: channels in whole 16 bytes, as conv_unfold takes them. */
+static void unfolds_evenly(const struct conv *v, struct even_conv *f)
+{
+    size_t unit = 16 / item_size(v->in);
+    conv_evenly_read(v, f, (int64_t)round_up((size_t)v->c, unit), v->n, (int64_t)unit);
+}
+
+static void conv_unfolded_even(struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    struct array *in = NULL, *kernel = NULL;
+    struct even_conv f;
+    unfolds_evenly(v, &f);
+    set_work(e, 0);                                  /* it is the convolution's */
+    if (f.copies[0]) f.v.in = in = conv_even_in(e, v, &f);
+    if (f.copies[1]) f.v.kernel = kernel = conv_even_kernel(e, v, &f);
+    f.v.out = v->out;
+    set_work(e, conv_work(v));
+    if (!e->code) conv_unfolded(e, &f.v);
+    array_release(in);
+    array_release(kernel);
+}
+
+static const char *conv_unfolded_even_fits(const struct encoder *e, const void *job)
+{
+    const struct conv *v = job;
+    size_t most = min_size(CONV_UNFOLDED, binding_room(e->device, item_size(v->in)));
+    struct even_conv f;
+    if (!e->device->tuning->pass) return "the device does not";
+    if (v->groups > 1 || conv_refused(e, v)) return "groups, or nothing to multiply";
+    unfolds_evenly(v, &f);
+    if (!f.copies[0]) return "there is nothing odd";
+    if (f.bytes[0] > most || f.bytes[1] > most) return "there is no room for copies";
+    return conv_unfolded_fits(e, &f.v);
+}
+
+/* Zeros, what is read, and what is written; see copied_work. */
+static double conv_unfolded_even_cost(const struct encoder *e, const void *job)
+{
+    struct even_conv f;
+    double work;
+    unfolds_evenly(job, &f);
+    work = conv_passes_work(e, &f.v) + 7.0 * (double)(f.bytes[0] + f.bytes[1]) / (double)item_size(&f.in);
+    return speed_cost(e, work + 3 * PASS_LAUNCH, 1.5, SMALL_PRODUCT);
+}
+
 /* In the order of MLX_VK_CONV_KERNEL. */
 static const struct candidate conv_ways[] = {
     { "conv_plain",                  conv_plain_fits,     conv_plain_cost,     conv_plain },
@@ -14627,6 +14680,7 @@ static const struct candidate conv_ways[] = {
     { "winograd",                    conv_winograd_fits,  conv_winograd_cost,  conv_winograd },
     { "conv_coopmat2",               conv_coopmat2_fits,  conv_coopmat2_cost,  conv_coopmat2 },
     { "cooperative matrices of even copies", conv_even_fits, conv_even_cost,   conv_even },
+    { "conv_unfold of even copies",  conv_unfolded_even_fits, conv_unfolded_even_cost, conv_unfolded_even },
 };
 
 static void conv_choose(struct encoder *e, const struct conv *v)

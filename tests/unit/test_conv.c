@@ -176,6 +176,16 @@ static void test_tiled(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNE
 static void test_pieces(void **state) { (void)state; run_cases("MLX_VK_MAX_BINDING_RANGE=16384", 25, false); }
 static void test_unfolded(void **state) { (void)state; run_cases("MLX_VK_CONV_KERNEL=6", 20, true); }
 
+/* Channels that are no whole 16 bytes, of all dtypes; groups are not for it. */
+static void test_unfolded_even(void **state)
+{
+    const char *gates = "MLX_VK_CONV_KERNEL=10 MLX_VK_TUNING=1 MLX_VK_POISON=2";
+    uint64_t before = dispatches_of(gates, "conv_unfold");
+    (void)state;
+    run_cases(gates, 60, false);
+    assert_true(dispatches_of(gates, "conv_unfold") > before);
+}
+
 /* One channel a group, by what CPU drivers and GPUs do: lines of taps as far apart as positions and others, of more taps than are
  * read at once; kernels with more taps than a workgroup keeps; channels that are no fours, and no equal shares of workgroups. */
 static void test_depthwise(void **state)
@@ -585,7 +595,7 @@ static void test_errors(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_pieces), cmocka_unit_test(test_invariant_parts),
+        cmocka_unit_test(test_chosen), cmocka_unit_test(test_plain), cmocka_unit_test(test_tiled), cmocka_unit_test(test_unfolded), cmocka_unit_test(test_unfolded_even), cmocka_unit_test(test_pieces), cmocka_unit_test(test_invariant_parts),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_even), cmocka_unit_test(test_depthwise), cmocka_unit_test(test_nothing_but_padding),
         cmocka_unit_test(test_winograd), cmocka_unit_test(test_winograd_parts),
         cmocka_unit_test(test_winograd_chosen),
