@@ -11392,9 +11392,9 @@ static void product_plain(struct encoder *e, const void *job)
     launch(e, p, &l, ceil_div((uint64_t)p->n, 16), ceil_div((uint64_t)p->m, 16));
 }
 
-/* Few rows times a matrix that lies along K. On CPU drivers a workgroup's rows and columns are many: what a thread loads,
- * one after the other, it multiplies that often. (lavapipe, us, 4 rows by 4 columns and 8 by 8: float32 64 x 1024 x 128
- * 3,610 and 2,200, bfloat16 2,690 and 1,600.) */
+/* Few rows times a matrix that lies along K. On CPU drivers a workgroup's rows and columns are many: what a thread
+ * loads, one after the other, it multiplies that often. (lavapipe, us, 4 rows by 4 columns and 8 by 8: float32
+ * 64 x 1024 x 128 3,610 and 2,200, bfloat16 2,690 and 1,600.) */
 enum { LINES_WIDE = 8 };
 static void product_matvec(struct encoder *e, const struct product *p)
 {
@@ -11419,16 +11419,18 @@ static void product_matvec(struct encoder *e, const struct product *p)
     launch(e, p, &l, ceil_div(groups, y), y);
 }
 
-/* Few rows times a matrix that lies along its rows. */
+/* Few rows times a matrix that lies along its rows. On CPU drivers by workgroups that share K by two: sums of more cost
+ * them more than one after the other. (lavapipe, us, bfloat16 1 x 1024 x 512 565 and 420, 8 rows 6,760 and 4,300.) */
 static void product_vecmat(struct encoder *e, const struct product *p)
 {
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
-    int64_t enough = 4 * (int64_t)e->device->tuning->processors;
+    bool each = e->device->tuning->each;
+    int64_t enough = (each ? 1 : 4) * (int64_t)e->device->tuning->processors;
     struct launch l;
     prepare(e, &l, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);
-    USE_PRODUCT(e, &l, K_VECMAT, K_GATHER_VECMAT, vecmat, .threads = flat_threads(e->device), .type = type,
-                .epilogue = l.epilogue, .few = few, .lanes = lanes,
+    USE_PRODUCT(e, &l, K_VECMAT, K_GATHER_VECMAT, vecmat, .threads = each ? 2 * lanes : flat_threads(e->device),
+                .type = type, .epilogue = l.epilogue, .few = few, .lanes = lanes,
                 .vector = evenly(&l, MAT_B, p->b_col, p->b_k, chunk));
     y = ceil_div(groups, e->device->caps.max_groups[0]);
     launch(e, p, &l, ceil_div(groups, y), y);
@@ -12108,7 +12110,7 @@ static double passes_work(const struct product *p, int64_t rows, bool even)
     const bool floats = p->array[MAT_A]->dtype == MLXVK_FLOAT32;
     double of_k = floats ? even ? 0.35 : 0.58 : even ? 0.23 : 0.38, each = floats ? even ? 60 : 100 : even ? 74 : 140;
     double more = rows > FEW_ROWS && rows % FEW_ROWS ? PASS_LAUNCH / (double)product_batches(p) : 0;
-    return rows_counted(rows) * (double)p->n * (of_k * (double)p->k + each) + more;
+    return rows_counted(rows) * (double)round_up((size_t)p->n, LINES_WIDE) * (of_k * (double)p->k + each) + more;
 }
 
 /* Do the operand's rows begin at whole 16 bytes? From other places a thread moves what it reads into line. */
@@ -12119,12 +12121,14 @@ static bool in_line(const struct product *p, int operand)
 
 static bool lies_across(const struct product *p, int operand) { return (operand == MAT_A ? p->a_k : p->b_k) != 1; }
 
-/* As operands lie. */
+/* As operands lie. Of what does not lie along K kernels take rows by 8, and columns by 2 where b does. */
 static double loose_work(const struct product *p, int64_t rows)
 {
-    if (p->b_k != 1) return 4.0 * (double)rows * (double)round_up((size_t)p->n, PASS_COLUMNS) * (double)p->k;
+    const bool floats = p->array[MAT_A]->dtype == MLXVK_FLOAT32;
+    double of_k = floats ? 2.7 : 1.6, columns = (double)round_up((size_t)p->n, PASS_COLUMNS);
+    if (p->b_k != 1) return of_k * rows_counted(rows) * columns * (double)p->k;
     if (p->a_k == 1) return passes_work(p, rows, in_line(p, MAT_A) && in_line(p, MAT_B));
-    return (double)rows * (double)p->n * (1.3 * (double)p->k + 250);
+    return rows_counted(rows) * (double)round_up((size_t)p->n, 2) * (1.5 * (double)p->k + 250);
 }
 
 /* Is the operand copied, so that it lies along K; `even`: and from whole 16 bytes? */
@@ -12155,7 +12159,8 @@ static double rows_work(const struct product *p, int64_t rows)
 static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % CPU_TILE;
-    if (p->m <= e->device->tuning->pass) return 0;
+    if (p->m <= e->device->tuning->pass)             /* else product_vector has them */
+        return lies_across(p, MAT_B) && copied_work(p, p->m, false) < loose_work(p, p->m) ? p->m : 0;
     double all = rows_work(p, p->m), rest = left ? tiles_work(p, p->m - left) + rows_work(p, left) : INFINITY;
     if (fmin(all, rest) >= tiles_work(p, p->m)) return 0;
     return all <= rest ? p->m : left;
@@ -12168,7 +12173,7 @@ static const char *passes_fit(const struct encoder *e, const void *job)
     int64_t few = p->m < p->n ? p->m : p->n;
     if (!e->device->tuning->pass) return "the device does not";
     if (p->gather || p->segments) return "index arrays or ranges of K";
-    if (few <= e->device->tuning->pass) return "one pass";
+    if (few <= e->device->tuning->pass && !rows_in_passes(e, p->m < p->n ? p : &t)) return "one pass";
     if (!rows_in_passes(e, p) && !rows_in_passes(e, &t)) return "tiles are as fast";
     return units_fit(e, p);
 }
@@ -12253,7 +12258,8 @@ static void product_passes(struct encoder *e, const void *job)
     struct product p = *(const struct product *)job, t = transposed(&p);
     struct array *a = NULL, *b = NULL;
     bool copy[2];
-    if (!rows_in_passes(e, &p) || (few_columns(&p) && rows_in_passes(e, &t))) { t = p; p = transposed(&p); }
+    bool other = rows_in_passes(e, &t) == t.m && rows_work(&t, t.m) < rows_work(&p, p.m);
+    if (!rows_in_passes(e, &p) || other) { t = p; p = transposed(&p); }
     int64_t pass = e->device->tuning->pass, at = p.m - rows_in_passes(e, &p);
     if (at) {
         struct product tiles = p;
