@@ -38,7 +38,8 @@ const Math maths[] = {
     {"ceil", 1, 9, 0, 0, [](double x, double, double) { return std::ceil(x); }},
     {"trunc", 1, 3, 0, 0, [](double x, double, double) { return std::trunc(x); }},
     {"rint", 1, 2, 0, 0, [](double x, double, double) { return std::nearbyint(x); }},
-    {"sign", 1, 6, 7, 0, [](double x, double, double) { return x > 0 ? 1.0 : x < 0 ? -1.0 : x; }},
+    {"sign", 1, 6, 7, 0, [](double x, double, double) { return x > 0 ? 1.0 : x < 0 ? -1.0 : x == 0 ? x : 0.0; },
+     "builtin_sign"},
     {"fmin", 2, 79, 0, 0, [](double x, double y, double) { return std::fmin(x, y); }},
     {"fmax", 2, 80, 0, 0, [](double x, double y, double) { return std::fmax(x, y); }},
     {"min", 2, 79, 39, 38, [](double x, double y, double) { return std::fmin(x, y); }},
@@ -137,7 +138,7 @@ struct Caller {
     if (s->is_int() && fold_int(m, s, v, out)) return true;
     uint16_t op = s->is_float() ? m->f : s->sign ? m->s : m->u;
     if (!op) fail(at, "'" + name + "' of " + l.name_of(t) + " is outside the language");
-    out = m->prelude ? by_prelude(m->prelude, t, l.t_float, v) : l.ext(op, t, v, at);
+    out = m->prelude && s->is_float() ? by_prelude(m->prelude, t, l.t_float, v) : l.ext(op, t, v, at);
     return true;
   }
 
@@ -236,7 +237,6 @@ struct Caller {
     return sum;
   }
 
-  /* Of the bits of integers of 32 bits at most. */
   Value bits() {
     need(1);
     Value v = arg(0);
@@ -244,7 +244,11 @@ struct Caller {
     const Type* s = l.scalar(t);
     if (!s->is_int()) fail(at, "'" + name + "' takes integers, not " + l.name_of(t));
     uint32_t n = l.width(t), size = s->kind == Type::boolean ? 32 : 8u * s->bytes;
-    if (s->bytes == 8) return wide_bits(v);
+    if (s->bytes == 8) {
+      std::vector<Value> parts;
+      for (uint32_t i = 0; i < n; i++) parts.push_back(wide_bits(l.component(v, i, at)));
+      return l.join(t, parts, at);
+    }
     const Type* wide = l.vector_of(l.t_uint, n);
     Value w = l.convert(l.convert(v, l.vector_of(l.integer(s->bytes, false), n), at, true), wide, at, true);
     Reg u = l.reg(wide, at);
@@ -256,8 +260,6 @@ struct Caller {
     return l.convert(l.reg_value(wide, id), t, at, true);
   }
   Value wide_bits(const Value& v) {
-    if (v.type->kind == Type::vector || name == "reverse_bits")
-      fail(at, "'" + name + "' of " + l.name_of(v.type) + " is outside the language");
     Value u = l.convert(v, l.t_ulong, at, true);
     Value low = l.convert(u, l.t_uint, at, true),
           high = l.convert(l.binary_numbers(">>", u, l.constant_value(l.t_uint, 32), at), l.t_uint, at, true);
@@ -268,6 +270,8 @@ struct Caller {
     };
     Value a = part(low), b = part(high), r, more = l.constant_value(l.t_uint, 32), none = l.constant_value(l.t_uint, 0);
     if (name == "popcount") r = l.binary_numbers("+", a, b, at);
+    else if (name == "reverse_bits")
+      r = l.binary_numbers("|", l.binary_numbers("<<", l.convert(a, l.t_ulong, at, true), more, at), b, at);
     else if (name == "clz")
       r = l.select(l.id_of(l.binary_numbers("==", high, none, at), at), l.binary_numbers("+", a, more, at), b, at);
     else r = l.select(l.id_of(l.binary_numbers("==", low, none, at), at), l.binary_numbers("+", b, more, at), a, at);
@@ -277,11 +281,11 @@ struct Caller {
   Value mulhi() {
     need(2);
     Value a = arg(0), b = arg(1);
-    const Type* t = l.common(number(a.type), number(b.type), at);
+    const Type* t = number(a.type) == b.type ? a.type : l.common(a.type, number(b.type), at);   // small ones stay small
     const Type* s = l.scalar(t);
-    if (s->kind != Type::integer || s->bytes > 4) fail(at, "mulhi of " + l.name_of(t) + " is outside the language");
-    if (!l.options.int64 && s->bytes == 4)
-      return by_prelude("builtin_mulhi", t, s->sign ? l.t_int : l.t_uint,
+    if (s->kind != Type::integer) fail(at, "mulhi of " + l.name_of(t) + " is outside the language");
+    if (s->bytes == 8 || (!l.options.int64 && s->bytes == 4))
+      return by_prelude("builtin_mulhi", t, l.integer(s->bytes, s->sign),
                         {l.convert(a, t, at, true), l.convert(b, t, at, true)});
     const Type* w = l.vector_of(l.integer(8, s->sign), l.width(t));
     Value p = l.binary_numbers("*", l.convert(l.convert(a, t, at, true), w, at, true),
@@ -351,18 +355,19 @@ struct Caller {
     return each(Simd::first, width, arg(0), 0);
   }
 
-  /* simd_shuffle_and_fill_up(value, filling, delta): the filling's last threads come in where there are none below. */
+  /* simd_shuffle_and_fill_up(value, filling, delta, modulo): the filling's last threads come in where there are none
+   * below, of the simdgroup or of its parts of as many threads as modulo says. */
   Value fill(bool up, uint32_t width) {
     if (args.size() != 3 && args.size() != 4) need(3);
     Value v = arg(0), f = l.convert(arg(1), v.type, at), delta = l.convert(arg(2), l.t_uint, at, true);
-    if (args.size() == 4) fail(at, "'" + name + "' with a modulo is outside the language");
-    uint32_t d = l.id_of(delta, at);
-    Value moved = each(up ? Simd::rotate_up : Simd::rotate_down, width, v, d),
-          filled = each(up ? Simd::rotate_up : Simd::rotate_down, width, f, d);
-    Value lane = l.binary_numbers("&", l.builtin_value(Builtin::lane), l.constant_value(l.t_uint, width - 1), at);
-    Value inside =
-        up ? l.binary_numbers(">=", lane, delta, at)
-           : l.binary_numbers("<", lane, l.binary_numbers("-", l.constant_value(l.t_uint, width), delta, at), at);
+    Value part = args.size() == 4 ? l.convert(arg(3), l.t_uint, at, true) : l.constant_value(l.t_uint, width);
+    Value rest = l.binary_numbers("-", part, l.constant_value(l.t_uint, 1), at), self = l.builtin_value(Builtin::lane);
+    Value lane = l.binary_numbers("&", self, rest, at);
+    Value from = l.binary_numbers("&", l.binary_numbers(up ? "-" : "+", lane, delta, at), rest, at);
+    uint32_t source = l.id_of(l.binary_numbers("+", l.binary_numbers("-", self, lane, at), from, at), at);
+    Value moved = each(Simd::shuffle, 32, v, source), filled = each(Simd::shuffle, 32, f, source);
+    Value inside = up ? l.binary_numbers(">=", lane, delta, at)
+                      : l.binary_numbers("<", lane, l.binary_numbers("-", part, delta, at), at);
     return l.select(l.id_of(inside, at), moved, filled, at);
   }
 

@@ -17,6 +17,10 @@ const char* const prelude = R"metal(
 #define FLT_MIN 1.17549435082228750796873653722224568e-38f
 #define FLT_EPSILON 1.19209289550781250e-07f
 #define HALF_MAX 65504.0h
+#define MAXFLOAT FLT_MAX
+#define MAXHALF HALF_MAX
+#define HUGE_VALF __builtin_inf
+#define HUGE_VALH half(__builtin_inf)
 #define HALF_MIN 6.103515625e-05h
 #define INT_MAX 2147483647
 #define INT_MIN (-2147483647 - 1)
@@ -115,6 +119,14 @@ inline uint builtin_mulhi(uint a, uint b) {
 }
 inline int builtin_mulhi(int a, int b) {
   return int(builtin_mulhi(uint(a), uint(b)) - (a < 0 ? uint(b) : 0u) - (b < 0 ? uint(a) : 0u));
+}
+inline ulong builtin_mulhi(ulong a, ulong b) {
+  ulong al = a & 0xfffffffful, ah = a >> 32, bl = b & 0xfffffffful, bh = b >> 32;
+  ulong m = ah * bl + ((al * bl) >> 32), n = al * bh + (m & 0xfffffffful);
+  return ah * bh + (m >> 32) + (n >> 32);
+}
+inline long builtin_mulhi(long a, long b) {
+  return long(builtin_mulhi(ulong(a), ulong(b)) - (a < 0 ? ulong(b) : 0ul) - (b < 0 ? ulong(a) : 0ul));
 }
 
 /* What is left of an angle at or above 0 without its quarter turns, which are counted. Small: the turns and the parts
@@ -222,14 +234,30 @@ inline float builtin_atanh(float x) {
   return t > 1.0f ? __builtin_nan : x == 0.0f || isnan(x) ? x : x < 0.0f ? -y : y;
 }
 
-template <typename T> T copysign(T x, T s) { return signbit(s) != signbit(x) ? -x : x; }
+inline float builtin_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? x : 0.0f; }
+
+template <typename T> T copysign(T x, T s) { return select(x, -x, signbit(s) != signbit(x)); }
 template <typename T> T round(T x) { T t = trunc(x); return select(t, t + copysign(T(1), x), fabs(x - t) >= T(0.5f)); }
 template <typename T> T fract(T x) { return min(x - floor(x), T(0.999999940395355224609375f)); }
 template <typename T> T log10(T x) { return log2(x) * T(0.301029995663981195214f); }
 template <typename T> T exp10(T x) { return exp2(x * T(3.32192809488736234787f)); }
 template <typename T> T tanh(T x) { return builtin_tanh(clamp(x, T(-20.0f), T(20.0f))) + (x - x); }
-template <typename T> T fmod(T x, T y) { return x - y * trunc(x / y); }
-template <typename T> T fdim(T x, T y) { return x > y ? x - y : T(0); }
+/* Exact, as the remainder of the digits: eight binary ones a turn. */
+inline float builtin_fmod(float x, float y) {
+  uint a = as_type<uint>(x) & 0x7fffffffu, b = as_type<uint>(y) & 0x7fffffffu, sign = as_type<uint>(x) & 0x80000000u;
+  if (b == 0u || a >= 0x7f800000u || b > 0x7f800000u) return __builtin_nan;
+  if (a < b) return x;
+  int power = max(int(b >> 23), 1), more = max(int(a >> 23), 1) - power;
+  uint m = a < 0x00800000u ? a : (a & 0x007fffffu) | 0x00800000u;
+  uint n = b < 0x00800000u ? b : (b & 0x007fffffu) | 0x00800000u;
+  for (m %= n; more > 0; more -= 8) m = (m << uint(min(more, 8))) % n;
+  if (m == 0u) return as_type<float>(sign);
+  int up = min(int(clz(m)) - 8, power - 1);
+  m <<= uint(up);
+  return as_type<float>(sign | (m < 0x00800000u ? m : (uint(power - up) << 23) | (m & 0x007fffffu)));
+}
+template <typename T> T fmod(T x, T y) { return T(builtin_fmod(x, y)); }
+template <typename T> T fdim(T x, T y) { return select(x - y, T(0), x <= y); }
 template <typename T> T divide(T x, T y) { return x / y; }
 template <typename T> T sinpi(T x) { T r = x - T(2) * rint(x * T(0.5f)); return sin(r * T(M_PI_F)); }
 template <typename T> T cospi(T x) { T r = x - T(2) * rint(x * T(0.5f)); return cos(r * T(M_PI_F)); }
@@ -241,11 +269,6 @@ template <typename T> T pow(T x, T y) {
   T r = x < T(0) ? (whole ? (odd ? -a : a) : T(__builtin_nan)) : a;
   if (x == T(0)) r = y > T(0) ? (odd ? x : T(0)) : T(__builtin_inf);
   return y == T(0) || x == T(1) ? T(1) : isnan(x) || isnan(y) ? x + y : r;
-}
-template <typename T, int N> vec<T, N> pow(vec<T, N> x, vec<T, N> y) {
-  vec<T, N> r;
-  for (int i = 0; i < N; i++) r[i] = pow(x[i], y[i]);
-  return r;
 }
 template <typename T> T sincos(T x, thread T& c) { c = cos(x); return sin(x); }
 template <typename T> T modf(T x, thread T& whole) { whole = trunc(x); return x - whole; }
@@ -264,6 +287,13 @@ inline float nextafter(float x, float y) {
   if (x == 0.0f) return as_type<float>(y > 0.0f ? 1u : 0x80000001u);
   uint u = as_type<uint>(x);
   return as_type<float>((x < y) == (x > 0.0f) ? u + 1u : u - 1u);
+}
+inline half nextafter(half x, half y) {
+  if (isnan(x) || isnan(y)) return x + y;
+  if (x == y) return y;
+  if (x == 0.0h) return as_type<half>(ushort(y > 0.0h ? 1 : 0x8001));
+  ushort u = as_type<ushort>(x);
+  return as_type<half>(ushort((x < y) == (x > 0.0h) ? u + 1 : u - 1));
 }
 inline float erf(float a) {
   float t = fabs(a), s = a * a, r;
@@ -309,7 +339,10 @@ template <typename T> T median3(T a, T b, T c) { return max(min(a, b), min(max(a
 template <typename T> T fmax3(T a, T b, T c) { return fmax(a, fmax(b, c)); }
 template <typename T> T fmin3(T a, T b, T c) { return fmin(a, fmin(b, c)); }
 template <typename T> T fmedian3(T a, T b, T c) { return fmax(fmin(a, b), fmin(fmax(a, b), c)); }
-template <typename T> T absdiff(T a, T b) { return a > b ? a - b : b - a; }
+template <typename T> make_unsigned_t<T> absdiff(T a, T b) {
+  make_unsigned_t<T> u = a, v = b;
+  return a > b ? u - v : v - u;
+}
 template <typename T> T hadd(T a, T b) { return (a >> 1) + (b >> 1) + (a & b & 1); }
 template <typename T> T rhadd(T a, T b) { return (a >> 1) + (b >> 1) + ((a | b) & 1); }
 template <typename T> T mad24(T a, T b, T c) { return a * b + c; }
@@ -321,24 +354,58 @@ template <typename T> T rotate(T v, T n) {
   int k = int(n) & (w - 1);
   return T((u << k) | (u >> ((w - k) & (w - 1))));
 }
-inline uint addsat(uint a, uint b) { uint s = a + b; return s < a ? 0xffffffffu : s; }
-inline uint subsat(uint a, uint b) { return a > b ? a - b : 0u; }
-inline int addsat(int a, int b) {
-  int s = int(uint(a) + uint(b));
-  return ((a ^ s) & (b ^ s)) < 0 ? (a < 0 ? INT_MIN : INT_MAX) : s;
+template <typename T> T addsat(T a, T b) {
+  T s = a + b;
+  if (b < T(0)) return s > a ? numeric_limits<T>::min() : s;
+  return s < a ? numeric_limits<T>::max() : s;
 }
-inline int subsat(int a, int b) {
-  int s = int(uint(a) - uint(b));
-  return ((a ^ b) & (a ^ s)) < 0 ? (a < 0 ? INT_MIN : INT_MAX) : s;
+template <typename T> T subsat(T a, T b) {
+  T s = a - b;
+  if (b < T(0)) return s < a ? numeric_limits<T>::max() : s;
+  return s > a ? numeric_limits<T>::min() : s;
 }
-inline uint extract_bits(uint v, uint o, uint n) { return n == 0u ? 0u : (v >> o) & (0xffffffffu >> (32u - n)); }
-inline int extract_bits(int v, uint o, uint n) { return n == 0u ? 0 : (v << (32u - n - o)) >> (32u - n); }
-inline uint insert_bits(uint v, uint x, uint o, uint n) {
-  uint mask = n == 0u ? 0u : (0xffffffffu >> (32u - n)) << o;
-  return (v & ~mask) | ((x << o) & mask);
+template <typename T> T madsat(T a, T b, T c) {
+  make_unsigned_t<T> low = a, sum = c;
+  low *= b;
+  sum += low;
+  T high = mulhi(a, b) + (sum < low ? 1 : 0) - (c < T(0) ? 1 : 0), r = sum;
+  if (high == (r < T(0) ? T(-1) : T(0))) return r;
+  return high < T(0) ? numeric_limits<T>::min() : numeric_limits<T>::max();
+}
+template <typename T> T extract_bits(T v, uint o, uint n) {
+  constexpr uint w = sizeof(T) * 8;
+  T high = T(make_unsigned_t<T>(v) << ((w - n - o) & (w - 1u)));
+  return n == 0u ? T(0) : T(high >> (w - n));
+}
+template <typename T> T insert_bits(T v, T x, uint o, uint n) {
+  constexpr uint w = sizeof(T) * 8;
+  make_unsigned_t<T> ones = ~make_unsigned_t<T>(0), mask = n == 0u ? 0 : (ones >> (w - n)) << o;
+  return T((v & ~mask) | ((x << o) & mask));
 }
 
-template <typename T> T isordered(T a, T b) { return !isnan(a) && !isnan(b); }
+/* Of vectors by their components. */
+#define METAL_VECTORS(R, f, parameters, arguments) \
+template <typename T, int N> vec<R, N> f parameters { \
+  vec<R, N> r; \
+  for (int i = 0; i < N; i++) r[i] = f arguments; \
+  return r; }
+METAL_VECTORS(T, pow, (vec<T, N> a, vec<T, N> b), (a[i], b[i]))
+METAL_VECTORS(T, pow, (vec<T, N> a, T b), (a[i], b))
+METAL_VECTORS(T, fmod, (vec<T, N> a, vec<T, N> b), (a[i], b[i]))
+METAL_VECTORS(T, nextafter, (vec<T, N> a, vec<T, N> b), (a[i], b[i]))
+METAL_VECTORS(T, ldexp, (vec<T, N> a, vec<int, N> b), (a[i], b[i]))
+METAL_VECTORS(T, frexp, (vec<T, N> a, thread vec<int, N>& b), (a[i], b[i]))
+METAL_VECTORS(int, ilogb, (vec<T, N> a), (a[i]))
+METAL_VECTORS(make_unsigned_t<T>, absdiff, (vec<T, N> a, vec<T, N> b), (a[i], b[i]))
+METAL_VECTORS(T, rotate, (vec<T, N> a, vec<T, N> b), (a[i], b[i]))
+METAL_VECTORS(T, addsat, (vec<T, N> a, vec<T, N> b), (a[i], b[i]))
+METAL_VECTORS(T, subsat, (vec<T, N> a, vec<T, N> b), (a[i], b[i]))
+METAL_VECTORS(T, madsat, (vec<T, N> a, vec<T, N> b, vec<T, N> c), (a[i], b[i], c[i]))
+METAL_VECTORS(T, extract_bits, (vec<T, N> v, uint o, uint n), (v[i], o, n))
+METAL_VECTORS(T, insert_bits, (vec<T, N> v, vec<T, N> x, uint o, uint n), (v[i], x[i], o, n))
+
+template <typename T> auto isunordered(T a, T b) { return isnan(a) || isnan(b); }
+template <typename T> auto isordered(T a, T b) { return !isunordered(a, b); }
 template <typename T, int N> T length_squared(vec<T, N> v) { return dot(v, v); }
 template <typename T, int N> T length(vec<T, N> v) { return sqrt(dot(v, v)); }
 template <typename T, int N> T distance(vec<T, N> a, vec<T, N> b) { return length(a - b); }
@@ -346,6 +413,13 @@ template <typename T, int N> T distance_squared(vec<T, N> a, vec<T, N> b) { retu
 template <typename T, int N> vec<T, N> normalize(vec<T, N> v) { return v * rsqrt(dot(v, v)); }
 template <typename T> vec<T, 3> cross(vec<T, 3> a, vec<T, 3> b) { return a.yzx * b.zxy - a.zxy * b.yzx; }
 template <typename T, int N> vec<T, N> reflect(vec<T, N> i, vec<T, N> n) { return i - T(2) * dot(n, i) * n; }
+template <typename T, int N> vec<T, N> refract(vec<T, N> i, vec<T, N> n, T eta) {
+  T d = dot(n, i), k = T(1) - eta * eta * (T(1) - d * d);
+  return k < T(0) ? vec<T, N>(T(0)) : eta * i - (eta * d + sqrt(k)) * n;
+}
+template <typename T, int N> vec<T, N> faceforward(vec<T, N> n, vec<T, N> i, vec<T, N> reference) {
+  return dot(reference, i) < T(0) ? n : -n;
+}
 
 inline uint pack_float_to_unorm4x8(float4 v) {
   uint4 u = uint4(rint(clamp(v, 0.0f, 1.0f) * 255.0f));

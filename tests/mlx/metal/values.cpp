@@ -539,7 +539,7 @@ double fold_float(const std::string& op, double x, double y) {
 
 /* b is no 0 where it divides. */
 int64_t fold_int(const std::string& op, const Type* t, int64_t a, int64_t b) {
-  uint64_t x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b), mask = t->bytes == 8 ? 63 : 31;
+  uint64_t x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b), mask = 8 * t->bytes - 1;
   if (op == "+") return static_cast<int64_t>(x + y);
   if (op == "-") return static_cast<int64_t>(x - y);
   if (op == "*") return static_cast<int64_t>(x * y);
@@ -634,7 +634,7 @@ Value Lower::binary_numbers(const std::string& op, const Value& a0, const Value&
   }
   uint32_t y = id_of(b, at);
   if (shifts) {
-    uint64_t mask = bits_of(operand.base) - 1;
+    uint64_t mask = 8 * s->bytes - 1;
     if (b.kind == Value::constant) {
       Value m = b;
       for (Number& n : m.k) n.i &= static_cast<int64_t>(mask);
