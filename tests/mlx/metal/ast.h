@@ -15,7 +15,7 @@ struct Struct;
 enum class Space : uint8_t { none, device, constant, thread, threadgroup };
 
 struct TemplateArg {
-  TypeNode* type = nullptr;                    // one of the two
+  TypeNode* type = nullptr;                    // one of the two; both of S::x, which only the names tell
   Expr* value = nullptr;
 };
 struct Segment {

@@ -12,6 +12,10 @@ const char* const marks[] = {"<<=", ">>=", "...", "->*", "::", "->", "++", "--",
                              "-",   "*",   "/",   "%",   "=",  "<",  ">",  "!",  "~",  "&",  "|",  "^",  "?",
                              ":",   ";",   ",",   ".",   "(",  ")",  "[",  "]",  "{",  "}",  "#",  "@"};
 
+/* Names that are marks. */
+const char* const words[] = {"and",    "&&", "or",    "||", "not", "!", "not_eq", "!=",
+                             "bitand", "&",  "bitor", "|",  "xor", "^", "compl",  "~",  nullptr};
+
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -33,10 +37,19 @@ struct Lexer {
     line_start = at;
   }
 
+  /* A backslash before the line's end: the line goes on in the next. */
+  bool skip_continuation() {
+    if (look() != '\\' || !(look(1) == '\n' || (look(1) == '\r' && look(2) == '\n'))) return false;
+    at += look(1) == '\n' ? 2 : 3;
+    new_line();
+    return true;
+  }
+
   bool skip_comment() {
     if (look() != '/') return false;
     if (look(1) == '/') {
-      while (at < s.size() && look() != '\n') at++;
+      while (at < s.size() && look() != '\n')
+        if (!skip_continuation()) at++;
       return true;
     }
     if (look(1) != '*') return false;
@@ -54,9 +67,7 @@ struct Lexer {
     for (;;) {
       char c = look();
       if (at >= s.size()) return;
-      if (c == '\\' && (look(1) == '\n' || (look(1) == '\r' && look(2) == '\n'))) {
-        at += look(1) == '\n' ? 2 : 3;
-        new_line();
+      if (skip_continuation()) {
       } else if (c == '\n') {
         at++;
         new_line();
@@ -133,7 +144,11 @@ struct Lexer {
         Place p = place();
         size_t begin = at;
         while (is_letter(look()) || is_digit(look())) at++;
-        push(Tok::name, p, s.substr(begin, at - begin));
+        std::string name = s.substr(begin, at - begin);
+        const char* const* word = words;
+        while (*word && name != *word) word += 2;
+        if (*word) push(Tok::mark, p, word[1]);
+        else push(Tok::name, p, name);
       } else if (is_digit(c) || (c == '.' && is_digit(look(1)))) {
         number();
       } else if (c == '"' || c == '\'') {

@@ -141,6 +141,7 @@ struct Entity {
   std::vector<Struct*> specializations;
   Alias* alias = nullptr;
   Scope* scope = nullptr;                      // of a space; where a template is
+  Scope* values = nullptr;                     // of an enumeration
   std::map<std::string, const Type*> instances;
   /* a static member, made when it is asked for */
   const Variable* pending = nullptr;

@@ -60,8 +60,8 @@ Entity* Lower::resolve(const Path& path, bool must) {
       return nullptr;
     }
     if (last) return e;
-    if (e->kind == Entity::space) {
-      in = e->scope;
+    if (e->kind == Entity::space || e->values) {
+      in = e->values ? e->values : e->scope;
       continue;
     }
     const Type* t = entity_type(e, s, path.at);
@@ -151,7 +151,8 @@ const Type* Lower::entity_type(Entity* e, const Segment& s, Place at) {
 
 Argument Lower::argument_of(const TemplateArg& a) {
   Argument r;
-  if (a.type) {
+  Entity* either = a.type && a.value ? resolve(a.type->path, false) : nullptr;
+  if (a.type && !(either && either->kind == Entity::variable)) {
     r.type = type_of(a.type);
     return r;
   }
@@ -308,7 +309,8 @@ bool put(Bindings& b, const std::string& name, const Argument& a) {
 
 bool Lower::deduce_arg(const TemplateArg& pattern, const Argument& a, const std::vector<TemplateParameter>& ps,
                        Scope* in, Bindings& b) {
-  if (pattern.type) return !a.is_value && deduce_type(pattern.type, a.type, ps, in, b);
+  bool type = pattern.type && !(pattern.value && a.is_value);
+  if (type) return !a.is_value && deduce_type(pattern.type, a.type, ps, in, b);
   if (pattern.value->kind == E::name && pattern.value->path.segments.size() == 1 &&
       parameter_named(ps, pattern.value->path.segments[0].name))
     return put(b, pattern.value->path.segments[0].name, a);
@@ -419,7 +421,7 @@ const Type* Lower::instantiate(Entity* e, std::vector<Argument> args, Place at) 
     bool fits = s->specialized.size() <= args.size();
     for (size_t i = 0; fits && i < s->specialized.size(); i++) {
       fits = deduce_arg(s->specialized[i], args[i], s->templates, e->scope, b);
-      if (fits && s->specialized[i].type &&
+      if (fits && s->specialized[i].type && !args[i].is_value &&
           s->specialized[i].type->kind == TypeNode::named) {  // not a parameter: equal
         const Path& p = s->specialized[i].type->path;
         if (!(p.segments.size() == 1 && parameter_named(s->templates, p.segments[0].name)) &&
@@ -481,6 +483,7 @@ void Lower::declare_type(Stmt* s, Scope* in) {
       make_entity(in, d->name, Entity::type)->t = make_struct(d, in, d->name);
     }
   } else if (s->kind == S::alias) {
+    if (s->a) declare_type(s->a, in);                                  // typedef struct S { ... } *P
     if (!s->alias->type) {                                             // using a::b
       Entity* e = resolve(s->e->path, false);
       if (e) in->names[s->alias->name] = e;
@@ -496,17 +499,14 @@ void Lower::declare_type(Stmt* s, Scope* in) {
   } else if (s->kind == S::enumeration) {
     const Enumeration* n = s->enumeration;
     const Type* base = n->base ? type_of(n->base) : t_int;
-    Scope* to = in;
-    if (n->scoped) {
-      Entity* space = make_entity(in, n->name, Entity::space);
-      space->scope = to = push_scope(in);
-    } else if (!n->name.empty()) {
-      make_entity(in, n->name, Entity::type)->t = base;
-    }
+    Entity* type = make_entity(in, n->name, Entity::type);
+    type->t = base;
+    type->values = push_scope(in);
     int64_t next = 0;
     for (auto& v : n->values) {
       if (v.second) next = constant_of(v.second, base, "an enumeration's value").k[0].i;
-      Entity* e = make_entity(to, v.first, Entity::variable);
+      Entity* e = make_entity(type->values, v.first, Entity::variable);
+      if (!n->scoped) in->names[v.first] = e;
       e->is_value = true;
       e->t = base;
       e->value = constant_value(base, next);

@@ -1,4 +1,5 @@
 /* Tokens to the syntax tree: the part of C++ that kernels are made of.                SPDX-License-Identifier: MIT */
+#include <cstdlib>
 #include <unordered_set>
 
 #include "ast.h"
@@ -161,9 +162,11 @@ struct Parser {
     TemplateArg a;
     size_t begin = at;
     if (type_starts()) {
+      bool qualified = peek().kind == Tok::name && !qualifiers.count(peek().text);
       a.type = type_id();
-      if (is(",") || is(">")) return a;
-      a.type = nullptr;
+      bool alone = is(",") || is(">");
+      if (alone && !(qualified && a.type->kind == TypeNode::named && a.type->path.segments.size() > 1)) return a;
+      if (!alone) a.type = nullptr;
       at = begin;
     }
     a.value = binary(0);
@@ -532,17 +535,29 @@ struct Parser {
     }
   }
 
+  /* What stands between quotes: a character, or one that a backslash says. */
+  int character(const Token& k) {
+    const std::string& s = k.text;
+    if (s.size() == 1) return static_cast<signed char>(s[0]);
+    if (s.size() < 2 || s[0] != '\\') fail(k.at, "this is no single character");
+    static const char named[] = "a\ab\bf\fn\nr\rt\tv\v\\\\''\"\"??";
+    for (const char* n = named; s.size() == 2 && *n; n += 2) if (s[1] == *n) return n[1];
+    bool hex = s[1] == 'x';
+    const char* digits = s.c_str() + (hex ? 2 : 1);
+    char* end = nullptr;
+    long code = strtol(digits, &end, hex ? 16 : 8);
+    if (*end || end == digits || code < 0 || code > 255)
+      fail(k.at, "'\\" + s.substr(1) + "' is no character that is known here");
+    return static_cast<signed char>(code);
+  }
+
   Expr* literal() {
     const Token& k = next();
     Expr* e = expr(k.kind == Tok::integer ? E::integer : k.kind == Tok::real ? E::real : E::text, k.at);
     e->text = k.text;
     if (k.kind == Tok::character) {
       e->kind = E::integer;
-      e->text = std::to_string(k.text.empty()                            ? 0
-                               : k.text.size() == 2 && k.text[0] == '\\' ? (k.text[1] == 'n'   ? 10
-                                                                            : k.text[1] == '0' ? 0
-                                                                                               : k.text[1])
-                                                                         : k.text[0]);
+      e->text = std::to_string(character(k));
     }
     return e;
   }
@@ -956,7 +971,9 @@ struct Parser {
     s->alias = a;
     a->parameters = std::move(parameters);
     if (is_typedef) {
-      TypeNode* base = specifiers().type;
+      bool defines = (is("struct") || is("class")) && (peek(1).is("{") || peek(2).is("{"));
+      TypeNode* base = defines ? defined_structure(s) : specifiers().type;
+      if (!base) return s->a;
       a->type = declarator(base, a->name, false);
     } else if (peek(1).is("=") || peek(1).is("[")) {
       a->name = need_name("a name");
@@ -973,6 +990,26 @@ struct Parser {
     need(";");
     outer()[a->name] = a->parameters.empty() ? Known::type : Known::type_template;
     return s;
+  }
+  /* typedef struct A { ... } B: the type; none where it has only the name that the typedef gives it. */
+  TypeNode* defined_structure(Stmt* s) {
+    s->a = structure({}, false);
+    Struct* d = s->a->structure;
+    bool alone = peek().kind == Tok::name && peek(1).is(";") && (d->name.empty() || d->name == peek().text);
+    if (alone) {
+      d->name = next().text;
+      next();
+      outer()[d->name] = Known::type;
+      return nullptr;
+    }
+    if (d->name.empty()) fail(d->at, "a structure without a name of its own is outside the language here");
+    TypeNode* n = type_node(TypeNode::named, d->at);
+    Segment g;
+    g.name = d->name;
+    n->path.at = d->at;
+    n->path.is_type = true;
+    n->path.segments.push_back(g);
+    return n;
   }
   /* Names of templates are declared around the scope that their parameters are in. */
   uint32_t template_depth = 0;
@@ -1003,14 +1040,14 @@ struct Parser {
     Struct* d = make(tree.structs);
     s->structure = d;
     d->at = here();
-    d->name = need_name("a structure's name");
+    if (!is("{")) d->name = need_name("a structure's name");
     d->templates = std::move(templates);
     d->is_template = is_template;
     Known k = known(d->name);
     if (is("<") && k == Known::type_template) {
       d->is_specialization = true;
       d->specialized = template_args();
-    } else {
+    } else if (!d->name.empty()) {
       outer()[d->name] = is_template ? Known::type_template : Known::type;
     }
     uint32_t before = template_depth;
