@@ -54,6 +54,9 @@ NUMBERS = [
     ("Mode m = static_cast<Mode>(i + 1), n = Mode::some; out[0] = (m == n) + taken(m) + int(Mode::all) + taken(Mode::all);", ENUMS, 31),
     ("out[0] = chosen<Mode::all>() + 100 * chosen<Mode::some>() + Old::second + first;", ENUMS, 151),
     ("Holder h; out[0] = h.is() + 10 * Holder::two + 100 * int(Holder::Own::q) + 1000 * space::sign(space::Way::down);", ENUMS, -679),
+    # a function that the library has, too, is the source's, but for the library itself
+    ("out[0] = erf(1.0f) + erf(half(2)) + (log1p(0.5f) == 9) + (fabs(asinh(1.0f) - 0.8813736f) < 1e-6f);",
+     "inline float erf(float x) { return 7 * x; } half erf(half x) { return 8 * x; } template <typename T> T log1p(T x) { return 9; }", 25),
     # structures that a typedef names
     ("typedef struct { int a; float b; } Q; Q q = {1, 2.5f}; typedef struct R { int z; } *P; R r{4}; P p = &r; p->z++; out[0] = q.a + q.b + r.z;",
      "", 8.5),
@@ -80,7 +83,8 @@ def test_rows_of_a_named_structure(header):
 @pytest.mark.parametrize("source, says", [("out[0] = '\\q';", "no character"), ("out[0] = 'ab';", "single character"),
                                           ("out[0] = '';", "single character"), ("out[0] = '\\x';", "no character"),
                                           ("out[0] = '\\x123';", "no character"),
-                                          ("typedef struct { int z; } *P;", "without a name")])
+                                          ("typedef struct { int z; } *P;", "without a name"),
+                                          ("float2x2 m(1, 2, 3, 4);", "'float2x2' is no type")])
 def test_error(source, says):
     with pytest.raises(RuntimeError, match=says):
         run(source)

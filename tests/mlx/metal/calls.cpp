@@ -116,6 +116,7 @@ Operand Lower::call_candidates(const std::vector<FunctionIn>& list, const std::v
     int cost = 0;
     if (f.f->name == "deleted" || !viable(f, explicit_args, args, b, cost)) continue;
     if (!f.f->body) cost += 1000;
+    if (f.f->at.file != at.file) cost += 4;                            // the source's own before the library's
     if (cost >= least) continue;
     least = cost;
     best = &f;

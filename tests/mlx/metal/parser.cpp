@@ -750,6 +750,8 @@ struct Parser {
       fail(p, "'" + peek().text + "' is outside the language");
     if (Stmt* s = type_statement()) return s;
     if (declares()) return variables();
+    bool two_names = peek().kind == Tok::name && peek(1).kind == Tok::name && !reserved.count(peek().text);
+    if (two_names) fail(p, "'" + peek().text + "' is no type that is known here");
     Stmt* s = stmt(S::expression, p);
     s->e = expression();
     need(";");
