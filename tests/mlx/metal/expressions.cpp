@@ -309,10 +309,11 @@ Value Lower::logical(Expr* e) {
 }
 
 Value Lower::compare_pointers(const std::string& op, const Value& a, const Value& b, Place at) {
-  if (a.kind != Value::pointer || b.kind != Value::pointer) {          // nothing is null here but nullptr
-    bool equal = a.kind == b.kind;
-    if (op != "==" && op != "!=") fail(at, "no '" + op + "' of null pointers");
-    return constant_value(t_bool, equal == (op == "=="));
+  bool is_equality = op == "==" || op == "!=";
+  if (is_equality || a.kind != Value::pointer || b.kind != Value::pointer) {
+    bool no_a = is_null(a, at), no_b = is_null(b, at);
+    if (!is_equality) fail(at, "no '" + op + "' of null pointers");
+    if (no_a || no_b) return constant_value(t_bool, (no_a && no_b) == (op == "=="));
   }
   if (a.p->targets.size() != 1 || b.p->targets.size() != 1)
     fail(at, "a comparison of pointers that may point to several arrays is outside the language");

@@ -228,9 +228,10 @@ void compile_into(Program& p, const std::string& source, const std::string& kern
   std::vector<Item> library = parse(preprocess(lex(prelude, 1), macros), tree, names);
   std::vector<Item> items = parse(preprocess(lex(source, 0), macros), tree, names);
   std::map<uint32_t, std::vector<Target>> known;
+  std::set<uint32_t> nulls;
   for (int attempt = 0; attempt < 8; attempt++) {
     std::deque<Type> types;
-    Lower l(options, tree, types, known);
+    Lower l(options, tree, types, known, nulls);
     l.make_types();
     l.global = l.push_scope(nullptr);
     l.scope = l.global;

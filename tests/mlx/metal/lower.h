@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 
 #include "ir.h"
 #include "metal.h"
@@ -67,6 +68,7 @@ struct Pointer {
   std::vector<Target> targets;
   uint32_t tag = 0;                            // which of several; a value
   Index index;
+  bool may_be_null = false;                    // nobody knows when: it can be used, not asked
 };
 
 struct Lambda {
@@ -100,8 +102,8 @@ struct Node {
   bool constant = false;
   /* a pointer */
   std::vector<Target> targets;
-  uint32_t index_slot = 0, tag_slot = 0, ordinal = 0;
-  bool is_set = false;
+  uint32_t index_slot = 0, tag_slot = 0, ordinal = 0, loops = 0;   // how many it is made in
+  bool is_set = false, takes_null = false, was_null = false;       // was_null: where a loop may come again
 };
 
 struct Place_ {                                // something that can be stored to
@@ -219,9 +221,10 @@ struct Lower {
   };  // next: left where a loop goes on, 0: the loop itself does
   std::vector<Jump> jumps;
   bool folding = false, reachable = true;
-  uint32_t steps = 0, calls = 0, nesting = 0;
+  uint32_t steps = 0, calls = 0, nesting = 0, loops = 0;
   /* Of pointer variables, by the order in which they are made: what an earlier run found. */
   std::map<uint32_t, std::vector<Target>>& known_targets;
+  std::set<uint32_t>& known_nulls;              // and which of them take a null pointer, too
   std::vector<Node*> numbered;                  // nodes in the order in which every run makes them
   uint32_t pointer_count = 0;
   std::vector<std::pair<std::string, Path>> instances;
@@ -231,8 +234,9 @@ struct Lower {
   uint32_t info_binding = 0;
   bool pointer_found = false;
 
-  Lower(const Options& o, Tree& t, std::deque<Type>& y, std::map<uint32_t, std::vector<Target>>& k)
-      : options(o), tree(t), types(y), known_targets(k) {}
+  Lower(const Options& o, Tree& t, std::deque<Type>& y, std::map<uint32_t, std::vector<Target>>& k,
+        std::set<uint32_t>& n)
+      : options(o), tree(t), types(y), known_targets(k), known_nulls(n) {}
 
   /* ---- types.cpp ---- */
   const Type* intern(const Type& t);
@@ -358,6 +362,7 @@ struct Lower {
   void recall_targets(Node* n);
   void remember_targets(const Node* n);
   Value load_pointer(Node* n, const Type* type, Place at);
+  bool is_null(const Value& v, Place at);
   void store_pointer(Node* n, const Value& v, Place at);
   Value number_of_bits(uint32_t bits, const Type* t, Place at);
   uint32_t bits_of_number(const Value& v, Place at);

@@ -82,6 +82,8 @@ Node* Lower::make_node(const Type* t, Space space, uint32_t count, Place at) {
     if (n->count) fail(at, "arrays of pointers are outside the language");
     if (shared) fail(at, "pointers in threadgroup memory are outside the language");
     n->ordinal = pointer_count++;
+    n->loops = loops;
+    n->takes_null = known_nulls.count(n->ordinal);
     n->index_slot = slot(U32, 0, false);
     n->tag_slot = slot(U32, 0, false);
     auto k = known_targets.find(n->ordinal);
@@ -357,13 +359,22 @@ Value Lower::load_pointer(Node* n, const Type* type, Place at) {
   v.p->targets = n->targets;
   v.p->index.id = emit(LOAD, U32, {n->index_slot, 0});
   if (n->targets.size() > 1) v.p->tag = emit(LOAD, U32, {n->tag_slot, 0});
-  if (n->targets.empty()) v.kind = Value::null;
+  v.p->may_be_null = n->takes_null;
+  if (n->targets.empty()) {
+    v.kind = Value::null;
+    n->was_null = n->was_null || loops > n->loops;
+  }
   return v;
 }
 
 void Lower::store_pointer(Node* n, const Value& v, Place at) {
+  if (v.kind == Value::null || (v.p && v.p->may_be_null)) {
+    if (known_nulls.insert(n->ordinal).second && n->is_set) pointer_found = true;
+    n->takes_null = true;
+  }
   if (v.kind == Value::null) return;
   if (v.kind != Value::pointer) fail(at, "expected a pointer");
+  if (n->was_null) fail(at, "a pointer that may be null is outside the language");
   recall_targets(n);
   std::vector<uint32_t> where;
   for (const Target& t : v.p->targets) {
@@ -672,6 +683,12 @@ void Lower::store(const Place_& p, const Value& v, Place at) {
 
 /* ---- pointers ---- */
 
+/* For who asks: a variable is no null pointer where it never takes one, and one where it never takes another. */
+bool Lower::is_null(const Value& v, Place at) {
+  if (v.kind == Value::pointer && v.p->may_be_null) fail(at, "whether this pointer is null is not known");
+  return v.kind != Value::pointer;
+}
+
 Place_ Lower::dereference(const Value& v, Place at) {
   if (v.kind == Value::null) fail(at, "a null pointer is dereferenced");
   if (v.kind != Value::pointer) fail(at, "expected a pointer, not " + name_of(v.type));
@@ -771,6 +788,7 @@ Value Lower::pointer_select(uint32_t c, const Value& a, const Value& b, Place at
   Value r = a;
   r.p = std::make_shared<Pointer>(*a.p);
   r.p->index = {emit(M_SELECT, U32, {c, id_of(a.p->index), id_of(b.p->index)}, 0, at), 0};
+  r.p->may_be_null = a.p->may_be_null || b.p->may_be_null;
   if (a.p->targets.size() == 1 && b.p->targets.size() == 1 && a.p->targets[0] == b.p->targets[0]) return r;
   uint32_t n = static_cast<uint32_t>(a.p->targets.size());
   uint32_t tag_a = n > 1 ? a.p->tag : constant_u32(0);

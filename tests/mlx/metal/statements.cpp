@@ -13,6 +13,12 @@ struct Inner {
   ~Inner() { l.scope = before; }
 };
 
+struct InLoop {
+  Lower& l;
+  explicit InLoop(Lower& lower) : l(lower) { l.loops++; }
+  ~InLoop() { l.loops--; }
+};
+
 bool is_constant(const Value& v) {
   if (v.kind == Value::constant) return true;
   if (v.kind != Value::aggregate) return false;
@@ -178,6 +184,7 @@ Flow Lower::fold_loop(Stmt* s) {
 Flow Lower::run_loop(Stmt* s) {
   Inner inner(*this);
   if (s->init) run(s->init);
+  InLoop within(*this);
   uint32_t region = ++code.regions, once = s->kind == S::do_ ? ++code.regions : 0;
   auto leave_unless = [&](Expr* e) {
     if (!e) return;
@@ -230,6 +237,7 @@ Flow Lower::run_range(Stmt* s) {
     }
     return Flow::next;
   }
+  InLoop within(*this);
   uint32_t region = ++code.regions, i = slot({Base::u32, 1}, 0, false);
   emit(STORE, {}, {i, 0, constant_u32(0)}, 0, s->at);
   jumps.push_back({region, true, 0});

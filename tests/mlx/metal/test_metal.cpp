@@ -804,7 +804,11 @@ const Wrong wrongs[] = {{"out[0] = foo;", "'foo' is not known here"},
                         {"using X = Y<3>; X x;", "Y"},
                         {"int x[-1];", "array"},
                         {"float x[1000000000];", "array"},
-                        {"constexpr int n = loop(); out[0] = n;", "loop"}};
+                        {"constexpr int n = loop(); out[0] = n;", "loop"},
+                        {"float a; thread float* p = &a; if (inp[0]) p = nullptr; out[0] = p ? 1 : 2;", "null"},
+                        {"float a; thread float* p = nullptr; if (inp[0]) p = &a; out[0] = p == nullptr;", "null"},
+                        {"float a; thread float* p = nullptr; for (int i = 0; i < 2; i++) { out[0] = p ? 1 : 2; p = &a; }",
+                         "may be null"}};
 
 void errors() {
   for (const Wrong& w : wrongs) {

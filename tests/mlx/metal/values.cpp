@@ -416,7 +416,7 @@ Value Lower::convert(const Value& v, const Type* t, Place at, bool explicit_) {
       if (explicit_) return pointer_cast(v, t, at);
     }
   }
-  if (f->kind == Type::pointer && t == t_bool) return constant_value(t_bool, v.kind != Value::null);
+  if (f->kind == Type::pointer && t == t_bool) return constant_value(t_bool, !is_null(v, at));
   if (f->kind == Type::structure) {
     complete(f->info, at);
     Operand self;
