@@ -328,7 +328,7 @@ Value Lower::compare_pointers(const std::string& op, const Value& a, const Value
         j = reg_value(t_int, bitcast_reg(id_of(b.p->index), {Base::i32, 1}));
   if (op != "-") return binary_numbers(op, i, j, at);
   Value d = binary_numbers("-", i, j, at);
-  if (x.kind == Target::buffer)
+  if (x.unit)
     d = binary_numbers("/", d, constant_value(t_int, std::max(1u, size_of(a.type->of, at) / x.unit)), at);
   return convert(d, t_long, at);
 }

@@ -47,7 +47,9 @@ struct Node;
 /* Where a pointer may point. */
 struct Target {
   enum Kind : uint8_t { buffer, memory } kind = buffer;
-  uint32_t binding = 0, unit = 1, offset = 0;  // a buffer's: the index counts units of bytes, offset is in bytes
+  uint32_t binding = 0, offset = 0;            // a buffer's; offset is in bytes
+  uint32_t unit = 1;                           // of bytes, which a buffer's index counts, and one of packed vectors that
+                                               // are laid over a variable; 0: another variable's, which counts elements
   bool readonly = false;
   Node* node = nullptr;
   uint32_t number = 0;                         // of a node that an earlier run found: node is null until it is made
@@ -359,6 +361,7 @@ struct Lower {
   Value load_view(const Target& t, const Type* type, Index i, Place at);
   void store_view(const Target& t, const Type* type, Index i, const Value& v, Place at);
   uint32_t stride_of(const Type* vector, Place at) { return size_of(vector, at) / vector->of->bytes; }  // in numbers
+  uint32_t numbers_of(const Target& t, const Type* vector, Place at);                  // that its index counts by
   void recall_targets(Node* n);
   void remember_targets(const Node* n);
   Value load_pointer(Node* n, const Type* type, Place at);

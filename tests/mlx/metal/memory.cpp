@@ -1,6 +1,7 @@
 /* Variables, buffers and pointers. A pointer is where it may point, which is known here, and an index, a value.
  *                                                                                     SPDX-License-Identifier: MIT */
 #include <algorithm>
+#include <numeric>
 
 #include "lower.h"
 
@@ -108,6 +109,7 @@ Place_ Lower::place_of(Node* n, const Type* t, bool constant) {
   p.type = t;
   Target target;
   target.kind = Target::memory;
+  target.unit = 0;
   target.node = n;
   p.targets.push_back(target);
   p.constant = constant;
@@ -201,9 +203,9 @@ Place_ Lower::element_place(const Place_& p, Index i, Place at) {
   }
   if (p.targets[0].kind == Target::memory) {
     bool vector_view = t->kind == Type::vector;
-    r.index = add(p.indexed ? scale(p.index, vector_view ? stride_of(t, at) : t->n) : Index{}, i);
+    r.index = add(p.indexed ? scale(p.index, vector_view ? numbers_of(p.targets[0], t, at) : t->n) : Index{}, i);
     r.indexed = true;
-    if (vector_view) for (Target& g : r.targets) g.view = t->of;
+    if (vector_view) for (Target& g : r.targets) g.view = t->of, g.unit = 0;
     return r;
   }
   uint32_t size = size_of(t->of, at), unit = p.targets[0].unit;
@@ -325,6 +327,10 @@ void Lower::store_buffer(const Target& t, const Type* type, Index i, const Value
 }
 
 /* ---- variables' values ---- */
+
+uint32_t Lower::numbers_of(const Target& t, const Type* vector, Place at) {
+  return t.unit ? t.unit / vector->of->bytes : stride_of(vector, at);
+}
 
 /* Nodes are made anew by each run: those that an earlier one found are there when this one has come to them. */
 void Lower::recall_targets(Node* n) {
@@ -502,7 +508,7 @@ Value Lower::load_view(const Target& t, const Type* type, Index i, Place at) {
   const Type *s = scalar(t.node->type), *x = scalar(type);
   if (!x->is_number() || !s->is_number())
     fail(at, "memory of " + name_of(t.node->type) + " seen as " + name_of(type) + " is outside the language");
-  uint32_t per = size_of(type, at) / x->bytes;
+  uint32_t per = (t.unit ? t.unit : size_of(type, at)) / x->bytes;
   std::vector<Value> parts;
   for (uint32_t c = 0; c < width(type); c++) {
     Index e = add(scale(i, per), {0, c});
@@ -535,7 +541,7 @@ void Lower::store_view(const Target& t, const Type* type, Index i, const Value& 
   const Type *s = scalar(t.node->type), *x = scalar(type);
   if (!x->is_number() || !s->is_number())
     fail(at, "memory of " + name_of(t.node->type) + " seen as " + name_of(type) + " is outside the language");
-  uint32_t per = size_of(type, at) / x->bytes;
+  uint32_t per = (t.unit ? t.unit : size_of(type, at)) / x->bytes;
   for (uint32_t c = 0; c < width(type); c++) {
     Index e = add(scale(i, per), {0, c});
     Value bits = reg_value(integer(x->bytes, false), bits_of_number(component(v, c, at), at));
@@ -713,13 +719,13 @@ Value Lower::address_of(const Place_& p, Space space, Place at) {
   v.p->tag = p.tag;
   v.p->index = p.indexed ? p.index : Index{};
   if (p.swizzle.size() == 1) {
+    uint32_t k = p.swizzle[0];
+    const Target& first = p.targets[0];
+    if (first.kind == Target::memory)                                  // one index for all of them
+      v.p->index = add(scale(v.p->index, numbers_of(first, first.view ? first.view : first.node->type, at)), {0, k});
     for (Target& t : v.p->targets) {
-      uint32_t k = p.swizzle[0];
       if (t.kind == Target::buffer) t.offset += k * p.type->bytes;
-      else {
-        v.p->index = add(scale(v.p->index, stride_of(t.view ? t.view : t.node->type, at)), {0, k});
-        t.view = p.type;
-      }
+      else t.view = p.type, t.unit = 0;
     }
   } else if (!p.swizzle.empty()) fail(at, "a pointer to a swizzle");
   for (Target& t : v.p->targets)  // offsets go into the index, where one pointer has one
@@ -742,7 +748,7 @@ Value Lower::pointer_add(const Value& p, Index by, Place at) {
   r.p = std::make_shared<Pointer>(*p.p);
   const Target& t = p.p->targets[0];
   uint32_t size = size_of(p.type->of, at);
-  if (t.kind == Target::buffer) {
+  if (t.unit) {
     uint32_t unit = t.unit;
     if (size % unit)
       fail(at, "a pointer to " + name_of(p.type->of) + " into memory of larger numbers is outside the language");
@@ -766,6 +772,10 @@ Value Lower::pointer_cast(const Value& p, const Type* t, Place at) {
     r.p->index = scale(p.p->index, unit / align);
     return r;
   }
+  /* Packed vectors may begin at any number. */
+  uint32_t before = p.p->targets[0].unit, unit = align < to && (from != to || before) ? align : 0;
+  uint32_t step = unit ? unit : to;
+  if (before) from = before;
   for (Target& g : r.p->targets) {
     if (g.node->type->kind == Type::atomic || t->of->kind == Type::atomic) {       // the same memory
       const Type* a = g.node->type->kind == Type::atomic ? g.node->type->of : g.node->type;
@@ -775,10 +785,11 @@ Value Lower::pointer_cast(const Value& p, const Type* t, Place at) {
     }
     if (!scalar(g.node->type)->is_number() || !scalar(t->of)->is_number())
       fail(at, "memory of " + name_of(g.node->type) + " seen as " + name_of(t->of) + " is outside the language");
-    g.view = g.node->type == t->of ? nullptr : t->of;
+    g.view = g.node->type == t->of && !unit ? nullptr : t->of;
+    g.unit = unit;
   }
-  if (from >= to) r.p->index = scale(p.p->index, from / to);
-  else r.p->index = shift(p.p->index, log2_of(to / from));
+  uint32_t common = std::gcd(from, step);
+  r.p->index = shift(scale(p.p->index, from / common), log2_of(step / common));
   return r;
 }
 

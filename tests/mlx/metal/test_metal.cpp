@@ -698,6 +698,39 @@ void vectors_of_three() {
   expect("vectors of three", run(k)[0], want, 1e-5, 1e-4);
 }
 
+/* Packed vectors begin at any number of a variable, and a pointer to a number of one of several vectors. */
+void views_of_variables() {
+  Numbers x = numbers(64, 37, 3), want;
+  for (size_t i = 0; i < 64; i++) {
+    size_t t = i % 8;
+    auto n = [](size_t number) { return static_cast<double>(number); };
+    double own = n(3 * t + 5) + 2 * n(3 * t + 6) + 3 * x[i - t + (t + 3) % 8] + 5 + 7 * n(t + 5) + 11 * n(t % 3 * 4 + 5);
+    want.push_back(own + (i % 2 ? 2 + 100 * 3 + 1000 * 32 + 10000 * 43 : 32 + 100 * 43 + 1000 * 2 + 10000 * 3));
+  }
+  Kernel k = elementwise(R"(
+    uint i = thread_position_in_grid.x, t = i % 8;
+    float own[40]; uchar bytes[40]; float4 wide[5];
+    for (uint j = 0; j < 40; j++) { own[j] = j; bytes[j] = j; if (j < 20) wide[j / 4][j % 4] = j; }
+    thread packed_float3* p = (thread packed_float3*)(own + 1) + t, *q = p + 1;
+    thread float* y = &q->y;
+    thread packed_uchar3* b = (thread packed_uchar3*)(bytes + t);
+    thread packed_float3* n = (thread packed_float3*)(wide + t % 3);
+    threadgroup float shared[26];
+    threadgroup packed_float3* w = (threadgroup packed_float3*)(shared + 2);
+    w[t] = packed_float3(0, inp[i], 0);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    out[i] = *y + 2 * p[1].z + 3 * shared[3 + 3 * ((t + 3) % 8)] + 5 * (q - p) + 7 * b[1].z + 11 * n[1].z;
+    float4 one[2] = {float4(1, 2, 3, 4), float4(1, 2, 3, 4)}, two[2] = {one[0], one[0]};
+    thread float4* of = i % 2 ? two : one;
+    of++;
+    thread float* second = &of->y;
+    *second += 30; second[1] += 40;
+    out[i] += one[1].y + 100 * one[1].z + 1000 * two[1].y + 10000 * two[1].z;
+  )", F32, 64, x);
+  k.group[0] = 8;
+  expect("views of variables", run(k)[0], want, 1e-5, 1e-4);
+}
+
 /* By value, an array is a pointer to its first element, whatever the parameter's type is called. */
 void arrays_as_arguments() {
   Numbers x = numbers(64, 31, 3), want;
@@ -842,6 +875,7 @@ const Test all[] = {{"exponential", exponential},
                     {"pointers", pointers},
                     {"pointers_to_variables", pointers_to_variables},
                     {"vectors_of_three", vectors_of_three},
+                    {"views_of_variables", views_of_variables},
                     {"shapes", shapes},
                     {"grids", grids},
                     {"mandelbrot", mandelbrot},
