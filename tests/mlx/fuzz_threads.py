@@ -13,6 +13,7 @@ what MLX itself allows. It needs no bridge.) The programs run in a process of th
 failure of the program, and the next one has a new process. Ends with "N passed, N failed".
 """
 import argparse
+import contextlib
 import faulthandler
 import gc
 import os
@@ -368,6 +369,20 @@ class Worker:
 
 # ---- a program -------------------------------------------------------------------------------------------------------
 
+def file_of(process):
+    return os.path.join(tempfile.gettempdir(), f"fuzz_threads_{process}.npy")
+
+
+@contextlib.contextmanager
+def left_file(process):
+    """Gone when the process is left, however it ended."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(file_of(process))
+
+
 class Program:
     shared = spare = local = None                             # streams, which stay
 
@@ -388,7 +403,7 @@ class Program:
         self.locks = [threading.Lock() for _ in range(SHARED)]
         self.mail = {(a, b): queue.Queue() for a in everyone for b in everyone}
         self.compiled = [mx.compile(lambda x, y: small(x * 3 + y)), mx.compile(lambda x, y: small(mx.sort(x) + y.T), shapeless=False)]
-        self.file = os.path.join(tempfile.gettempdir(), f"fuzz_threads_{os.getpid()}.npy")
+        self.file = file_of(os.getpid())
         self.known = [np.random.default_rng(i).integers(0, MODULUS, (self.size, self.size)).astype(np.float32) for i in range(2)]
         self.weights = []
         self.stop, self.errors, self.used = threading.Event(), [], 0
@@ -518,7 +533,7 @@ class Watch:
         more = [arg for flag in ("cpu", "verbose") if getattr(self.options, flag) for arg in (f"--{flag}",)]
         command = [sys.executable, "-B", os.path.abspath(__file__), "--inside", "--seed", str(seed), "--count", str(count),
                    "--repeat", str(self.options.repeat), *more]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process, left_file(process.pid):
             lines, now = LinesOf(process.stdout), seed
             while (line := lines.next(HANG)) is not None:
                 if line.startswith("begin "):
