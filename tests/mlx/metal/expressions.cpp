@@ -242,6 +242,22 @@ Value Lower::step(const Place_& p, const std::string& op, Place at) {
   return old;
 }
 
+/* Of a variable that is a value, or of an element of it, whose address is wanted: what is known only when the kernel runs
+   is stored there. */
+Operand Lower::constant_in_memory(Expr* e) {
+  if (e->kind == E::index) {
+    Operand a = constant_in_memory(e->a);
+    if (!a.is_place || a.type()->kind != Type::array) return {};
+    return of_place(element_place(a.place, index_of(rvalue(e->b), e->at), e->at));
+  }
+  Entity* n = e->kind == E::name ? resolve(e->path, false) : nullptr;
+  if (!n || n->kind != Entity::variable || !n->is_value) return {};
+  if (n->value.kind != Value::reg) return of_place(memory_of(n, e->at));
+  Place_ p = temporary(n->value, e->at);
+  p.constant = true;
+  return of_place(p);
+}
+
 Operand Lower::eval_unary(Expr* e) {
   const std::string& op = e->text;
   Operand a = eval(e->a);
@@ -263,11 +279,7 @@ Operand Lower::eval_unary(Expr* e) {
     return of_place(dereference(load(a, e->at), e->at));
   }
   if (op == "&") {
-    if (!a.is_place && e->a->kind == E::name) {                        // a constant
-      Entity* n = resolve(e->a->path, false);
-      if (n && n->kind == Entity::variable && n->is_value)
-        return of_value(address_of(memory_of(n, e->at), Space::none, e->at));
-    }
+    if (!a.is_place) a = constant_in_memory(e->a);
     if (!a.is_place) fail(e->at, "expected something that has an address");
     return of_value(address_of(a.place, Space::none, e->at));
   }

@@ -389,6 +389,7 @@ struct Lower {
   Place_ place(Expr* e);
   Operand eval_name(Expr* e);
   Operand entity_operand(Entity* e, Place at);
+  Operand constant_in_memory(Expr* e);
   Operand eval_unary(Expr* e);
   Operand eval_binary(Expr* e);
   Operand eval_assign(Expr* e);

@@ -731,6 +731,34 @@ void views_of_variables() {
   expect("views of variables", run(k)[0], want, 1e-5, 1e-4);
 }
 
+/* What never changes is a value, until somebody wants its address. */
+void addresses_of_constants() {
+  Numbers x = numbers(64, 39, 3), want;
+  for (size_t i = 0; i < 64; i++) {
+    double squares = 0, third = static_cast<double>(i % 3);
+    for (int r = 0; r < 3; r++) squares += (x[i] + r) * (x[i] + r);
+    want.push_back(squares + third + 1 + 3 * (third + 2) + 5 * (i % 2 ? 3 : 2) + 7 * (i % 2 ? 5 : 2));
+  }
+  Kernel k = elementwise(R"(
+    uint i = thread_position_in_grid.x;
+    float sum = 0;
+    for (int r = 0; r < 3; r++) {
+      const float v = inp[i] + r;
+      const thread float* p = &v;
+      sum += *p * v;
+    }
+    constant float* q = &table[i % 3];
+    const float own[3] = {1, 2, 3};
+    const thread float* o = own;
+    if (i % 2) o = &own[1];
+    constant Pair* pair = &pairs[i % 2];
+    out[i] = sum + *q + 3 * second_of(&table[0], i % 3) + 5 * o[1] + 7 * pair->b;
+  )", F32, 64, x);
+  k.header = "constant float table[4] = {1, 2, 3, 4}; float second_of(constant float* p, uint i) { return p[i + 1]; }"
+             "struct Pair { float a, b; }; constant Pair pairs[2] = {{1, 2}, {4, 5}};";
+  expect("addresses of constants", run(k)[0], want, 1e-5, 1e-4);
+}
+
 /* By value, an array is a pointer to its first element, whatever the parameter's type is called. */
 void arrays_as_arguments() {
   Numbers x = numbers(64, 31, 3), want;
@@ -876,6 +904,7 @@ const Test all[] = {{"exponential", exponential},
                     {"pointers_to_variables", pointers_to_variables},
                     {"vectors_of_three", vectors_of_three},
                     {"views_of_variables", views_of_variables},
+                    {"addresses_of_constants", addresses_of_constants},
                     {"shapes", shapes},
                     {"grids", grids},
                     {"mandelbrot", mandelbrot},

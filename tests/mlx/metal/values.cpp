@@ -406,7 +406,7 @@ Value Lower::convert(const Value& v, const Type* t, Place at, bool explicit_) {
       return r;
     }
     if (f->kind == Type::pointer) {
-      if (f->constant && !t->constant && !explicit_)
+      if (f->constant && !t->constant && t->space != Space::constant && !explicit_)
         fail(at, "a pointer to constant memory cannot become " + name_of(t));
       if (f->of == t->of || t->of->kind == Type::none) {
         Value r = v;
@@ -451,8 +451,9 @@ int Lower::rank(const Operand& o, const Type* t) {
   if (t->kind == Type::pointer && f->kind == Type::array)
     return f->of == t->of && (t->constant || !o.place.constant) ? 1 : -1;
   if (t->kind == Type::pointer && f->kind == Type::pointer) {
-    if (f->of != t->of || (f->constant && !t->constant)) return -1;
-    if (f->space != Space::none && t->space != Space::none && f->space != t->space) return -1;
+    if (f->of != t->of || (f->constant && !t->constant && t->space != Space::constant)) return -1;
+    bool constants = t->space == Space::constant && f->space == Space::thread && f->constant;   // where those are kept
+    if (f->space != Space::none && t->space != Space::none && f->space != t->space && !constants) return -1;
     return 1;
   }
   if (t->kind == Type::pointer) return f->kind == Type::null ? 1 : -1;
