@@ -11420,12 +11420,13 @@ static void product_matvec(struct encoder *e, const struct product *p)
 }
 
 /* Few rows times a matrix that lies along its rows. On CPU drivers by workgroups that share K by two: sums of more cost
- * them more than one after the other. (lavapipe, us, bfloat16 1 x 1024 x 512 565 and 420, 8 rows 6,760 and 4,300.) */
+ * them more than one after the other. (lavapipe, us, bfloat16 1 x 1024 x 512 565 and 420, 8 rows 6,760 and 4,300.) Not
+ * where a thread's loop over half of K might not end, see QUIRK_SHORT_LOOPS and longest_k. */
 static void product_vecmat(struct encoder *e, const struct product *p)
 {
     uint32_t type = (uint32_t)p->array[MAT_A]->dtype, chunk = type == MLXVK_FLOAT32 ? 4 : 8, lanes = 16, y;
     uint32_t few = p->m > 4 ? 8 : p->m > 2 ? 4 : (uint32_t)p->m, groups = ceil_div((uint64_t)p->n, lanes * chunk);
-    bool each = e->device->tuning->each;
+    bool each = e->device->tuning->each && p->k <= LOOP_MOST;
     int64_t enough = (each ? 1 : 4) * (int64_t)e->device->tuning->processors;
     struct launch l;
     prepare(e, &l, p, parts_for(e, p, groups * product_batches(p), enough, 128), 1);

@@ -277,6 +277,34 @@ static void test_long_k(void **state)
     }
 }
 
+/* One row times what lies across K, where a thread has the most of it: by whole 16 bytes, by elements, in a batch; of chosen
+ * matrices. */
+static void test_long_k_across(void **state)
+{
+    static const struct { int batch, n; bool gather; } cases[] = { { 1, 8, false }, { 1, 9, false }, { 2, 3, false }, { 2, 3, true } };
+    const int k = 524272;
+    struct setting t = start("MLX_VK_MATMUL_KERNEL=2");
+    mlxvk_stream s = t.stream;
+    (void)state;
+    for (int i = 0; i < (int)COUNT(cases); i++) {
+        int batch = cases[i].batch, n = cases[i].n;
+        mlxvk_array a = { NULL }, b = { NULL }, of = { NULL }, none = { NULL }, res = { NULL };
+        float got[9] = { 0 };
+        OK(mlxvk_ones(&a, (int[]){ batch, 1, k }, 3, MLXVK_FLOAT32, s), s);
+        OK(mlxvk_ones(&b, (int[]){ batch, k, n }, 3, MLXVK_FLOAT32, s), s);
+        OK(mlxvk_contiguous(&b, b, false, s), s);
+        OK(mlxvk_arange(&of, 0, batch, 1, MLXVK_UINT32, s), s);
+        OK(cases[i].gather ? mlxvk_gather_mm(&res, a, b, none, of, false, s) : mlxvk_matmul(&res, a, b, s), s);
+        OK(mlxvk_array_read(res, got, sizeof *got * (size_t)(batch * n), s), s);
+        for (int j = 0; j < batch * n; j++) if (got[j] != (float)k) fail_msg("case %d: %f", i, (double)got[j]);
+        mlxvk_array_free(a);
+        mlxvk_array_free(b);
+        mlxvk_array_free(of);
+        mlxvk_array_free(res);
+    }
+    finish(&t);
+}
+
 /* The same where masks leave all blocks, which the kernel for masked blocks cannot do in one go there. */
 static void test_long_masked_k(void **state)
 {
@@ -489,7 +517,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_plain), cmocka_unit_test(test_chosen), cmocka_unit_test(test_vector), cmocka_unit_test(test_tiled),
         cmocka_unit_test(test_passes),
         cmocka_unit_test(test_few_threads),
-        cmocka_unit_test(test_large), cmocka_unit_test(test_odd_batches), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_masked_k),
+        cmocka_unit_test(test_large), cmocka_unit_test(test_odd_batches), cmocka_unit_test(test_beta_zero), cmocka_unit_test(test_long_k), cmocka_unit_test(test_long_k_across), cmocka_unit_test(test_long_masked_k),
         cmocka_unit_test(test_coopmat), cmocka_unit_test(test_coopmat2), cmocka_unit_test(test_coopmat2_tiles),
         cmocka_unit_test(test_few_matrices), cmocka_unit_test(test_few_columns), cmocka_unit_test(test_tiled_whole),
     };
