@@ -12138,22 +12138,31 @@ static bool copied_along(const struct product *p, int operand, bool even)
     return lies_across(p, operand) || (even && !in_line(p, operand));
 }
 
-static double copied_work(const struct product *p, int64_t rows, bool even)
+/* Can a copy of such an operand be bound, see padded_copy? */
+static bool copy_binds(const struct encoder *e, const struct product *p, int64_t rows)
+{
+    size_t item = item_size(p->array[MAT_A]), room = binding_room(e->device, item) / item;
+    size_t matrix = round_up((size_t)p->k, 8) * round_up((size_t)rows, 8);
+    return (double)matrix * (double)product_batches(p) <= (double)min_size(room, PASS_COPY);
+}
+
+static double copied_work(const struct encoder *e, const struct product *p, int64_t rows, bool even)
 {
     bool lined = true;
     double work = 0;
     for (int k = MAT_A; k <= MAT_B; k++) {
-        double elements = (double)p->k * (double)(k == MAT_A ? rows : p->n);
+        int64_t along = k == MAT_A ? rows : p->n;
+        double elements = (double)p->k * (double)along;
         if (!copied_along(p, k, even)) { lined = lined && in_line(p, k); continue; }
-        if (elements * (double)product_batches(p) > PASS_COPY) return INFINITY;
+        if (!copy_binds(e, p, along)) return INFINITY;
         work += (lies_across(p, k) ? 7.0 : 6.0) * elements + PASS_LAUNCH / (double)product_batches(p);
     }
     return work + passes_work(p, rows, lined);
 }
 
-static double rows_work(const struct product *p, int64_t rows)
+static double rows_work(const struct encoder *e, const struct product *p, int64_t rows)
 {
-    return fmin(loose_work(p, rows), fmin(copied_work(p, rows, false), copied_work(p, rows, true)));
+    return fmin(loose_work(p, rows), fmin(copied_work(e, p, rows, false), copied_work(e, p, rows, true)));
 }
 
 /* All, those that whole tiles leave, or none: 0. */
@@ -12161,8 +12170,9 @@ static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % CPU_TILE;
     if (p->m <= e->device->tuning->pass)             /* else product_vector has them */
-        return lies_across(p, MAT_B) && copied_work(p, p->m, false) < loose_work(p, p->m) ? p->m : 0;
-    double all = rows_work(p, p->m), rest = left ? tiles_work(p, p->m - left) + rows_work(p, left) : INFINITY;
+        return lies_across(p, MAT_B) && copied_work(e, p, p->m, false) < loose_work(p, p->m) ? p->m : 0;
+    double all = rows_work(e, p, p->m);
+    double rest = left ? tiles_work(p, p->m - left) + rows_work(e, p, left) : INFINITY;
     if (fmin(all, rest) >= tiles_work(p, p->m)) return 0;
     return all <= rest ? p->m : left;
 }
@@ -12246,9 +12256,9 @@ static void few_at_a_time(struct encoder *e, const struct product *p, int64_t pa
 }
 
 /* Which operands passes read copies of. */
-static void copies_in_passes(const struct product *p, bool copy[2])
+static void copies_in_passes(const struct encoder *e, const struct product *p, bool copy[2])
 {
-    double loose = loose_work(p, p->m), across = copied_work(p, p->m, false), all = copied_work(p, p->m, true);
+    double loose = loose_work(p, p->m), across = copied_work(e, p, p->m, false), all = copied_work(e, p, p->m, true);
     for (int k = MAT_A; k <= MAT_B; k++) copy[k] = fmin(across, all) < loose && copied_along(p, k, all < across);
 }
 
@@ -12259,7 +12269,7 @@ static void product_passes(struct encoder *e, const void *job)
     struct product p = *(const struct product *)job, t = transposed(&p);
     struct array *a = NULL, *b = NULL;
     bool copy[2];
-    bool other = rows_in_passes(e, &t) == t.m && rows_work(&t, t.m) < rows_work(&p, p.m);
+    bool other = rows_in_passes(e, &t) == t.m && rows_work(e, &t, t.m) < rows_work(e, &p, p.m);
     if (!rows_in_passes(e, &p) || other) { t = p; p = transposed(&p); }
     int64_t pass = e->device->tuning->pass, at = p.m - rows_in_passes(e, &p);
     if (at) {
@@ -12270,7 +12280,7 @@ static void product_passes(struct encoder *e, const void *job)
         else product_tiled(e, &tiles);
     }
     take_part(&p, &cut, at, p.m - at);
-    copies_in_passes(&p, copy);
+    copies_in_passes(e, &p, copy);
     if (copy[MAT_A]) a = padded_copy(e, &p, MAT_A, 1);
     if (copy[MAT_B]) b = padded_copy(e, &p, MAT_B, 0);
     if (!e->code) few_at_a_time(e, &p, pass);
@@ -14393,7 +14403,7 @@ static double conv_passes_work(const struct encoder *e, const struct conv *v)
     struct product p = conv_product(v);
     p.a_row = p.k;
     if (conv_deep(v) || rows_in_passes(e, &p) != p.m) return INFINITY;
-    return rows_work(&p, p.m) + (double)p.m * (double)p.k;
+    return rows_work(e, &p, p.m) + (double)p.m * (double)p.k;
 }
 
 /* By cooperative matrices 2; the first matrix is written and read besides. */

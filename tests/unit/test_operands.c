@@ -142,10 +142,46 @@ static void test_even_floats(void **state)
     finish(&way[0]);
 }
 
+/* Operands that can be bound, but not their copies, which are longer: rows filled up, or of windows over the same elements. */
+static void test_unbound_copies(void **state)
+{
+    static const struct { int batch, m, k, n, lead_a, lead_b; bool at, bt; } cases[] = {
+        { 1, 64, 65, 251, 65, 65, false, true }, { 1, 251, 65, 64, 65, 64, false, false }, { 1, 87, 287, 43, 1, 287, true, true },
+        { 3, 40, 257, 120, 257, 2, false, false }, { 3, 276, 112, 48, 0, 2, true, true }, { 1, 7, 300, 250, 300, 1, false, false },
+    };
+    static const mlxvk_dtype types[] = { MLXVK_FLOAT32, MLXVK_BFLOAT16 };
+    struct setting way[2] = { start("MLX_VK_POISON=2 MLX_VK_MAX_BINDING_RANGE=65536"), start("MLX_VK_MATMUL_KERNEL=1") };
+    static float got[2][3 * 276 * 120];
+    (void)state;
+    for (int i = 0; i < 2 * (int)COUNT(cases); i++) {
+        int batch = cases[i / 2].batch, m = cases[i / 2].m, k = cases[i / 2].k, n = cases[i / 2].n;
+        size_t bytes = sizeof **got * (size_t)(batch * m * n);
+        assert_true(bytes <= sizeof *got);
+        for (int w = 0; w < 2; w++) {
+            mlxvk_stream s = way[w].stream;
+            mlxvk_array pool = small_integers(1, 300, 128, s), y = { NULL }, a, b;
+            OK(mlxvk_astype(&pool, pool, types[i % 2], s), s);
+            a = part_of_pool(pool, batch, m, k, cases[i / 2].lead_a, cases[i / 2].at, 0, s);
+            b = part_of_pool(pool, batch, k, n, cases[i / 2].lead_b, cases[i / 2].bt, 0, s);
+            OK(mlxvk_matmul(&y, a, b, s) || mlxvk_astype(&y, y, MLXVK_FLOAT32, s), s);
+            memset(got[w], 0xa5, bytes);
+            OK(mlxvk_array_read(y, got[w], bytes, s), s);
+            mlxvk_array_free(pool);
+            mlxvk_array_free(a);
+            mlxvk_array_free(b);
+            mlxvk_array_free(y);
+        }
+        if (memcmp(got[0], got[1], bytes)) fail_msg("case %d", i / 2);
+    }
+    finish(&way[1]);
+    finish(&way[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_few_apart), cmocka_unit_test(test_even_copies), cmocka_unit_test(test_even_floats),
+        cmocka_unit_test(test_unbound_copies),
     };
     return run_group("operands", tests, NULL, NULL);
 }
