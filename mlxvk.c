@@ -26496,6 +26496,7 @@ int mlxvk_stream_error(mlxvk_stream stream, mlxvk_error *error)
 {
     struct stream *s = stream.ctx;
     if (!error) return MLXVK_ERROR_ARGUMENT;
+    if (!s && no_default(error)) return 0;
     struct device *d = lock_device(s ? s->device : NULL);
     if (!d) return no_default(error) ? 0 : MLXVK_ERROR_NO_DEVICE;
     if (!s && !(s = default_stream(d))) return drop_with(d, d->no_stream);

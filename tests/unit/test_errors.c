@@ -37,7 +37,13 @@ static int tear_down_arrays(void **state)
 
 /* ---- no device ---- */
 
-static void note_text(const char *text, void *last) { snprintf(last, 200, "%.199s", text); }
+static int noted;
+
+static void note_text(const char *text, void *last)
+{
+    snprintf(last, 200, "%.199s", text);
+    noted++;
+}
 
 /* Calls that want the default device where there is none: who asks, and the handler, are told why. Before the program
  * has one; then it gets it. */
@@ -60,6 +66,7 @@ static void test_no_default(void **state)
     const int asked = mlxvk_device_error(none, &error);
     mlxvk_error of_stream = { 0 };
     const int asked_stream = mlxvk_stream_error(s, &of_stream);
+    const int told_times = noted;                    /* who asks for an error makes none */
     const int codes[] = { mlxvk_event_new(&event, none), mlxvk_buffer_new(&buffer, 4, none), mlxvk_device_info_get(&info, none),
                           mlxvk_device_info_get_string(&name, none, "device_name"), mlxvk_get_stats(&stats, none),
                           mlxvk_pipeline_cache_data(none, NULL, &size), mlxvk_get_active_memory(&size), mlxvk_synchronize(s) };
@@ -70,6 +77,7 @@ static void test_no_default(void **state)
     assert_int_equal(early, 0);
     assert_int_equal(asked, 0);
     assert_int_equal(asked_stream, 0);
+    assert_int_equal(told_times, 1);
     assert_string_equal(of_stream.text, error.text);
     assert_int_equal(error.code, MLXVK_ERROR_NO_DEVICE);
     assert_non_null(strstr(error.text, "install"));
