@@ -148,6 +148,10 @@ Kernel& compiled(const Call& call) {
   made->program = ::metal::compile(call.source(), call.name(), call.options);
   const auto& p = made->program;
   if (p.words.empty()) throw std::runtime_error("[metal_kernel] " + p.error);
+  static const size_t shared = of_device("shared_memory_size");
+  if (p.shared_bytes > shared)
+    throw std::runtime_error("[metal_kernel] " + call.name() + ": " + std::to_string(p.shared_bytes) +
+                             " bytes of threadgroup memory; the device has " + std::to_string(shared));
   Names in(p.inputs.size() + p.info), out(p.outputs.size());
   made->kernel = mlxvk_fast_spirv_kernel_new(call.name().c_str(), in.v, out.v, p.words.data(),
                                              p.words.size() * sizeof p.words[0], call.ensure_row_contiguous());

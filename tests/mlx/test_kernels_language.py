@@ -80,6 +80,28 @@ def test_rows_of_a_named_structure(header):
     assert got.tolist() == [(j + 1) * 11 + 5008 for j in range(4)]
 
 
+def test_depths():
+    """What LANGUAGE.md says of nesting, of parentheses and calls, too; more is an error."""
+    for deep in ("(" * 95 + "1" + ")" * 95, "abs(" * 90 + "1" + ")" * 90, "1 + (" * 90 + "-89" + ")" * 90,
+                 "".join("i == %d ? 0 : " % (k + 1) for k in range(60)) + "1"):
+        assert run("out[0] = %s;" % deep).tolist() == [1]
+    turn = lambda n, k: "if (i == %d) r = %d; " % (n - 1 - k, n - k)
+    chain = lambda n: "int r = 5;" + "else ".join(turn(n, k) for k in range(n)) + "out[i] = r;"
+    assert run(chain(70), shape=(70,)).tolist() == list(range(1, 71))
+    with pytest.raises(RuntimeError, match="72 ifs"):
+        run(chain(100), shape=(100,))
+    for deep in ("(" * 9000 + "1" + ")" * 9000, "-~" * 9000 + "1", "[&] { return " * 500 + "1" + "; }()" * 500):
+        with pytest.raises(RuntimeError, match="too deeply"):
+            run("out[0] = %s;" % deep)
+
+
+def test_too_much_threadgroup_memory():
+    source = "threadgroup float a[%d]; for (uint j = i; j < %d; j += 32) a[j] = j; out[i] = a[i];"
+    assert run(source % (4096, 4096), shape=(32,)).tolist() == list(range(32))
+    with pytest.raises(RuntimeError, match="240000 bytes of threadgroup memory"):
+        run(source % (60000, 60000), shape=(32,))
+
+
 @pytest.mark.parametrize("source, says", [("out[0] = '\\q';", "no character"), ("out[0] = 'ab';", "single character"),
                                           ("out[0] = '';", "single character"), ("out[0] = '\\x';", "no character"),
                                           ("out[0] = '\\x123';", "no character"),

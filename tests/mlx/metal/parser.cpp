@@ -50,7 +50,7 @@ struct Parser {
   struct Nested {
     Parser& p;
     explicit Nested(Parser& q) : p(q) {
-      if (++p.depth > MAX_NESTING) fail(p.here(), "this nests too deeply");
+      if (++p.depth > 6 * MAX_NESTING) fail(p.here(), "this nests too deeply");
     }
     ~Nested() { p.depth--; }
   };

@@ -761,7 +761,10 @@ struct Writer {
     pass_on(targets);
   }
 
+  uint32_t ifs = 0;                            // around what is written; Mesa's llvmpipe forgets those beyond 80
   bool branch(const Inst& i) {
+    struct Leave { uint32_t& n; ~Leave() { n--; } } leave{ifs};
+    if (++ifs > 72) fail({1, 1, 0}, "this nests too deeply: more than 72 ifs within one another");
     uint32_t yes = fresh(), merge = fresh(), no = i.b->empty() ? merge : fresh();
     out(OpSelectionMerge, {merge, 0});
     out(OpBranchConditional, {id(i.args[0]), yes, no});
