@@ -80,6 +80,95 @@ def test_rows_of_a_named_structure(header):
     assert got.tolist() == [(j + 1) * 11 + 5008 for j in range(4)]
 
 
+HEADER = """
+struct S { const device float* p; int n; };
+float f(const device float* p, uint i) { return p ? p[i] : 10; }
+float either(const device float* p, const device float* q, uint i) { if (!p) p = q; return p ? p[i] : -1; }
+const device float* chosen(const device float* p, uint i) { if (i == 2) return nullptr; return i ? p + 1 : p; }
+float add(thread float* p, float by) { if (p == nullptr) return by; *p += by; return *p; }
+thread float* one(thread float* p, thread float* q, uint k) { return k == 0 ? nullptr : k == 1 ? p : q; }
+void move(thread float*& p, thread float* to) { p = p ? nullptr : to; }
+"""
+POINTER = "const device float* p = nullptr; "
+NULLS = [                                      # what the host's C++ compiler gives, too
+    (POINTER + "if (i > 1) p = x; out[i] = p ? 1 : 2;", [2, 2, 1, 1]),
+    (POINTER + "if (i > 1) p = x; if (p != nullptr) out[i] = p[i]; else out[i] = -1;", [-1, -1, 2, 3]),
+    (POINTER + "if (i > 0) p = x + 1; out[i] = p && p[i] > 2.5f;", [0, 0, 1, 1]),
+    (POINTER + "if (!p) p = x; out[i] = p[i];", [0, 1, 2, 3]),
+    (POINTER + "if (i == 1) p = x; if (i == 2) p = y; out[i] = p ? p[i] : -1; if (!p) out[i] -= 1; if (p == "
+     "nullptr) out[i] -= 1;", [-3, 1, 7, -3]),
+    (POINTER + "float s = 0; for (int j = 0; j < 3; j++) { if (p) s += p[i]; else s += 100; p = x; } out[i] = s;",
+     [100, 102, 104, 106]),
+    (POINTER + "float s = 0; for (uint j = 0; j < 4; j++) { if (j > i) s += p[i]; p = j % 2 ? y : x; } out[i] = "
+     "s;", [5, 7, 2, 0]),
+    ("const device float* p = x; float s = 0; for (int j = 0; j < 3; j++) { s += p ? p[i] : 100; if (j "
+     "== int(i)) p = nullptr; } out[i] = s;", [200, 102, 6, 9]),
+    ("const device float* p = i == 0 ? nullptr : i == 1 ? x : y; auto q = p; out[i] = (p ? p[i] : 7) + "
+     "(q ? 100 : 0);", [7, 101, 107, 108]),
+    ("out[i] = f(i == 1 ? x : nullptr, i) + f(nullptr, i) + f(x, i);", [20, 12, 22, 23]),
+    ("out[i] = either(nullptr, i < 2 ? x : nullptr, i) + 10 * either(i % 2 ? y : nullptr, x, i) + "
+     "either(nullptr, nullptr, i);", [-1, 60, 18, 78]),
+    ("auto p = chosen(i < 3 ? x : y, i); out[i] = p ? p[i] : 50; auto q = chosen(nullptr, 2); out[i] "
+     "+= q ? 1 : 2;", [2, 4, 52, 11]),
+    ("float a = 3; thread float* p = nullptr; if (i) p = &a; if (p) *p = i + 10; out[i] = a;", [3, 11, 12, 13]),
+    ("device float* p = nullptr; out[i] = 9; if (i < 2) p = out + i; if (p) *p = i + 1;", [1, 2, 9, 9]),
+    ("S s{}; if (i) s.p = x; S t = s; out[i] = t.p ? t.p[i] : s.n + 5;", [5, 1, 2, 3]),
+    ("S s{}, t{x, 2}; for (uint j = 0; j < 3; j++) { if (j == i) { S u = s; s = t; t = u; } } out[i] = "
+     "(s.p ? s.p[i] : 20) + (t.p ? t.p[i] : 40) + s.n;", [42, 43, 44, 23]),
+    ("float a = 1, b[2] = {2, 3}; thread float* p = nullptr; float s = 0; for (uint j = 0; j < 5; j++) "
+     "{ if (p) { *p += 10; s += *p; } else s += 1000; p = (j + i) % 3 == 0 ? nullptr : (j + i) % 3 == "
+     "1 ? &a : b + 1; } out[i] = s + a + b[1];", [3048, 2079, 2081, 3048]),
+    ("float a = 1, b = 2; thread float* p = &a; thread float* q = nullptr; for (uint j = 0; j < i + 2; "
+     "j++) { if (p) *p += 3; if (q) *q += 50; thread float* t = p; p = q; q = t; if (j == 2) q = &b; } "
+     "out[i] = a + 1000 * b;", [2054, 2057, 52057, 55057]),
+    ("float a = 1, b = 2; float s = add(i ? &a : nullptr, 5) + add(i > 1 ? &b : i ? &a : nullptr, 7) + "
+     "add(nullptr, 1); out[i] = s + 100 * a + 1000 * b;", [2113, 3320, 9616, 9616]),
+    ("float a = 1, b = 2; for (uint k = 0; k < 3; k++) add(one(&a, &b, (i + k) % 4), 4); out[i] = a + "
+     "100 * b;", [605, 1005, 1001, 605]),
+    ("float a = 1, b = 2; thread float* p = nullptr; for (uint k = 0; k < i + 1; k++) { move(p, k % 4 "
+     "== 0 ? &a : &b); if (p) *p += 1; } out[i] = a + 10 * b + (p ? 100 : 0);", [122, 22, 132, 32]),
+    ("float a = 1; thread float* p = nullptr; for (int j = 0; j < 2; j++) { out[i] = p ? 1 : 2; p = "
+     "&a; }", [1, 1, 1, 1]),
+    ("float a = 1, b = 4; thread float* p = i < 3 ? &a : &b; if (i == 1) p = nullptr; thread float* q "
+     "= p; if (i == 2) q = nullptr; out[i] = (p == nullptr) + 2 * (q != nullptr) + (q ? *q : 10);",
+     [3, 11, 10, 6]),
+    ("thread float* p = nullptr; bool none = p == nullptr; float a = 5, b = 6; if (i) p = &a; if (i > "
+     "1) p = &b; out[i] = none + (p ? *p : 0);", [1, 6, 7, 7]),
+    ("float a = 1; thread float* p = i % 2 ? &a : nullptr; thread float* q = i > 1 ? &a : nullptr; "
+     "out[i] = (p == q) + 2 * (p != q);", [1, 2, 2, 1]),
+    ("float4 v = {1, 2, 3, 4}; thread float4* w = i ? &v : nullptr; thread float* p = (thread "
+     "float*)w; out[i] = p ? p[i] : 9;", [9, 2, 3, 4]),
+    ("const device float2* p = i ? (const device float2*)x : nullptr; if (p) p += 1; auto q = (const "
+     "device float*)p; out[i] = q ? q[i] : -4;", [-4, 3, 4, 5]),
+    ("const device float* p = x - 1; for (uint j = 0; j < i; j++) p = p ? nullptr : x; out[i] = p ? "
+     "p[1] : 30;", [0, 30, 1, 30]),
+    ("thread float4* p = nullptr; float4 v = {1, 2, 3, 4}; float s = 0; for (int j = 0; j < 2; j++) { "
+     "thread float* q = (thread float*)p; s += q ? q[i] : 10; p = &v; } out[i] = s;", [11, 12, 13, 14]),
+    ("thread float* p = nullptr; float4 v = {1, 2, 3, 4}; float s = 0; for (int j = 0; j < 2; j++) { s "
+     "+= p ? p[i] : 10; p = (thread float*)&v; } out[i] = s;", [11, 12, 13, 14]),
+    ("float a = 1, s = 0; thread float* p = nullptr; for (uint j = 0; j < 3; j++) { if (p) { float "
+     "t[2] = {1, 2}; thread float* q = j > 1 ? t + 1 : p; s += 10 * *q; add(q, 100); s += t[1]; } "
+     "float u = j + 4, w = 7; thread float* v = &u; if (i == 1) v = &a; for (uint k = 0; k < i; k++) v "
+     "= k % 2 ? &u : &w; s += *v; p = &a; } out[i] = s + 1000 * a;", [101149, 101155, 101149, 101155]),
+    ("float a = 2, b = 3, s = 0; thread float *p = nullptr, *q = nullptr, *r = nullptr; for (uint j = "
+     "0; j < 4 + i; j++) { if (r) s += *r; if (q) s += 10 * *q; if (p) s += 100 * *p; r = q; q = p; p "
+     "= j % 2 ? &a : &b; if (j == 4) p = nullptr; } out[i] = s;", [853, 1085, 1108, 1310]),
+    (POINTER + "for (uint j = 0; j < i; j++) { if (j) out[i] = either(p, y, j) + either(nullptr, p, j); else "
+     "out[i] = 3; p = p ? p + 1 : x; } if (!p) out[i] = p == nullptr;", [1, 3, 2, 6]),
+    ("const device float* p = i ? x : nullptr; auto q = &p[0]; out[i] = (q ? 1 : 2) + (&*p ? 10 : 20);",
+     [22, 11, 11, 11]),
+    ("float a[2] = {1, 2}, b[2] = {3, 4}; thread float* p = i == 0 ? nullptr : i == 1 ? a : b; thread "
+     "float* q = &p[0]; out[i] = q ? q[1] : 7;", [7, 2, 4, 4]),
+]
+
+
+@pytest.mark.parametrize("case", range(len(NULLS)))
+def test_pointers_that_may_be_null(case):
+    source, want = NULLS[case]
+    x = np.arange(20, dtype=np.float32)
+    assert run(source, HEADER, (4,), x=x, y=x + 5).tolist() == want
+
+
 def test_depths():
     """What LANGUAGE.md says of nesting, of parentheses and calls, too; more is an error."""
     for deep in ("(" * 95 + "1" + ")" * 95, "abs(" * 90 + "1" + ")" * 90, "1 + (" * 90 + "-89" + ")" * 90,
@@ -102,7 +191,8 @@ def test_too_much_threadgroup_memory():
         run(source % (60000, 60000), shape=(32,))
 
 
-@pytest.mark.parametrize("source, says", [("out[0] = '\\q';", "no character"), ("out[0] = 'ab';", "single character"),
+@pytest.mark.parametrize("source, says", [("const device float* p = nullptr; out[0] = p[0];", "null pointer"),
+                                          ("out[0] = '\\q';", "no character"), ("out[0] = 'ab';", "single character"),
                                           ("out[0] = '';", "single character"), ("out[0] = '\\x';", "no character"),
                                           ("out[0] = '\\x123';", "no character"),
                                           ("typedef struct { int z; } *P;", "without a name"),

@@ -55,7 +55,7 @@ bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_ar
   }
   for (size_t i = 0; i < explicit_args.size() && i < d.templates.size(); i++) b[d.templates[i].name] = explicit_args[i];
   Scope* before = scope;
-  size_t open_blocks = blocks.size(), open_frames = frames.size();
+  size_t open_blocks = blocks.size(), open_frames = frames.size(), uses = null_uses.size();
   uint32_t depth = nesting, inside = calls;
   bool was_folding = folding;
   std::vector<Jump> outside = jumps;
@@ -96,6 +96,7 @@ bool Lower::viable(const FunctionIn& f, const std::vector<Argument>& explicit_ar
     scope = before;
     blocks.resize(open_blocks);
     frames.resize(open_frames);
+    null_uses.resize(uses);
     nesting = depth;
     calls = inside;
     folding = was_folding;
@@ -163,7 +164,7 @@ void Lower::store_argument(Scope* in, const Parameter& p, Operand o, Place at) {
   if (v.type->kind == Type::pointer && t->kind == Type::pointer) t = v.type;
   Entity* e = make_entity(in, p.name, Entity::variable);
   e->t = t;
-  if (n->constant || v.kind == Value::lambda || v.kind == Value::null) {
+  if (n->constant || v.kind == Value::lambda || (v.kind == Value::null && t->kind != Type::pointer)) {
     e->is_value = true;
     e->value = v;
     return;
@@ -290,6 +291,10 @@ void Lower::initialize_members(const FunctionIn& f, const Place_& self, Place at
 Operand Lower::call(const FunctionIn& f, const Bindings& b, std::vector<Operand> args, const Operand* self, Place at) {
   count_step(at);
   if (++calls > MAX_CALLS) fail(at, "calls nest too deeply: recursion is outside the language");
+  struct Leave { uint32_t& n; uint32_t before; ~Leave() { n = before; } } leave{inside, inside};
+  std::string where = std::to_string(inside) + ":" + std::to_string(at.file) + ":" + std::to_string(at.line) + ":" +
+                      std::to_string(at.column);
+  inside = findings.calls.emplace(where, findings.calls.size() + 1).first->second;
   Scope* before = scope;
   Scope* in = bindings_scope(f, b);
   if (self) {

@@ -323,14 +323,28 @@ Value Lower::logical(Expr* e) {
 Value Lower::compare_pointers(const std::string& op, const Value& a, const Value& b, Place at) {
   bool is_equality = op == "==" || op == "!=";
   if (is_equality || a.kind != Value::pointer || b.kind != Value::pointer) {
-    bool no_a = is_null(a, at), no_b = is_null(b, at);
     if (!is_equality) fail(at, "no '" + op + "' of null pointers");
-    if (no_a || no_b) return constant_value(t_bool, (no_a && no_b) == (op == "=="));
+    if (a.kind != Value::pointer && b.kind != Value::pointer) return constant_value(t_bool, op == "==");
+    if (a.kind != Value::pointer || b.kind != Value::pointer) {
+      Value there = points(a.kind == Value::pointer ? a : b, at);
+      return op == "!=" ? there : unary("!", there, at);
+    }
   }
   if (a.p->targets.size() != 1 || b.p->targets.size() != 1)
     fail(at, "a comparison of pointers that may point to several arrays is outside the language");
   const Target &x = a.p->targets[0], &y = b.p->targets[0];
   bool same = x.kind == y.kind && x.binding == y.binding && x.node == y.node;
+  if (is_equality && (a.p->may_be_null || b.p->may_be_null)) {         // two null ones are equal
+    if (same && !(x == y)) fail(at, "'" + op + "' of pointers of different kinds is outside the language");
+    auto of = [&](const Value& v) { return id_of(points(v, at), at); };
+    auto boolean = [&](uint16_t o, uint32_t p, uint32_t q) { return emit(o, {Base::boolean, 1}, {p, q}, 0, at); };
+    enum : uint16_t { M_BOTH = 167, M_EITHER = 166, M_ALIKE = 164, M_UNLIKE = 165, M_EQUAL = 170 };
+    uint32_t there = of(a), equal = boolean(M_ALIKE, there, of(b));
+    uint32_t nowhere = boolean(M_UNLIKE, there, constant_bool(true));
+    uint32_t here = same ? boolean(M_EQUAL, id_of(a.p->index), id_of(b.p->index)) : constant_bool(false);
+    Value r = reg_value(t_bool, boolean(M_BOTH, equal, boolean(M_EITHER, nowhere, here)));
+    return op == "==" ? r : unary("!", r, at);
+  }
   if (!same) {
     if (op == "==" || op == "!=") return constant_value(t_bool, op == "!=");
     fail(at, "'" + op + "' of pointers into different arrays");
@@ -437,18 +451,18 @@ Operand Lower::eval_conditional(Expr* e) {
   if (known && folding) return eval(v ? e->b : e->c);
   uint32_t id = known ? 0 : condition(c, e->at);
   Operand l, r;
-  auto value_of = [&](Expr* x, Operand& o) {
+  auto value_of = [&](Expr* x, Operand& o, bool dropped) {
+    struct Leave { uint32_t& n; uint32_t before; ~Leave() { n = before; } } leave{dropped_code, dropped_code};
+    dropped_code += dropped;
     o = eval(x);
-    return block_of([] {});
+    if (o.is_place && o.type()->kind != Type::array) o = of_value(load(o, e->at));
   };
   /* Each side's code in its block, then the types, then what converts. */
   auto yes = block_of([&] {
-    value_of(e->b, l);
-    if (l.is_place && l.type()->kind != Type::array) l = of_value(load(l, e->at));
+    value_of(e->b, l, known && !v);
   });
   auto no = block_of([&] {
-    value_of(e->c, r);
-    if (r.is_place && r.type()->kind != Type::array) r = of_value(load(r, e->at));
+    value_of(e->c, r, known && v);
   });
   auto append = [&](Block& b) { for (Inst& i : b) blocks.back()->push_back(std::move(i)); };
   auto decayed = [&](Operand& o, Block& b) {

@@ -227,11 +227,10 @@ void compile_into(Program& p, const std::string& source, const std::string& kern
   if (options.fast_math) preprocess(lex("#define __FAST_MATH__ 1\n", 1), macros);
   std::vector<Item> library = parse(preprocess(lex(prelude, 1), macros), tree, names);
   std::vector<Item> items = parse(preprocess(lex(source, 0), macros), tree, names);
-  std::map<uint32_t, std::vector<Target>> known;
-  std::set<uint32_t> nulls;
+  Findings findings;
   for (int attempt = 0; attempt < 8; attempt++) {
     std::deque<Type> types;
-    Lower l(options, tree, types, known, nulls);
+    Lower l(options, tree, types, findings);
     l.make_types();
     l.global = l.push_scope(nullptr);
     l.scope = l.global;
@@ -240,6 +239,7 @@ void compile_into(Program& p, const std::string& source, const std::string& kern
     p = Program();
     l.run_kernel(kernel, p);
     if (l.pointer_found) continue;
+    if (!l.null_uses.empty()) throw l.null_uses[0];
     make_uniform(l.code, options);
     p.words = write_spirv(l.code, options, p.shared_bytes);
     return;

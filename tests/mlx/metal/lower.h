@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <set>
 
 #include "ir.h"
 #include "metal.h"
@@ -54,6 +53,7 @@ struct Target {
   Node* node = nullptr;
   uint32_t number = 0;                         // of a node that an earlier run found: node is null until it is made
   const Type* view = nullptr;                  // a node seen as other numbers than it has
+  Type seen;                                   // the view that an earlier run found: of its numbers, n of them
   bool operator==(const Target& o) const {
     return kind == o.kind && binding == o.binding && unit == o.unit && offset == o.offset && node == o.node &&
            view == o.view;
@@ -68,9 +68,22 @@ struct Index {
 
 struct Pointer {
   std::vector<Target> targets;
-  uint32_t tag = 0;                            // which of several; a value
+  uint32_t tag = 0;                            // which of several, NOWHERE of null; a value where one of them may be
   Index index;
-  bool may_be_null = false;                    // nobody knows when: it can be used, not asked
+  bool may_be_null = false;
+};
+constexpr uint32_t NOWHERE = 0xffffffff;
+
+/* What runs found out about variables, for the next. Where a pointer is null in one run and not in another, other ifs
+   are followed: variables are told apart by where they are, and in which calls, not by counting them. */
+struct Findings {
+  struct Variable {                            // a pointer
+    std::vector<Target> targets;
+    bool may_be_null = false;
+  };
+  std::map<uint32_t, Variable> pointers;       // by number
+  std::map<std::string, uint32_t> numbers;     // of variables
+  std::map<std::string, uint32_t> calls;
 };
 
 struct Lambda {
@@ -104,8 +117,8 @@ struct Node {
   bool constant = false;
   /* a pointer */
   std::vector<Target> targets;
-  uint32_t index_slot = 0, tag_slot = 0, ordinal = 0, loops = 0;   // how many it is made in
-  bool is_set = false, takes_null = false, was_null = false;       // was_null: where a loop may come again
+  uint32_t index_slot = 0, tag_slot = 0, loops = 0;                // how many it is made in
+  bool is_set = false, may_be_null = false, was_null = false;      // was_null: where a loop may come again
 };
 
 struct Place_ {                                // something that can be stored to
@@ -113,7 +126,7 @@ struct Place_ {                                // something that can be stored t
   std::vector<Target> targets;
   uint32_t tag = 0;
   Index index;
-  bool constant = false, indexed = false;
+  bool constant = false, indexed = false, may_be_null = false;         // where a pointer points that may be
   Value* cell = nullptr;                       // a variable of constant evaluation
   std::vector<uint8_t> swizzle;
   bool has_component = false;
@@ -224,21 +237,21 @@ struct Lower {
   std::vector<Jump> jumps;
   bool folding = false, reachable = true;
   uint32_t steps = 0, calls = 0, nesting = 0, loops = 0;
-  /* Of pointer variables, by the order in which they are made: what an earlier run found. */
-  std::map<uint32_t, std::vector<Target>>& known_targets;
-  std::set<uint32_t>& known_nulls;              // and which of them take a null pointer, too
-  std::vector<Node*> numbered;                  // nodes in the order in which every run makes them
-  uint32_t pointer_count = 0;
+  Findings& findings;
+  std::map<uint32_t, Node*> numbered;           // nodes by their numbers
+  std::map<std::string, uint32_t> made;         // how many so far there
+  uint32_t inside = 0;                          // which call this is in
   std::vector<std::pair<std::string, Path>> instances;
   std::vector<Function*> kernels;
   struct Bytes { uint32_t word; };
   std::map<uint32_t, uint32_t> info_words;      // buffer -> its first word in the info
   uint32_t info_binding = 0;
   bool pointer_found = false;
+  uint32_t dropped_code = 0;                    // within the side of ?: that a constant leaves out
+  std::vector<Error> null_uses;                 // errors, unless a next run knows where these pointers point
 
-  Lower(const Options& o, Tree& t, std::deque<Type>& y, std::map<uint32_t, std::vector<Target>>& k,
-        std::set<uint32_t>& n)
-      : options(o), tree(t), types(y), known_targets(k), known_nulls(n) {}
+  Lower(const Options& o, Tree& t, std::deque<Type>& y, Findings& k)
+      : options(o), tree(t), types(y), findings(k) {}
 
   /* ---- types.cpp ---- */
   const Type* intern(const Type& t);
@@ -362,10 +375,12 @@ struct Lower {
   void store_view(const Target& t, const Type* type, Index i, const Value& v, Place at);
   uint32_t stride_of(const Type* vector, Place at) { return size_of(vector, at) / vector->of->bytes; }  // in numbers
   uint32_t numbers_of(const Target& t, const Type* vector, Place at);                  // that its index counts by
+  uint32_t number_of(const Type* t, Place at);
   void recall_targets(Node* n);
   void remember_targets(const Node* n);
   Value load_pointer(Node* n, const Type* type, Place at);
-  bool is_null(const Value& v, Place at);
+  Value points(const Value& v, Place at);
+  uint32_t tag_of(const Value& v);
   void store_pointer(Node* n, const Value& v, Place at);
   Value number_of_bits(uint32_t bits, const Type* t, Place at);
   uint32_t bits_of_number(const Value& v, Place at);

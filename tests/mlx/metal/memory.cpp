@@ -60,6 +60,14 @@ static uint32_t log2_of(uint32_t n) {
 
 /* ---- variables ---- */
 
+/* The same in every run. */
+uint32_t Lower::number_of(const Type* t, Place at) {
+  std::string where = std::to_string(inside) + ":" + std::to_string(at.file) + ":" + std::to_string(at.line) + ":" +
+                      std::to_string(at.column) + ":" + name_of(t);
+  uint32_t count = made[where]++;
+  return findings.numbers.emplace(where + ":" + std::to_string(count), findings.numbers.size()).first->second;
+}
+
 Node* Lower::make_node(const Type* t, Space space, uint32_t count, Place at) {
   count_step(at);
   uint64_t total = count;
@@ -70,8 +78,8 @@ Node* Lower::make_node(const Type* t, Space space, uint32_t count, Place at) {
   }
   nodes.emplace_back();
   Node* n = &nodes.back();
-  n->number = static_cast<uint32_t>(numbered.size());
-  numbered.push_back(n);
+  n->number = number_of(t, at);
+  numbered[n->number] = n;
   n->type = t;
   n->space = space;
   n->count = static_cast<uint32_t>(total);
@@ -82,13 +90,24 @@ Node* Lower::make_node(const Type* t, Space space, uint32_t count, Place at) {
   } else if (t->kind == Type::pointer) {
     if (n->count) fail(at, "arrays of pointers are outside the language");
     if (shared) fail(at, "pointers in threadgroup memory are outside the language");
-    n->ordinal = pointer_count++;
     n->loops = loops;
-    n->takes_null = known_nulls.count(n->ordinal);
     n->index_slot = slot(U32, 0, false);
     n->tag_slot = slot(U32, 0, false);
-    auto k = known_targets.find(n->ordinal);
-    if (k != known_targets.end()) n->targets = k->second;
+    auto k = findings.pointers.find(n->number);
+    if (k != findings.pointers.end()) {
+      n->targets = k->second.targets;
+      n->may_be_null = k->second.may_be_null;
+    }
+    for (Target& g : n->targets) {
+      const Type& s = g.seen;
+      if (s.kind == Type::none) continue;
+      g.view = s.kind == Type::boolean  ? t_bool
+               : s.kind == Type::real   ? t_float
+               : s.kind == Type::half   ? t_half
+               : s.kind == Type::bfloat ? t_bfloat
+                                        : integer(s.bytes, s.sign);
+      if (s.n > 1) g.view = vector_of(g.view, s.n, s.packed);
+    }
   } else {
     Reg r = reg(t, at);
     if (t->kind == Type::atomic && r.base == Base::f32) r.base = Base::u32;
@@ -335,15 +354,20 @@ uint32_t Lower::numbers_of(const Target& t, const Type* vector, Place at) {
 /* Nodes are made anew by each run: those that an earlier one found are there when this one has come to them. */
 void Lower::recall_targets(Node* n) {
   for (Target& t : n->targets)
-    if (t.kind == Target::memory && !t.node && t.number < numbered.size()) t.node = numbered[t.number];
+    if (t.kind == Target::memory && !t.node && numbered.count(t.number)) t.node = numbered[t.number];
 }
 
 void Lower::remember_targets(const Node* n) {
-  std::vector<Target>& known = known_targets[n->ordinal];
-  known = n->targets;
-  for (Target& t : known) {
+  std::vector<Target>& targets = findings.pointers[n->number].targets;
+  targets = n->targets;
+  for (Target& t : targets) {
     if (t.node) t.number = t.node->number;
     t.node = nullptr;
+    if (!t.view) continue;
+    t.seen = *scalar(t.view);                                          // a run's types end with it
+    t.seen.n = width(t.view);
+    t.seen.packed = t.view->packed;
+    t.view = nullptr;
   }
 }
 
@@ -356,31 +380,42 @@ bool alike(const Target& a, const Target& b) {
 
 Value Lower::load_pointer(Node* n, const Type* type, Place at) {
   recall_targets(n);
-  for (const Target& t : n->targets)
-    if (t.kind == Target::memory && !t.node) fail(at, "a pointer to a variable that comes after it");
+  std::vector<Target> targets = n->targets;
+  auto is_made = [](const Target& t) { return t.kind != Target::memory || t.node; };
+  auto first = std::find_if(targets.begin(), targets.end(), is_made);
+  for (Target& t : targets) {
+    if (is_made(t)) continue;
+    if (loops > n->loops) fail(at, "a pointer to a variable that comes after it");
+    if (first != targets.end()) t = *first;                            // it cannot be that one yet
+  }
+  if (first == targets.end()) targets.clear();
   Value v;
   v.kind = Value::pointer;
   v.type = type;
   v.p = std::make_shared<Pointer>();
-  v.p->targets = n->targets;
-  v.p->index.id = emit(LOAD, U32, {n->index_slot, 0});
-  if (n->targets.size() > 1) v.p->tag = emit(LOAD, U32, {n->tag_slot, 0});
-  v.p->may_be_null = n->takes_null;
-  if (n->targets.empty()) {
+  v.p->targets = targets;
+  if (targets.empty()) {
     v.kind = Value::null;
     n->was_null = n->was_null || loops > n->loops;
+    return v;
   }
+  v.p->index.id = emit(LOAD, U32, {n->index_slot, 0});
+  v.p->may_be_null = n->may_be_null;
+  if (targets.size() > 1 || n->may_be_null) v.p->tag = emit(LOAD, U32, {n->tag_slot, 0});
   return v;
 }
 
 void Lower::store_pointer(Node* n, const Value& v, Place at) {
-  if (v.kind == Value::null || (v.p && v.p->may_be_null)) {
-    if (known_nulls.insert(n->ordinal).second && n->is_set) pointer_found = true;
-    n->takes_null = true;
+  if (v.kind != Value::pointer && v.kind != Value::null) fail(at, "expected a pointer");
+  if (!n->may_be_null && (v.kind == Value::null || v.p->may_be_null)) {
+    if (n->is_set) pointer_found = true;                               // its tag was not stored before
+    n->may_be_null = findings.pointers[n->number].may_be_null = true;
   }
-  if (v.kind == Value::null) return;
-  if (v.kind != Value::pointer) fail(at, "expected a pointer");
-  if (n->was_null) fail(at, "a pointer that may be null is outside the language");
+  if (v.kind == Value::null) {
+    emit(STORE, {}, {n->index_slot, 0, constant_u32(0)}, 0, at);
+    emit(STORE, {}, {n->tag_slot, 0, constant_u32(NOWHERE)}, 0, at);
+    return;
+  }
   recall_targets(n);
   std::vector<uint32_t> where;
   for (const Target& t : v.p->targets) {
@@ -388,21 +423,23 @@ void Lower::store_pointer(Node* n, const Value& v, Place at) {
     while (k < n->targets.size() && !(n->targets[k] == t)) k++;
     if (k == n->targets.size()) {
       if (k >= 16) fail(at, "a pointer that may point to more than 16 arrays");
-      if (n->is_set) pointer_found = true;                             // what was made before did not know: once more
+      if (k || n->was_null) pointer_found = true;                      // what was made before did not know: once more
       n->targets.push_back(t);
-      if (n->is_set && !alike(t, n->targets[0]))
+      if (k && !alike(t, n->targets[0]))
         fail(at, "a pointer that may point to memory of different kinds is outside the language");
     }
     where.push_back(static_cast<uint32_t>(k));
   }
   n->is_set = true;
-  if (n->targets.size() > 1 || known_targets.count(n->ordinal)) remember_targets(n);
+  if (n->targets.size() > 1 || n->was_null || findings.pointers.count(n->number)) remember_targets(n);
   emit(STORE, {}, {n->index_slot, 0, id_of(v.p->index)}, 0, at);
-  if (n->targets.size() < 2) return;
+  if (n->targets.size() < 2 && !n->may_be_null) return;
   uint32_t tag = constant_u32(where[0]);
   for (size_t k = 1; k < where.size(); k++)
     tag = emit(M_SELECT, U32,
                {emit(M_EQUAL, BOOL, {v.p->tag, constant_u32(static_cast<uint32_t>(k))}), constant_u32(where[k]), tag});
+  if (v.p->may_be_null)
+    tag = emit(M_SELECT, U32, {id_of(points(v, at), at), tag, constant_u32(NOWHERE)});
   emit(STORE, {}, {n->tag_slot, 0, tag}, 0, at);
 }
 
@@ -631,9 +668,10 @@ Value Lower::load(const Place_& p, Place at) {
     return join(p.type, parts, at);
   }
   if (p.targets.size() == 1) return load_target(p.targets[0], p, p.index, at);
-  size_t before = numbered.size();
+  uint32_t before = inside;
+  inside = NOWHERE;                                                    // another run may know of one target here
   Node* n = allocate(p.type, Space::thread, at);
-  numbered.resize(before);                                             // another run may know of one target here
+  inside = before;
   for (uint32_t k = 0; k < p.targets.size(); k++)
     emit_if(
         emit(M_EQUAL, BOOL, {p.tag, constant_u32(k)}),
@@ -689,13 +727,22 @@ void Lower::store(const Place_& p, const Value& v, Place at) {
 
 /* ---- pointers ---- */
 
-/* For who asks: a variable is no null pointer where it never takes one, and one where it never takes another. */
-bool Lower::is_null(const Value& v, Place at) {
-  if (v.kind == Value::pointer && v.p->may_be_null) fail(at, "whether this pointer is null is not known");
-  return v.kind != Value::pointer;
+/* Is it not null? */
+Value Lower::points(const Value& v, Place at) {
+  if (v.kind != Value::pointer || !v.p->may_be_null) return constant_value(t_bool, v.kind == Value::pointer);
+  return reg_value(t_bool, emit(M_NOTEQUAL, BOOL, {v.p->tag, constant_u32(NOWHERE)}, 0, at));
+}
+
+uint32_t Lower::tag_of(const Value& v) {
+  if (v.kind != Value::pointer) return constant_u32(NOWHERE);
+  return v.p->targets.size() > 1 || v.p->may_be_null ? v.p->tag : constant_u32(0);
 }
 
 Place_ Lower::dereference(const Value& v, Place at) {
+  if (v.kind == Value::null && v.type->kind == Type::pointer) {
+    if (!dropped_code) null_uses.push_back({at, "a null pointer is dereferenced"});
+    return fresh_place(v.type->of, at);
+  }
   if (v.kind == Value::null) fail(at, "a null pointer is dereferenced");
   if (v.kind != Value::pointer) fail(at, "expected a pointer, not " + name_of(v.type));
   Place_ p;
@@ -703,6 +750,7 @@ Place_ Lower::dereference(const Value& v, Place at) {
   p.targets = v.p->targets;
   p.tag = v.p->tag;
   p.index = v.p->index;
+  p.may_be_null = v.p->may_be_null;
   p.indexed = true;
   p.constant = v.type->constant;
   return p;
@@ -718,6 +766,7 @@ Value Lower::address_of(const Place_& p, Space space, Place at) {
   v.p->targets = p.targets;
   v.p->tag = p.tag;
   v.p->index = p.indexed ? p.index : Index{};
+  v.p->may_be_null = p.may_be_null;
   if (p.swizzle.size() == 1) {
     uint32_t k = p.swizzle[0];
     const Target& first = p.targets[0];
@@ -743,6 +792,7 @@ Value Lower::decay(const Operand& o, Place at) {
 }
 
 Value Lower::pointer_add(const Value& p, Index by, Place at) {
+  if (p.kind == Value::null && p.type->kind == Type::pointer) return p;   // in code that is not reached
   if (p.kind != Value::pointer) fail(at, "a null pointer is moved");
   Value r = p;
   r.p = std::make_shared<Pointer>(*p.p);
@@ -759,8 +809,12 @@ Value Lower::pointer_add(const Value& p, Index by, Place at) {
 }
 
 Value Lower::pointer_cast(const Value& p, const Type* t, Place at) {
-  if (p.kind == Value::null || t->of->kind == Type::none) return p;
+  if (t->of->kind == Type::none) return p;
   Value r = p;
+  if (p.kind == Value::null) {
+    r.type = t;
+    return r;
+  }
   r.p = std::make_shared<Pointer>(*p.p);
   Space space = t->space == Space::none ? p.type->space : t->space;
   r.type = pointer_to(t->of, space, t->constant || p.type->constant);
@@ -794,17 +848,26 @@ Value Lower::pointer_cast(const Value& p, const Type* t, Place at) {
 }
 
 Value Lower::pointer_select(uint32_t c, const Value& a, const Value& b, Place at) {
-  if (a.kind != Value::pointer || b.kind != Value::pointer)
-    fail(at, "a pointer that may be null is outside the language");
+  if (a.kind != Value::pointer || b.kind != Value::pointer) {          // one of them is null
+    Value r = a.kind == Value::pointer ? a : b;
+    r.p = std::make_shared<Pointer>(*r.p);
+    r.p->tag = emit(M_SELECT, U32, {c, tag_of(a), tag_of(b)}, 0, at);
+    r.p->may_be_null = true;
+    return r;
+  }
   Value r = a;
   r.p = std::make_shared<Pointer>(*a.p);
   r.p->index = {emit(M_SELECT, U32, {c, id_of(a.p->index), id_of(b.p->index)}, 0, at), 0};
   r.p->may_be_null = a.p->may_be_null || b.p->may_be_null;
-  if (a.p->targets.size() == 1 && b.p->targets.size() == 1 && a.p->targets[0] == b.p->targets[0]) return r;
+  if (a.p->targets.size() == 1 && b.p->targets.size() == 1 && a.p->targets[0] == b.p->targets[0]) {
+    if (r.p->may_be_null) r.p->tag = emit(M_SELECT, U32, {c, tag_of(a), tag_of(b)}, 0, at);
+    return r;
+  }
   uint32_t n = static_cast<uint32_t>(a.p->targets.size());
-  uint32_t tag_a = n > 1 ? a.p->tag : constant_u32(0);
   uint32_t tag_b = b.p->targets.size() > 1 ? emit(M_IADD, U32, {b.p->tag, constant_u32(n)}) : constant_u32(n);
-  r.p->tag = emit(M_SELECT, U32, {c, tag_a, tag_b}, 0, at);
+  if (b.p->may_be_null)
+    tag_b = emit(M_SELECT, U32, {id_of(points(b, at), at), tag_b, constant_u32(NOWHERE)}, 0, at);
+  r.p->tag = emit(M_SELECT, U32, {c, tag_of(a), tag_b}, 0, at);
   for (const Target& t : b.p->targets) r.p->targets.push_back(t);
   if (r.p->targets.size() > 16) fail(at, "a pointer that may point to more than 16 arrays");
   for (const Target& t : r.p->targets)

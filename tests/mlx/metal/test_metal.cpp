@@ -663,6 +663,50 @@ void pointers_to_variables() {
   expect("pointers to variables", run(k)[0], want, 1e-5, 1e-5);
 }
 
+/* Null while the kernel runs, or one of several variables: set in loops and in branches, passed on, compared. */
+void pointers_that_may_be_null() {
+  Numbers x = numbers(64, 36, 3), want;
+  for (size_t i = 0; i < 64; i++) {
+    size_t t = i % 8;
+    double s = 0, own = x[i], other = 1;
+    for (size_t r = 0, from = 0; r < 6; r++) {
+      double there = x[i / 8 * 8 + (t + r) % 8];
+      s += from == 0 ? 100 : from == 1 ? there : 2 * there;
+      from = (t + r) % 3;
+    }
+    bool null = (t + 5) % 3 == 0;
+    double q = t == 1 ? -3 : own, again = t > 4 ? q : t > 2 ? other : -3;
+    want.push_back(s + (null ? 1 : 2) + q + again + (t == 2 ? 10 : 20) + (t > 5 ? 1 : 2));
+  }
+  Kernel k = elementwise(R"(
+    uint i = thread_position_in_grid.x, t = i % 8;
+    threadgroup float first[8], second[8];
+    first[t] = inp[i];
+    second[t] = 2 * inp[i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float* p = nullptr;
+    float s = 0;
+    for (uint r = 0; r < 6; r++) {
+      if (p) s += p[(t + r) % 8];
+      else s += 100;
+      p = (t + r) % 3 == 0 ? nullptr : (t + r) % 3 == 1 ? first : second;
+    }
+    float own = inp[i], other = 1;
+    thread float* q = &own;
+    if (t == 1) q = nullptr;
+    thread float* r = nullptr;
+    if (t == 2) r = &own;
+    thread float* l = nullptr;
+    int kind = 0;
+    for (uint j = 5; j < t; j++) { kind = l ? 1 : 2; l = &own; }
+    out[i] = s + (p == nullptr ? 1 : 2) + held(q) + held(t > 4 ? q : t > 2 ? &other : nullptr) +
+             (r != nullptr ? 10 : 20) + (kind ? 1 : 2);
+  )", F32, 64, x);
+  k.header = "float held(thread float* q) { return q ? *q : -3; }";
+  k.group[0] = 8;
+  expect("pointers that may be null", run(k)[0], want, 1e-5, 1e-5);
+}
+
 /* Vectors of three numbers take the place of four, but packed ones, whatever they are seen as. */
 void vectors_of_three() {
   Numbers x = numbers(64, 35, 3), want;
@@ -866,10 +910,8 @@ const Wrong wrongs[] = {{"out[0] = foo;", "'foo' is not known here"},
                         {"int x[-1];", "array"},
                         {"float x[1000000000];", "array"},
                         {"constexpr int n = loop(); out[0] = n;", "loop"},
-                        {"float a; thread float* p = &a; if (inp[0]) p = nullptr; out[0] = p ? 1 : 2;", "null"},
-                        {"float a; thread float* p = nullptr; if (inp[0]) p = &a; out[0] = p == nullptr;", "null"},
-                        {"float a; thread float* p = nullptr; for (int i = 0; i < 2; i++) { out[0] = p ? 1 : 2; p = &a; }",
-                         "may be null"}};
+                        {"float a; thread float* p = nullptr; out[0] = *p; p = &a;", "a null pointer is dereferenced"},
+                        {"thread float* p = nullptr; for (int i = 0; i < 2; i++) out[0] = p[i];", "null pointer"}};
 
 void errors() {
   for (const Wrong& w : wrongs) {
@@ -902,6 +944,7 @@ const Test all[] = {{"exponential", exponential},
                     {"early_returns", early_returns},
                     {"pointers", pointers},
                     {"pointers_to_variables", pointers_to_variables},
+                    {"pointers_that_may_be_null", pointers_that_may_be_null},
                     {"vectors_of_three", vectors_of_three},
                     {"views_of_variables", views_of_variables},
                     {"addresses_of_constants", addresses_of_constants},

@@ -416,7 +416,7 @@ Value Lower::convert(const Value& v, const Type* t, Place at, bool explicit_) {
       if (explicit_) return pointer_cast(v, t, at);
     }
   }
-  if (f->kind == Type::pointer && t == t_bool) return constant_value(t_bool, !is_null(v, at));
+  if ((f->kind == Type::pointer || f->kind == Type::null) && t == t_bool) return points(v, at);
   if (f->kind == Type::structure) {
     complete(f->info, at);
     Operand self;
@@ -653,6 +653,8 @@ Value Lower::binary_numbers(const std::string& op, const Value& a0, const Value&
 Value Lower::binary(const std::string& op, Value a, Value b, Place at) { return binary_numbers(op, a, b, at); }
 
 Value Lower::unary(const std::string& op, const Value& v, Place at) {
+  if (op == "!" && (v.type->kind == Type::pointer || v.type->kind == Type::null))
+    return unary(op, points(v, at), at);
   const Type* t = v.type->kind == Type::vector ? v.type : promote(v.type);
   if (!t->is_number() && t->kind != Type::vector) fail(at, "no '" + op + "' of " + name_of(v.type));
   const Type* s = scalar(t);
@@ -693,6 +695,7 @@ uint32_t Lower::condition(const Value& v, Place at) { return id_of(convert(v, t_
 /* c ? a : b of one type */
 Value Lower::select(uint32_t c, const Value& a, const Value& b, Place at) {
   if (a.kind == Value::pointer || b.kind == Value::pointer) return pointer_select(c, a, b, at);
+  if (a.kind == Value::null) return a;                                 // both are
   if (a.kind == Value::aggregate) {
     Value r = a;
     r.parts = std::make_shared<std::vector<Value>>();
