@@ -44,7 +44,8 @@ static void no_threads(mlxvk_task *task, void *with, uint32_t count, void *user)
     *(uint32_t *)user += count;
 }
 
-/* Side by side: the pipelines that are made else, all but the first before they are needed, and the same bits. */
+/* Side by side: the pipelines that are made else, all but the first node's (a product's, two where b is turned) before they are
+ * needed, and the same bits. */
 static void test_pipelines_ahead(void **state)
 {
     void (*const ways[])(mlxvk_task *, void *, uint32_t, void *) = { NULL, counted, no_threads };
@@ -64,7 +65,7 @@ static void test_pipelines_ahead(void **state)
         pipelines[k] = stats_of(d).pipelines;
         assert_memory_equal(got[0], got[k], sizeof got[0]);
         assert_int_equal(pipelines[0], pipelines[k]);
-        if (ways[k]) assert_true(ahead >= pipelines[k] - 1);
+        if (ways[k]) assert_true(ahead >= pipelines[k] - 2);
         mlxvk_array_free(y);
         mlxvk_array_free(a);
         mlxvk_stream_free(s);
