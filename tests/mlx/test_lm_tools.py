@@ -115,11 +115,12 @@ TUNINGS = {
 def test_fine_tuning_and_fuse(folder, name):
     model, *how = TUNINGS[name]
     adapters = folder / name.replace(" ", "_")
+    # A rate of 2e-3 is chaotic here: dora's losses then go from 6 to 8 and back with the last bits, on the CPU too.
     text = call("lora", "--model", folder / model, "--train", "--test", "--data", folder / "data",
-                "--adapter-path", adapters, "--iters", 8, "--batch-size", 2, "--learning-rate", 2e-3, "--steps-per-eval", 8, "--num-layers", 2,
-                "--max-seq-length", 64, "--val-batches", 1, "--test-batches", 1, *how)
+                "--adapter-path", adapters, "--iters", 8, "--batch-size", 2, "--learning-rate", 5e-4, "--steps-per-eval", 8,
+                "--num-layers", 2, "--max-seq-length", 64, "--val-batches", 1, "--test-batches", 1, *how)
     losses = [float(x) for x in re.findall(r"(?:val|Test loss) +([\d.]+)", text)]
-    assert len(losses) == 3 and max(losses[1:]) < losses[0] - 2, text
+    assert len(losses) == 3 and max(losses[1:]) < 2, text        # 8.9, then 0.8 (full) to 1.3, on MLX's CPU, too
     if name == "full":
         return
     fused = folder / (adapters.name + "_fused")
