@@ -204,6 +204,7 @@ struct lab {
     char slowest[128];                                   /* and its kernel */
     const char *call;
     char told[256];                                      /* the call in words, for messages */
+    FILE *ways;                                          /* what is chosen is written there, if anywhere */
 };
 
 /* A plan that takes more than this is a mistake: tens of thousands of steps. */
@@ -656,6 +657,16 @@ static void refusal(struct lab *l, int code, const mlxvk_error *error)
 
 /* ---- planning ---- */
 
+/* What a step is: its kernel, the kernel's constants, its grid. */
+static void write_way(FILE *to, const struct step *t)
+{
+    uint32_t constants = t->constant_count;
+    while (constants && !t->constants[constants - 1]) constants--;
+    fprintf(to, "    %s(", t->pipeline ? t->pipeline->name : kernel_table[t->kernel].name);
+    for (uint32_t i = 0; i < constants; i++) fprintf(to, "%s%u", i ? "," : "", t->constants[i]);
+    fprintf(to, ") %u %u %u\n", t->groups[0], t->groups[1], t->groups[2]);
+}
+
 static void plan_node(struct lab *l, uint32_t at)
 {
     struct stream *s = &l->stream;
@@ -668,6 +679,7 @@ static void plan_node(struct lab *l, uint32_t at)
     for (uint32_t i = 0; i < e->plan.steps.count; i++) {
         const struct step *t = ITEM(e->plan.steps, struct step, i);
         check_step(l, t, ITEM(e->plan.bounds, struct bound, t->first));
+        if (l->ways) write_way(l->ways, t);
     }
     l->steps += e->plan.steps.count;
     if (e->plan.steps.count > l->most_steps) l->most_steps = e->plan.steps.count;
@@ -1480,6 +1492,20 @@ static mlxvk_array cliff_positions(int count, int n)
     return cliff_strided(MLXVK_INT32, 0, &count, (int64_t[]){ 1 }, 1, count);
 }
 
+/* Neighbours have neighbours: which cases were met? */
+static bool is_new(const struct lab *l)
+{
+    static char met[2048][sizeof l->told + 32];
+    static unsigned count;
+    char text[sizeof *met];
+    if (!cliff_cases) count = 0;
+    snprintf(text, sizeof text, "%.30s: %s", l->call, l->told);
+    for (unsigned i = 0; i < count; i++) if (!strcmp(met[i], text)) return false;
+    assert_true(count < COUNT(met));
+    memcpy(met[count++], text, sizeof text);
+    return true;
+}
+
 static int plan_cliff(const struct cliff_family *f, const int *p)
 {
     struct lab *l = cliffs_of;
@@ -1488,8 +1514,9 @@ static int plan_cliff(const struct cliff_family *f, const int *p)
     l->call = f->name;
     cliff_text(f, p, l->told);
     f->prepare(p);
-    if (!no_room) {
+    if (!no_room && (!l->ways || is_new(l))) {
         unsigned before = l->steps;
+        if (l->ways) fprintf(l->ways, "%s: %s\n", f->name, l->told);
         int code = f->apply(p, &y);
         bench_done(l, code, y);
         if (!code && l->steps == before) WRONG(l, "nothing was planned");
@@ -1533,6 +1560,69 @@ static void plan_benchmarks(void **state)
 }
 
 /* ---- what is chosen ---- */
+
+/* Of these, bench_cliffs has measured what is chosen. */
+static const struct { const char *row, *file; } measured[] = {
+    { "lavapipe", "tests/unit/ways_lavapipe.txt" }, { "H200 (Hopper)", "tests/unit/ways_h200.txt" },
+};
+
+static char *whole_file(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    char *text = NULL;
+    size_t size = 0;
+    if (!f) fail_msg("%s cannot be opened", path);
+    if (getdelim(&text, &size, 0, f) < 0) fail_msg("%s has nothing in it", path);
+    fclose(f);
+    return text;
+}
+
+/* The first line that is not the same, and the case that it belongs to. */
+static void expect_ways(const char *path, const char *want, const char *got)
+{
+    const char *of = got;
+    while (*want && *got) {
+        size_t length = strcspn(want, "\n"), here = strcspn(got, "\n");
+        if (*got != ' ') of = got;
+        if (length != here || memcmp(want, got, length)) break;
+        want += length + !!want[length];
+        got += here + !!got[here];
+    }
+    if (!*want && !*got) return;
+    fail_msg("%.*s\n%s has\n%.*s\nwhat is chosen now is\n%.*s\nWhere that is meant, measure it (bench_cliffs), then write what is "
+             "chosen now over the file: WAYS=write build/unit/test_plans \"ways*\"", (int)strcspn(of, "\n"), of, path,
+             (int)strcspn(want, "\n"), want, (int)strcspn(got, "\n"), got);
+}
+
+/* The kernels, their constants and grids of every case of bench_cliffs are those of a file: results do not show it where a
+ * slower way is taken than the one that was measured. */
+static void ways_choice(void **state)
+{
+    const char *path = measured[(size_t)*state].file, *asked = getenv("WAYS");
+    struct lab *l = calloc(1, sizeof *l);
+    size_t row = 0, size = 0;
+    char *got = NULL, *want;
+    assert_non_null(l);
+    while (strcmp(rows[row].name, measured[(size_t)*state].row)) row++;
+    lab_open(l, &rows[row]);
+    the_default.device = &l->device;
+    l->ways = open_memstream(&got, &size);
+    assert_non_null(l->ways);
+    bench_cliffs(l);
+    fclose(l->ways);
+    assert_int_equal(l->mistakes, 0);
+    the_default.device = NULL;
+    lab_close(l);
+    free(l);
+    if (asked && !strcmp(asked, "write")) {
+        FILE *f = fopen(path, "w");
+        assert_true(f && fputs(got, f) >= 0 && !fclose(f));
+    }
+    want = whole_file(path);
+    expect_ways(path, want, got);
+    free(want);
+    free(got);
+}
 
 static const char *chosen_for(struct lab *l, int m, int n, int k, int group, int bits, mlxvk_dtype dtype)
 {
@@ -1696,8 +1786,8 @@ static void chains_choice(void **state)
 
 int main(int argc, char **argv)
 {
-    struct CMUnitTest tests[3 * COUNT(rows) + 4];
-    char names[COUNT(rows)][64], slow_names[COUNT(rows)][64];
+    struct CMUnitTest tests[3 * COUNT(rows) + COUNT(measured) + 4];
+    char names[COUNT(rows)][64], slow_names[COUNT(rows)][64], way_names[COUNT(measured)][64];
     size_t count = 2 * COUNT(rows);
     for (size_t i = 0; i < COUNT(rows); i++) {
         void *row = (void *)(uintptr_t)&rows[i];
@@ -1709,6 +1799,10 @@ int main(int argc, char **argv)
         snprintf(slow_names[i], sizeof slow_names[i], "benchmarks: %s", rows[i].name);
         if (is_slow(&rows[i]))
             tests[count++] = (struct CMUnitTest){ slow_names[i], plan_benchmarks, NULL, NULL, (void *)(uintptr_t)&rows[i] };
+    }
+    for (size_t i = 0; i < COUNT(measured); i++) {
+        snprintf(way_names[i], sizeof way_names[i], "ways of %s", measured[i].row);
+        tests[count++] = (struct CMUnitTest){ way_names[i], ways_choice, NULL, NULL, (void *)(uintptr_t)i };
     }
     tests[count++] = (struct CMUnitTest){ "few rows", few_rows_choice, NULL, NULL, NULL };
     tests[count++] = (struct CMUnitTest){ "where c is read", c_choice, NULL, NULL, NULL };
