@@ -131,11 +131,18 @@ void finish_four(const ACC a[4], out uvec2 y[4])
     [[unroll]] for (uint k = 0u; k < 4u; k++) y[k] = finish(a[k]);
 }
 
-// Four from element i on, and from no fours behind number `last`; of eight bytes each aligned ones.
-Four fetch(const uint i, const uint last)
+// Four from element i on, and from no fours behind number `last`; of eight bytes each aligned ones. Who walks a row alone holds
+// the aligned ones that it read last.
+uvec4 held;
+Four fetch(const uint i, const uint last, const bool reverse)
 {
     if (eight() || (ANYWHERE & 1u) == 0u) return load_four(i / 4u);
-    return Four(words_from(i & 3u, load4_src(i / 4u, FROM), load4_src(min((i + 3u) / 4u, last), FROM)), uvec4(0u));
+    uint low = i / 4u, high = min((i + 3u) / 4u, last);
+    if (WIDTH > 1u) return Four(words_from(i & 3u, load4_src(low, FROM), load4_src(high, FROM)), uvec4(0u));
+    uvec4 a = held;
+    held = load4_src(reverse ? low : min(low + 1u, last), FROM);
+    bvec4 turned = bvec4(reverse);
+    return Four(words_from(i & 3u, mix(a, held, turned), mix(held, a, turned)), uvec4(0u));
 }
 
 // The i-th of a row's fours from where it begins; the last one beyond them.
@@ -155,8 +162,9 @@ void rows()
     bool ahead_of = count > 0u && (base % 4u == 0u || !eight());
     uint last = (base + max(count, 1u) - 1u) / 4u;
     Four next[HOLD];
+    if (WIDTH == 1u && (ANYWHERE & 1u) != 0u) held = load4_src(min(base / 4u + (reverse ? fours : 0u), last), FROM);
     if (ahead_of)
-        [[unroll]] for (uint v = 0u; v < HOLD; v++) next[v] = fetch(base + 4u * four_at(v * WIDTH + lane, fours, reverse), last);
+        [[unroll]] for (uint v = 0u; v < HOLD; v++) next[v] = fetch(base + 4u * four_at(v * WIDTH + lane, fours, reverse), last, reverse);
     for (uint tile = 0u; tile < rounds; tile += WIDTH * HOLD) {        // i counts fours
         ACC x[HOLD * 4u];
         bool whole = 4u * (tile + WIDTH * HOLD) <= count && (!reverse || count % 4u == 0u);
@@ -170,7 +178,7 @@ void rows()
             }
         if (ahead_of)
             [[unroll]] for (uint v = 0u; v < HOLD; v++)
-                next[v] = fetch(base + 4u * four_at(tile + (HOLD + v) * WIDTH + lane, fours, reverse), last);
+                next[v] = fetch(base + 4u * four_at(tile + (HOLD + v) * WIDTH + lane, fours, reverse), last, reverse);
         else
             [[unroll]] for (uint v = 0u; v < HOLD; v++) {
                 uint i = tile + v * WIDTH + lane, g = reverse ? fours - 1u - i : i;

@@ -10,7 +10,8 @@
  *   - A function's variable that is stored once, on every way to each of its loads, goes with that store and these
  *     loads: what was stored takes the loads' place. One that is never loaded goes with its stores.
  *   - Instructions without an effect go where nothing uses their result.
- * Then, of what glslang declares - every view of every buffer that a shader includes -, what no function needs goes:
+ * It declares a constant that is computed from others anew wherever a shader's text does: of those that are alike the first
+ * stays. Then, of what glslang declares - every view of every buffer that a shader includes -, what no function needs goes:
  * types, constants, variables, also from the entry points' lists. Names and decorations go with what they are said of.
  *
  * Not all modules are lean: NVIDIA's driver (580.159) may make slower code of what is computed by fewer instructions. On an H100
@@ -27,7 +28,8 @@
 
 enum { HEADER = 5, BOUND = 3, MAGIC = 0x07230203 };
 enum { OP_NOP = 0, OP_NAME = 5, OP_MEMBER_NAME = 6, OP_ENTRY_POINT = 15, OP_TYPE_FIRST = 19, OP_TYPE_POINTER = 32,
-       OP_TYPE_LAST = 39, OP_CONSTANT_FIRST = 41, OP_CONSTANT_LAST = 52, OP_FUNCTION = 54, OP_PARAMETER = 55,
+       OP_TYPE_ARRAY = 28, OP_TYPE_LAST = 39, OP_CONSTANT_FIRST = 41, OP_CONSTANT_COMPOSITE = 44, OP_SPEC_CONSTANT_COMPOSITE = 51,
+       OP_SPEC_CONSTANT_OP = 52, OP_CONSTANT_LAST = 52, OP_SHUFFLE = 79, OP_COMPOSITE_EXTRACT = 81, OP_COMPOSITE_INSERT = 82, OP_FUNCTION = 54, OP_PARAMETER = 55,
        OP_FUNCTION_END = 56, OP_CALL = 57,
        OP_VARIABLE = 59, OP_LOAD = 61, OP_STORE = 62, OP_DECORATE = 71, OP_MEMBER_DECORATE = 72, OP_PHI = 245, OP_LOOP_MERGE = 246, OP_LABEL = 248,
        OP_BRANCH = 249, OP_RETURN = 253,
@@ -151,6 +153,12 @@ static uint32_t id_at(uint32_t op)
 {
     if (op >= OP_TYPE_FIRST && op <= OP_TYPE_LAST) return 1;
     return (op >= OP_CONSTANT_FIRST && op <= OP_CONSTANT_LAST) || op == OP_VARIABLE ? 2 : 0;
+}
+
+/* Names and decorations go with what they are said of. */
+static bool is_said_of(uint32_t op)
+{
+    return op == OP_NAME || op == OP_MEMBER_NAME || op == OP_DECORATE || op == OP_MEMBER_DECORATE;
 }
 
 /* ---- within functions -------------------------------------------------------------------------------------------- */
@@ -423,6 +431,61 @@ static bool put_one_in_place(void)
     return false;
 }
 
+/* ---- constants alike --------------------------------------------------------------------------------------------- */
+
+/* A constant that is made of others, which have an id each. */
+static bool is_made(uint32_t op)
+{
+    return op == OP_CONSTANT_COMPOSITE || op == OP_SPEC_CONSTANT_COMPOSITE || op == OP_SPEC_CONSTANT_OP;
+}
+
+/* Whether word i of such a constant, of an array's type or of a variable is the id of a constant. */
+static bool is_part(uint32_t at, uint32_t i)
+{
+    uint32_t op = op_at(at), of = op == OP_SPEC_CONSTANT_OP ? words[at + 3] : 0;
+    if (op == OP_TYPE_ARRAY) return i == 3;
+    if (op == OP_VARIABLE) return i == 4;
+    if (of == OP_COMPOSITE_EXTRACT) return i == 4;
+    if (of == OP_COMPOSITE_INSERT || of == OP_SHUFFLE) return i == 4 || i == 5;
+    return is_made(op) && i > (of ? 3 : 2);
+}
+
+/* Marks what is decorated, and what is named by a declaration of which it is not known where its ids are: of a cooperative
+ * matrix's type there may be no second one like it. */
+static void mark_apart(bool *apart)
+{
+    for (uint32_t at = HEADER; at < code; at += length_at(at)) {
+        uint32_t op = op_at(at), last = op == OP_DECORATE ? 1 : id_at(op) || is_said_of(op) ? 0 : length_at(at) - 1;
+        for (uint32_t i = 1; i <= last; i++) if (words[at + i] < bound) apart[words[at + i]] = true;
+    }
+}
+
+/* Where the first constant like the one at that place is; that place where there is none. */
+static uint32_t first_like(uint32_t at, const bool *apart)
+{
+    uint32_t n = length_at(at);
+    for (uint32_t i = HEADER; i < at; i += length_at(i))
+        if (words[i] == words[at] && words[i + 1] == words[at + 1] && !apart[words[i + 2]] &&
+            !memcmp(words + i + 3, words + at + 3, (n - 3) * sizeof *words)) return i;
+    return at;
+}
+
+static void join_constants(void)
+{
+    bool *apart = zeros(bound, 1);
+    mark_apart(apart);
+    for (uint32_t at = HEADER, first; at < code; at += length_at(at)) {
+        for (uint32_t i = 1; i < length_at(at); i++)
+            if (is_part(at, i) && instead[words[at + i]]) words[at + i] = instead[words[at + i]];
+        if (!is_made(op_at(at)) || apart[words[at + 2]] || (first = first_like(at, apart)) == at) continue;
+        instead[words[at + 2]] = words[first + 2];
+        gone[words[at + 2]] = true;
+        words[at] &= ~0xffffu;                       /* OpNop, as long as it was */
+    }
+    free(apart);
+    replace();
+}
+
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
 /* Marks what an instruction names; was any of it new? */
@@ -443,12 +506,6 @@ static uint32_t list_of(uint32_t at)
     uint32_t i = 3;
     while (i + 1 < length_at(at) && words[at + i] >> 24) i++;
     return i + 1;
-}
-
-/* Names and decorations go with what they are said of. */
-static bool is_said_of(uint32_t op)
-{
-    return op == OP_NAME || op == OP_MEMBER_NAME || op == OP_DECORATE || op == OP_MEMBER_DECORATE;
 }
 
 static bool is_there(uint32_t id) { return used[id] && !gone[id]; }
@@ -503,6 +560,7 @@ static void strip(bool together, bool lean)
     gone = zeros(bound, 1);
     alive = zeros(bound, 1);
     reached = zeros(bound, 1);
+    join_constants();
     while (together && put_one_in_place()) {}
     while (lean && (take_variables_out() || take_unused_out())) {}
     mark();

@@ -267,13 +267,46 @@ static void test_declarations(void **state)
     free(words);
 }
 
+/* Of constants that are made alike one stays, also where they are alike once their parts are one; not of those that are decorated,
+ * or that a type of its own kind names. What is an array's length, a variable's value or a function's operand follows; a member's
+ * number that is the id of one that goes does not. */
+static void test_constants_alike(void **state)
+{
+    enum { SPEC_OP = 52, PAIR = 44, ARRAY = 28, MATRIX = 4456, MULTIPLY = 132, PRIVATE = 6 };
+#define TIMES(id, a, b) I(SPEC_OP, UINT, id, MULTIPLY, a, b)
+#define MEMBER(id, of, number) I(SPEC_OP, UINT, id, OP_EXTRACT, of, number)
+    const uint32_t module[] = {
+        ENTRY, I(OP_DECORATE, SECOND, NO_CONTRACTION), I(OP_NAME, B, 'b'), I(OP_INT, UINT, 32, 0), I(OP_CONSTANT, UINT, ONE, 1),
+        I(OP_CONSTANT, UINT, TWO, 2), TIMES(A, ONE, TWO), TIMES(B, ONE, TWO), TIMES(C, TWO, ONE), I(PAIR, VOID, X, ONE, A),
+        I(PAIR, VOID, Y, ONE, B), I(PAIR, VOID, Z, ONE, C), MEMBER(FIRST, X, B), MEMBER(LAST, Y, B), TIMES(SECOND, ONE, TWO),
+        TIMES(HEAD, ONE, TWO), I(MATRIX, BODY, UINT, HEAD), I(ARRAY, LEFT, UINT, B), I(OP_VARIABLE, POINTER, IN, PRIVATE, LAST),
+        I(OP_VARIABLE, POINTER, BUFFER, BUFFER_CLASS), I(OP_FUNCTION, VOID, MAIN, 0, FUNCTION_TYPE), LABEL(START),
+        I(OP_STORE, BUFFER, B), I(OP_STORE, BUFFER, C), I(OP_STORE, BUFFER, Y), I(OP_STORE, BUFFER, Z), I(OP_STORE, BUFFER, SECOND),
+        I(OP_STORE, IN, LEFT), RETURN };
+    const uint32_t want[] = {
+        ENTRY, I(OP_DECORATE, SECOND, NO_CONTRACTION), I(OP_INT, UINT, 32, 0), I(OP_CONSTANT, UINT, ONE, 1),
+        I(OP_CONSTANT, UINT, TWO, 2), TIMES(A, ONE, TWO), TIMES(C, TWO, ONE), I(PAIR, VOID, X, ONE, A),
+        I(PAIR, VOID, Z, ONE, C), MEMBER(FIRST, X, B), TIMES(SECOND, ONE, TWO),
+        TIMES(HEAD, ONE, TWO), I(MATRIX, BODY, UINT, HEAD), I(ARRAY, LEFT, UINT, A), I(OP_VARIABLE, POINTER, IN, PRIVATE, FIRST),
+        I(OP_VARIABLE, POINTER, BUFFER, BUFFER_CLASS), I(OP_FUNCTION, VOID, MAIN, 0, FUNCTION_TYPE), LABEL(START),
+        I(OP_STORE, BUFFER, A), I(OP_STORE, BUFFER, C), I(OP_STORE, BUFFER, X), I(OP_STORE, BUFFER, Z), I(OP_STORE, BUFFER, SECOND),
+        I(OP_STORE, IN, LEFT), RETURN };
+    (void)state;
+    lean = false;
+    strip_copy(module, COUNT(module));
+    lean = true;
+    assert_int_equal(count, COUNT(want));
+    assert_memory_equal(words, want, sizeof want);
+    free(words);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stored_once), cmocka_unit_test(test_stored_before_branches),
         cmocka_unit_test(test_stored_in_a_branch), cmocka_unit_test(test_loops), cmocka_unit_test(test_unreached),
         cmocka_unit_test(test_more_is_done), cmocka_unit_test(test_unused), cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_declarations),
+        cmocka_unit_test(test_declarations), cmocka_unit_test(test_constants_alike),
         cmocka_unit_test_setup_teardown(test_called_once, inline_alone, lean_alone),
         cmocka_unit_test_setup_teardown(test_called_otherwise, inline_alone, lean_alone),
     };
