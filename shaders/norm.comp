@@ -14,7 +14,7 @@ layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HELD = 1;           // eights that a thread holds; places of which it has none add 0
 layout(constant_id = 3) const uint DTYPE = 10;
 layout(constant_id = 4) const uint KIND = 0;           // flags
-layout(constant_id = 5) const uint SLOTS = 1;          // at most 8
+layout(constant_id = 5) const uint SLOTS = 1;          // at most 16
 layout(constant_id = 6) const uint LOOSE = 0;          // BY_EIGHTS, no ADD: 1: rows begin and end anywhere; 2: x by steps
 layout(constant_id = 7) const uint BESIDES = 0;        // LOOSE: bits: weights and biases begin at multiples of PER_WORD; rows of y do, and n is whole eights
 layout(constant_id = 8) const uint STAGED = 0;         // LOOSE: 1: rows of y that begin anywhere go through shared memory
@@ -87,13 +87,13 @@ eight minus(const eight v, const float mean) { return eight(v.a - mean, v.b - me
 // they are added up as row_sum() adds those of as many threads.
 const uint MOST_KEPT = LANES >= 64u ? 1u : 64u / LANES, KEPT = SLOTS < MOST_KEPT ? SLOTS : MOST_KEPT, ROWS = gl_WorkGroupSize.x / LANES;
 shared vec4 kept_parts[KEPT > 1u ? ROWS * KEPT * LANES / 4u + 1u : 1u], kept_sums[KEPT > 1u ? 4u * ROWS : 1u];
-float place[8];
+float place[16];
 float row_total()
 {
     const uint all = KEPT * LANES;
     uint lane = gl_LocalInvocationID.x % LANES, row = gl_LocalInvocationID.x / LANES, first = row * all;
     vec4 sum = vec4(0.0);
-    [[unroll]] for (uint k = 1u; k <= 3u; k++)         // upwards: not all drivers unroll what is halved
+    [[unroll]] for (uint k = 1u; k <= 4u; k++)         // upwards: not all drivers unroll what is halved
         [[unroll]] for (uint s = 0u; s < SLOTS >> k; s++) if (SLOTS >> k >= KEPT) place[s] += place[s + (SLOTS >> k)];
     if (KEPT == 1u) return row_sum(place[0]);
     barrier();
