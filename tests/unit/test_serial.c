@@ -538,7 +538,7 @@ static void test_softmax(void **state)
     EACH(t, F32, BF16) {
         EACH(n, 1, 2, 3, 4, 5, 7, 8, 9, 15, 17, 63, 64, 65, 129, 257, 1023, 1024, 1025, 2049)
             EACH(layout, ROWS, SHIFTED, GAPS, FOURS, EIGHTS, STEPS, ACROSS) SAME(&rows, t, layout, 9, n, 1);
-        EACH(n, 4095, 4096, 4097, 32767, 32769) EACH(layout, ROWS, SHIFTED) SAME(&rows, t, layout, 2, n, 1);
+        EACH(n, 4095, 4096, 4097, 8192, 8193, 32767) EACH(layout, ROWS, SHIFTED) SAME(&rows, t, layout, 2, n, 1);
         EACH(columns, 2, 3, 4, 5, 8, 64, 65) EACH(layout, ROWS, SHIFTED) EACH(high, 1, 2, 33) SAME(&rows, t, layout, high, columns, 0);
         EACH(n, 1, 2, 3, 4, 5, 9, 33) EACH(inner, 1, 2, 3, 4, 5, 8) UP_TO(both, 2) UP_TO(shifted, 2) SAME(&within, t, 7, n, inner, both, shifted);
     }
