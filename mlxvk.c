@@ -12163,33 +12163,48 @@ static double copied_work(const struct encoder *e, const struct product *p, int6
     return work + passes_work(p, rows, lined);
 }
 
-static double rows_work(const struct encoder *e, const struct product *p, int64_t rows)
+/* Rows in passes, of copies of these operands; what they take. */
+struct rows_way { int64_t rows; bool copy[2]; double work; };
+
+static struct rows_way rows_way_of(const struct encoder *e, const struct product *p, int64_t rows)
 {
-    return fmin(loose_work(p, rows), fmin(copied_work(e, p, rows, false), copied_work(e, p, rows, true)));
+    double loose = loose_work(p, rows);
+    double across = copied_work(e, p, rows, false), all = copied_work(e, p, rows, true), copied = fmin(across, all);
+    struct rows_way w = { .rows = rows, .work = fmin(loose, copied) };
+    for (int k = MAT_A; k <= MAT_B; k++) w.copy[k] = copied < loose && copied_along(p, k, all < across);
+    return w;
 }
 
-/* All, those that whole tiles leave, or none: 0. */
-static int64_t rows_in_passes(const struct encoder *e, const struct product *p)
+/* All rows, those that whole tiles leave, or none: 0. The work is that of all, even where not all go so. */
+static struct rows_way rows_in_passes(const struct encoder *e, const struct product *p)
 {
     int64_t left = p->m % CPU_TILE;
-    if (p->m <= e->device->tuning->pass)             /* else product_vector has them */
-        return lies_across(p, MAT_B) && copied_work(e, p, p->m, false) < loose_work(p, p->m) ? p->m : 0;
-    double all = rows_work(e, p, p->m);
-    double rest = left ? tiles_work(p, p->m - left) + rows_work(e, p, left) : INFINITY;
-    if (fmin(all, rest) >= tiles_work(p, p->m)) return 0;
-    return all <= rest ? p->m : left;
+    struct rows_way w = rows_way_of(e, p, p->m), few = w;
+    double rest = INFINITY;
+    if (p->m <= e->device->tuning->pass) {           /* else product_vector has them */
+        if (!lies_across(p, MAT_B) || copied_work(e, p, p->m, false) >= loose_work(p, p->m)) w.rows = 0;
+        return w;
+    }
+    if (left) {
+        few = rows_way_of(e, p, left);
+        rest = tiles_work(p, p->m - left) + few.work;
+    }
+    if (fmin(w.work, rest) >= tiles_work(p, p->m)) w.rows = 0;
+    else if (rest < w.work) { few.work = w.work; w = few; }
+    return w;
 }
 
 static const char *passes_fit(const struct encoder *e, const void *job)
 {
     const struct product *p = job;
     struct product t = transposed(p);
-    int64_t few = p->m < p->n ? p->m : p->n;
+    int64_t rows, columns, few = p->m < p->n ? p->m : p->n;
     if (!e->device->tuning->pass) return "the device does not";
     if (p->gather || p->segments) return "index arrays or ranges of K";
-    if (few <= e->device->tuning->pass && !rows_in_passes(e, p->m < p->n ? p : &t)) return "one pass";
-    if (!rows_in_passes(e, p) && !rows_in_passes(e, &t)) return "tiles are as fast";
-    return units_fit(e, p);
+    rows = rows_in_passes(e, p).rows;
+    columns = rows_in_passes(e, &t).rows;
+    if (few <= e->device->tuning->pass && !(p->m < p->n ? rows : columns)) return "one pass";
+    return rows || columns ? units_fit(e, p) : "tiles are as fast";
 }
 
 static double passes_cost(const struct encoder *e, const void *p) { return job_cost(e, p, 50, SMALL_PRODUCT / 8); }
@@ -12258,35 +12273,26 @@ static void few_at_a_time(struct encoder *e, const struct product *p, int64_t pa
     }
 }
 
-/* Which operands passes read copies of. */
-static void copies_in_passes(const struct encoder *e, const struct product *p, bool copy[2])
-{
-    double loose = loose_work(p, p->m), across = copied_work(e, p, p->m, false), all = copied_work(e, p, p->m, true);
-    for (int k = MAT_A; k <= MAT_B; k++) copy[k] = fmin(across, all) < loose && copied_along(p, k, all < across);
-}
-
 /* Whole tiles, and what they leave of rows, then of columns; of few columns first, or those alone. */
 static void product_passes(struct encoder *e, const void *job)
 {
     struct cut cut = { .axis = AXIS_M, .operand = MATRICES };
     struct product p = *(const struct product *)job, t = transposed(&p);
     struct array *a = NULL, *b = NULL;
-    bool copy[2];
-    bool other = rows_in_passes(e, &t) == t.m && rows_work(e, &t, t.m) < rows_work(e, &p, p.m);
-    if (!rows_in_passes(e, &p) || other) { t = p; p = transposed(&p); }
-    int64_t pass = e->device->tuning->pass, at = p.m - rows_in_passes(e, &p);
+    struct rows_way way = rows_in_passes(e, &p), other = rows_in_passes(e, &t);
+    if (!way.rows || (other.rows == t.m && other.work < way.work)) { p = t; way = other; }
+    int64_t at = p.m - way.rows;
     if (at) {
         struct product tiles = p;
         take_part(&tiles, &cut, 0, at);
         t = transposed(&tiles);
-        if (rows_in_passes(e, &t)) product_passes(e, &tiles);
+        if (rows_in_passes(e, &t).rows) product_passes(e, &tiles);
         else product_tiled(e, &tiles);
     }
-    take_part(&p, &cut, at, p.m - at);
-    copies_in_passes(e, &p, copy);
-    if (copy[MAT_A]) a = padded_copy(e, &p, MAT_A, 1);
-    if (copy[MAT_B]) b = padded_copy(e, &p, MAT_B, 0);
-    if (!e->code) few_at_a_time(e, &p, pass);
+    take_part(&p, &cut, at, way.rows);
+    if (way.copy[MAT_A]) a = padded_copy(e, &p, MAT_A, 1);
+    if (way.copy[MAT_B]) b = padded_copy(e, &p, MAT_B, 0);
+    if (!e->code) few_at_a_time(e, &p, e->device->tuning->pass);
     array_release(a);
     array_release(b);
 }
@@ -14405,8 +14411,8 @@ static double conv_passes_work(const struct encoder *e, const struct conv *v)
 {
     struct product p = conv_product(v);
     p.a_row = p.k;
-    if (conv_deep(v) || rows_in_passes(e, &p) != p.m) return INFINITY;
-    return rows_work(e, &p, p.m) + (double)p.m * (double)p.k;
+    struct rows_way way = rows_in_passes(e, &p);
+    return conv_deep(v) || way.rows != p.m ? INFINITY : way.work + (double)p.m * (double)p.k;
 }
 
 /* By cooperative matrices 2; the first matrix is written and read besides. */
