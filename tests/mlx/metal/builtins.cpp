@@ -182,7 +182,8 @@ struct Caller {
     }
     if (s->is_float()) return l.ext(4, v.type, {v}, at);
     if (!s->sign) return v;
-    return l.reg_value(v.type, l.emit(EXTENDED + 5, l.reg(v.type, at), {l.id_of(v, at)}, 0, at));
+    uint32_t n = l.emit(EXTENDED + 5, l.reg(v.type, at), {l.id_of(v, at)}, 0, at);
+    return l.reg_value(v.type, l.normalize(n, s, l.width(v.type)));                   // the least one has no other
   }
 
   /* By the bits: what a driver thinks of NaN does not matter. */

@@ -91,6 +91,12 @@ void small_integers() {
   Kernel k = elementwise("uint i = thread_position_in_grid.x; T a = inp[i]; T b = a * 3 + 250; int8_t c = b;"
                          "out[i] = (c >> 2) ^ (b << 1) ^ (a / 3) ^ (c % 7);", MLXVK_UINT8, 256, x);
   expect("uint8", run(k)[0], want, 0, 0);
+  /* The least one's absolute value is itself. */
+  x = {-128, -127, -1, 0, 127};
+  want = {-128 - 32768, 127 + 32767, 2, 0, 254};
+  k = elementwise("uint i = thread_position_in_grid.x; char a = inp[i]; short b = a < -1 ? a * 256 - (a & 1) * 255 : a;"
+                  "char2 c = abs(char2(a)); short d = abs(b); out[i] = c.y + d;", MLXVK_INT32, 5, x);
+  expect("abs", run(k)[0], want, 0, 0);
 }
 
 void long_integers() {
