@@ -49,6 +49,13 @@ static std::atomic<bool> exiting{false};
 static pid_t own_process;
 static bool is_child() { return own_process && getpid() != own_process; }
 
+/* What would wait there without end. */
+static void check_process() {
+  if (is_child())
+    throw std::runtime_error("[mlxvk] This process was forked from one that has the GPU, and cannot compute on it. Start it anew "
+                             "(multiprocessing.get_context(\"spawn\")), or compute on mx.cpu in it.");
+}
+
 static void drain() {
   if (is_child()) return;
   leave_ranks();
@@ -108,6 +115,9 @@ static void side_by_side(mlxvk_task* task, void* with, uint32_t count, void*) {
   for (auto& thread : others) thread.join();
 }
 
+static thread_local int last_index = -1;                    // of the stream asked for last: nearly always the same one
+static thread_local mlxvk_stream last_stream{};
+
 static mlxvk_device make_device() {
   choose_by_rank();
 #if MLX_VERSION_NUMERIC < 32000
@@ -120,6 +130,7 @@ static mlxvk_device make_device() {
   desc.parallel = side_by_side;
   if (!mlxvk_device_create(&d, &desc)) mlxvk_set_default_device(d);
   own_process = getpid();
+  pthread_atfork(nullptr, nullptr, [] { last_index = -1; });  // so that stream_of() looks
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
   else
     std::fprintf(stderr, "mlxvk: MLX goes on with the CPU: there is no Vulkan device that mlxvk can use. (vulkaninfo --summary lists "
@@ -137,9 +148,6 @@ bool staged() {
   }();
   return value;
 }
-
-static thread_local int last_index = -1;                    // nearly always the same one
-static thread_local mlxvk_stream last_stream{};
 
 #if MLX_VERSION_NUMERIC >= 31000
 /* The GPU streams that a thread has made: MLX has them go with it. */
@@ -189,6 +197,7 @@ void lend_stream(Stream s, mlxvk_stream handle) {
 
 mlxvk_stream stream_of(Stream s) {
   if (s.index == last_index && records()) return last_stream;
+  check_process();
   join_walk(s);
   if (s.index == last_index) return last_stream;
   auto& all = streams();
@@ -275,6 +284,7 @@ class Counter {
   }
 
   void wait(uint64_t value) {
+    if (of_.device == Device::gpu && !reached(value)) check_process();
     if (line_.event.ctx) { check(mlxvk_event_wait_host(line_.event, line_.base + value, UINT64_MAX), "wait"); return; }
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return value_ >= value; });

@@ -456,6 +456,27 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (x + 1).tolist()[0])""
         assert out.stdout == "3 2.0\n", (end, out.stderr)
 
 
+@pytest.mark.parametrize("before", ["", "mx.eval(x)", "mx.async_eval(y)", "work(x)"])
+def test_computing_in_a_forked_process(before):
+    """A child would wait for the GPU without end: it is told so instead, each time, and may compute on the CPU."""
+    out = run(BORROWED % 0 + f"""
+import os
+x = mx.ones(8)
+y = x + 2
+{before}
+child = os.fork()
+if child:
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), y.tolist()[0])
+    sys.exit()
+told = 0
+for ask in (y.tolist, lambda: mx.eval(mx.zeros(3) + 1), mx.synchronize, lambda: mx.async_eval(mx.arange(3) * 2), y.tolist):
+    try: ask()
+    except RuntimeError as e: told += "forked" in str(e)
+if not {bool(before)}: told += mx.add(mx.array([2]), 1, stream=mx.cpu).item()
+os._exit(told)""")
+    assert out.stdout == ("5 3.0\n" if before else "8 3.0\n"), (out.stdout, out.stderr)
+
+
 def test_recorded_at_the_end_of_the_process():
     code = ("import mlxvk_mlx, mlx.core as mx\nx = mx.ones((64, 64))\n"
             "for i in range(600): x = mx.sort(x + i)\nmx.async_eval(x)\n%s")
