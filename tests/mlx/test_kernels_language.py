@@ -57,6 +57,10 @@ NUMBERS = [
     # a function that the library has, too, is the source's, but for the library itself
     ("out[0] = erf(1.0f) + erf(half(2)) + (log1p(0.5f) == 9) + (fabs(asinh(1.0f) - 0.8813736f) < 1e-6f);",
      "inline float erf(float x) { return 7 * x; } half erf(half x) { return 8 * x; } template <typename T> T log1p(T x) { return 9; }", 25),
+    # a name of the outermost scope
+    ("int f = 3; out[0] = ::f(f) + ::metal::abs(-20) + ::space::f(1) + ::S::v; ::g(out, 1000);",
+     "int f(int x) { return x * 100; } namespace space { int f(int x) { return 1 + ::f(x); } } struct S { static constexpr constant int v = 7; };"
+     "void g(device float* o, int x) { o[0] += x; }", 300 + 20 + 101 + 7 + 1000),
     # structures that a typedef names
     ("typedef struct { int a; float b; } Q; Q q = {1, 2.5f}; typedef struct R { int z; } *P; R r{4}; P p = &r; p->z++; out[0] = q.a + q.b + r.z;",
      "", 8.5),
@@ -196,6 +200,7 @@ def test_too_much_threadgroup_memory():
                                           ("out[0] = '';", "single character"), ("out[0] = '\\x';", "no character"),
                                           ("out[0] = '\\x123';", "no character"),
                                           ("typedef struct { int z; } *P;", "without a name"),
+                                          ("out[0] = ::nowhere(1);", "'nowhere'"), ("out[0] = ::;", "expected a name"),
                                           ("float2x2 m(1, 2, 3, 4);", "'float2x2' is no type")])
 def test_error(source, says):
     with pytest.raises(RuntimeError, match=says):

@@ -37,8 +37,8 @@ Entity* Lower::find(const std::string& name, Scope* from) {
 }
 
 namespace {
-/* Everything of these is in the outermost scope. */
-bool is_library(const std::string& n) { return n == "metal" || n == "std" || n == "simd" || n == "mlx"; }
+/* Everything of these is in the outermost scope, which itself has no name. */
+bool is_library(const std::string& n) { return n.empty() || n == "metal" || n == "std" || n == "simd" || n == "mlx"; }
 }  // namespace
 
 Entity* Lower::resolve(const Path& path, bool must) {

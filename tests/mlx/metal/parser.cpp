@@ -176,7 +176,7 @@ struct Parser {
   Path path() {
     Path p;
     p.at = here();
-    take("::");
+    if (take("::")) p.segments.emplace_back();               // without a name: the outermost scope
     bool after_space = true;
     for (;;) {
       bool forced = take("template");
@@ -573,7 +573,7 @@ struct Parser {
       return e;
     }
     if (is("[")) return lambda();
-    if (k.kind != Tok::name) expected("an expression");
+    if (k.kind != Tok::name && !k.is("::")) expected("an expression");
     if (is("true") || is("false")) {
       Expr* e = expr(E::boolean, here());
       e->text = next().text;
@@ -609,7 +609,7 @@ struct Parser {
       return named_cast();
     }
     bool forced = is("typename");
-    if (!forced && (peek().kind != Tok::name || reserved.count(peek().text))) expected("an expression");
+    if (!forced && !is("::") && (peek().kind != Tok::name || reserved.count(peek().text))) expected("an expression");
     if (forced || is("unsigned") || is("signed") || is("long") || is("short") || is("char") || is("int")) {
       TypeNode* n = type_node(TypeNode::named, p);
       take("typename");
