@@ -29392,10 +29392,10 @@ static void lower_users(const struct encoder *e, const struct storage *st, bool 
 }
 
 /* Binds an array; the step keeps its memory until the dispatch. */
-static uint32_t bind_held(struct encoder *e, uint32_t binding, struct array *a, bool write)
+static uint32_t bind_held(struct encoder *e, uint32_t binding, struct array *a, bool read, bool write)
 {
     lower_users(e, a->storage, write);
-    if (!write && !a->storage->buffer && !a->storage->literal && a->size)
+    if (read && !a->storage->buffer && !a->storage->literal && a->size)
         encoder_fail(e, MLXVK_ERROR_NOT_READY, 0, __LINE__, "input", "an operand was never computed");
     return bind_array(e, binding, a, write);
 }
@@ -29409,7 +29409,7 @@ static int set_array(mlxvk_encoder handle, mlxvk_array array, uint32_t binding, 
     if (!e) return MLXVK_ERROR_ARGUMENT;
     if (!a || binding >= MAX_BINDINGS || a->storage->device != e->device)
         encoder_fail(e, MLXVK_ERROR_ARGUMENT, 0, __LINE__, name, "no array of this device, or binding %u", binding);
-    else at = bind_held(e, binding, a, write);
+    else at = bind_held(e, binding, a, !write, write);
     if (shift) *shift = at;
     return unlock_encoder(e);
 }
@@ -29541,6 +29541,7 @@ struct spirv_config {
     struct { char *name; uint32_t value; } argument[MAX_SPEC];
     bool filled;
     float value;
+    uint32_t written;                                /* a bit for each input that the kernel writes, too */
 };
 
 enum { SPIRV_ANY = -1 };
@@ -29695,6 +29696,14 @@ int mlxvk_fast_spirv_kernel_config_set_init_value(mlxvk_fast_spirv_kernel_config
     return 0;
 }
 
+int mlxvk_fast_spirv_kernel_config_add_written_input(mlxvk_fast_spirv_kernel_config cls, int input)
+{
+    struct spirv_config *f = cls.ctx;
+    if (!f || input < 0 || input >= MAX_BINDINGS) return MLXVK_ERROR_ARGUMENT;
+    f->written |= UINT32_C(1) << input;
+    return 0;
+}
+
 int mlxvk_fast_spirv_kernel_config_add_template_arg_int(mlxvk_fast_spirv_kernel_config cls, const char *name, int value)
 {
     struct spirv_config *f = cls.ctx;
@@ -29789,7 +29798,7 @@ static struct kernel *find_variant(struct call *c, struct spirv_kernel *k, const
 /* Encodes the dispatch behind all operations recorded before. Where an array is empty, a result that is not is bound in
  * its place; nothing is to be done where all are. */
 static void run_variant(struct call *c, struct kernel *k, struct array **arrays, uint32_t inputs, uint32_t count,
-                        const uint32_t grid[3])
+                        const struct spirv_config *f)
 {
     struct encoder *e = &c->stream->encoder;
     uint32_t shift[MAX_BINDINGS], some = inputs;
@@ -29801,9 +29810,11 @@ static void run_variant(struct call *c, struct kernel *k, struct array **arrays,
     encoder_reset(e);
     e->step.pipeline = &k->pipeline;
     for (uint32_t i = 0; i < count; i++)
-        shift[i] = arrays[i]->size ? bind_held(e, i, arrays[i], i >= inputs) : bind_held(e, i, arrays[some], true);
+        shift[i] = arrays[i]->size ? bind_held(e, i, arrays[i], i < inputs, i >= inputs || f->written >> i & 1)
+            : bind_held(e, i, arrays[some], false, true);
     set_bytes(e, shift, 4 * count);
-    dispatch(e, ceil_div(grid[0], k->threads[0]), ceil_div(grid[1], k->threads[1]), ceil_div(grid[2], k->threads[2]));
+    dispatch(e, ceil_div(f->grid[0], k->threads[0]), ceil_div(f->grid[1], k->threads[1]),
+             ceil_div(f->grid[2], k->threads[2]));
     bind_plan(e);
     maybe_commit(c->stream);
     if (e->code) {
@@ -29826,6 +29837,8 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
     else if ((v ? v->size : 0) != k->inputs || f->outputs != k->outputs)
         FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs and %u outputs, not %zu and %u", k->name, k->inputs,
              k->outputs, v ? v->size : 0, f->outputs);
+    else if (f->written >> k->inputs)
+        FAIL(&c, MLXVK_ERROR_ARGUMENT, "%s has %u inputs; one beyond them is to be written", k->name, k->inputs);
     if (c.code) return finish_vector(&c, NULL, 0, outputs);
     for (uint32_t i = 0; i < k->inputs; i++) {
         arrays[i] = vector_input(&c, v, i);
@@ -29842,7 +29855,7 @@ int mlxvk_fast_spirv_kernel_apply(mlxvk_vector_array *outputs, mlxvk_fast_spirv_
         if (!out) FAIL(&c, MLXVK_ERROR_HOST_MEMORY, "out of host memory");
     }
     struct kernel *made = c.code ? NULL : find_variant(&c, k, f);
-    if (made) run_variant(&c, made, arrays, k->inputs, k->inputs + k->outputs, f->grid);
+    if (made) run_variant(&c, made, arrays, k->inputs, k->inputs + k->outputs, f);
     return finish_vector(&c, arrays + k->inputs, k->outputs, outputs);
 }
 

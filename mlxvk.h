@@ -1341,6 +1341,9 @@ MLXVK_API int mlxvk_fast_spirv_kernel_config_set_grid(mlxvk_fast_spirv_kernel_co
                                                       int grid3);
 MLXVK_API int mlxvk_fast_spirv_kernel_config_set_thread_group(mlxvk_fast_spirv_kernel_config cls, int thread1,
                                                               int thread2, int thread3);
+/* The kernel writes this input, too, counted from 0: in place, and all who have the array, or a view of its memory, see
+ * that (unless ensure_row_contiguous had it copied). ARGUMENT, from apply, where there are not so many. */
+MLXVK_API int mlxvk_fast_spirv_kernel_config_add_written_input(mlxvk_fast_spirv_kernel_config cls, int input);
 /* outputs begin with it */
 MLXVK_API int mlxvk_fast_spirv_kernel_config_set_init_value(mlxvk_fast_spirv_kernel_config cls, float value);
 MLXVK_API int mlxvk_fast_spirv_kernel_config_add_template_arg_dtype(mlxvk_fast_spirv_kernel_config cls,

@@ -147,6 +147,8 @@ enum class Use { own, only, lent };
 enum { LENT = -1 };
 int operand(mlxvk_array* res, const array& a, Stream s, Use use = Use::own);
 void give_back_lent(const array& a);
+/* A kernel of the program's writes this operand: what the host has of it is old. */
+void note_written(const array& a);
 /* The value of an int32 that the host has at hand, without waiting: what Python passed as a number mostly. */
 bool host_number(const array& a, int& value);
 /* Undoes `only` after the operation failed: the handle is MLX's own again. */
@@ -224,8 +226,9 @@ void close_walk();
 
 /* ---- kernels.cpp ---- */
 
-/* Runs a fast::CustomKernel; like: its outputs' shapes and dtypes. Throws what the compiler says of its source. */
-void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t inputs, const array* like, size_t outputs);
+/* Runs a fast::CustomKernel; like: its outputs' shapes and dtypes. Throws what the compiler says of its source. Returns a
+ * bit for each input that the kernel writes. */
+uint32_t run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t inputs, const array* like, size_t outputs);
 
 /* ---- collectives.cpp ---- */
 

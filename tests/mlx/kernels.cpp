@@ -180,8 +180,8 @@ struct Config {
   ~Config() { mlxvk_fast_spirv_kernel_config_free(c); }
 };
 
-int dispatch(mlxvk_vector_array* results, const Call& call, const mlxvk_array* in, size_t inputs, const array* like,
-             size_t outputs, mlxvk_stream s) {
+int dispatch(mlxvk_vector_array* results, uint32_t& written, const Call& call, const mlxvk_array* in, size_t inputs,
+             const array* like, size_t outputs, mlxvk_stream s) {
   static std::mutex mutex;
   std::lock_guard<std::mutex> lock(mutex);
   Kernel& k = compiled(call);
@@ -194,6 +194,10 @@ int dispatch(mlxvk_vector_array* results, const Call& call, const mlxvk_array* i
     mlxvk_fast_spirv_kernel_config_add_output_arg(config.c, o->shape().data(), o->ndim(), dtype_of(*o));
   mlxvk_fast_spirv_kernel_config_set_grid(config.c, int(call.info[0]), int(call.info[1]), int(call.info[2]));
   mlxvk_fast_spirv_kernel_config_set_thread_group(config.c, int(threads[0]), int(threads[1]), int(threads[2]));
+  for (uint32_t input : k.program.written) {
+    mlxvk_fast_spirv_kernel_config_add_written_input(config.c, int(input));
+    written |= uint32_t(1) << input;
+  }
   if (auto value = call.init_value()) mlxvk_fast_spirv_kernel_config_set_init_value(config.c, *value);
   mlxvk_vector_array operands = mlxvk_vector_array_new_data(arrays.data(), arrays.size());
   const int code = mlxvk_fast_spirv_kernel_apply(results, k.kernel, operands, config.c, s);
@@ -203,8 +207,7 @@ int dispatch(mlxvk_vector_array* results, const Call& call, const mlxvk_array* i
 
 }  // namespace
 
-void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t inputs, const array* like,
-                size_t outputs) {
+uint32_t run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t inputs, const array* like, size_t outputs) {
   auto& kernel = static_cast<fast::CustomKernel&>(p);
   Call call{kernel.state(), of_device(), {}};
   if (std::get<8>(call.state)) throw std::runtime_error("[metal_kernel] a kernel for CUDA cannot run on Vulkan");
@@ -215,10 +218,12 @@ void run_kernel(mlxvk_array* out, Primitive& p, const mlxvk_array* in, size_t in
   set_bytes(call, in, inputs);
   const mlxvk_stream s = stream_of(p.stream());
   mlxvk_vector_array results{};
-  int code = dispatch(&results, call, in, inputs, like, outputs, s);
+  uint32_t written = 0;
+  int code = dispatch(&results, written, call, in, inputs, like, outputs, s);
   for (size_t i = 0; i < outputs && !code; i++) code = mlxvk_vector_array_get(&out[i], results, i);
   mlxvk_vector_array_free(results);
   if (code) raise(code, s, "metal_kernel");
+  return written;
 }
 
 /* Kernels are written for what every device of Apple's has. Where that is not, programs better do without them, unless

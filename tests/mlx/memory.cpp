@@ -272,6 +272,14 @@ void fetch_handle(const array& a) {
 
 void give_back_lent(const array& a) { block_of(a)->lent--; }
 
+/* What is a caller's stays as the caller has it. */
+void note_written(const array& a) {
+  Block* b = block_of(a);
+  if (!b || b->foreign || b->borrowed) return;
+  std::lock_guard<Latch> lock(b->mutex);
+  if (b->on_device()) b->on_host = false;
+}
+
 bool is_trifle(const array& a) {
   const size_t most = 64;
   const Block* b = a.data_shared_ptr() ? block_of(a) : nullptr;

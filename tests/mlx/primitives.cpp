@@ -23,6 +23,7 @@ struct Job {
   mlxvk_stream s;
   int number = 0;                                          // the operand { NULL } that the host knows, see host_number()
   size_t outputs = 1;
+  uint32_t written = 0;                                    // by a kernel of the program's, a bit for each operand
 
   const int* shape() const { return like->shape().data(); }
   size_t ndim() const { return like->ndim(); }
@@ -511,7 +512,7 @@ static int gated_delta_vjp_native(Job& j) {
 #endif
 
 static int custom_kernel_native(Job& j) {
-  run_kernel(j.out, j.p, j.in, j.inputs, j.like, j.outputs);
+  j.written = run_kernel(j.out, j.p, j.in, j.inputs, j.like, j.outputs);
   return 0;
 }
 
@@ -775,6 +776,7 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
   if (!code) {
     Job j{p, o.in.data(), o.in.size(), o.out.data(), outputs.data(), stream_of(s), o.number, outputs.size()};
     code = row.native(j);
+    for (size_t i = 0; j.written >> i; i++) if (j.written >> i & 1) note_written(inputs[i]);
   }
   o.settle(code);
   if (refuses(code)) { reason = error_text(code, stream_of(s)); return false; }

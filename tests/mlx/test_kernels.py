@@ -177,6 +177,55 @@ def test_many_arrays(inputs, outputs, shapes):
             assert result.tolist() == (total + k).tolist()
 
 
+APPEND = """
+    uint i = thread_position_in_grid.x;
+    device T* row = (device T*)cache + at * line_shape[0];
+    row[i] = line[i];
+    out[i] = row[i] + %s;
+"""
+
+
+@pytest.mark.parametrize("dtype", support.FLOATS + (mx.int32, mx.int8), ids=support.name_of)
+def test_an_input_that_is_written(dtype):
+    """A cast takes from an input that it is constant: rows are put into a cache in place, and all see them who have it."""
+    kernel = mx.fast.metal_kernel(name="append", input_names=["cache", "line", "at"], output_names=["out"],
+                                  source=APPEND % "cache[at * line_shape[0]]")
+    cache = mx.full((6, 48), 5, dtype=dtype)
+    mx.eval(cache)
+    view, before = cache.T, cache + 1
+    mx.async_eval(before)
+    for row in range(4):
+        line = mx.arange(48).astype(dtype) + row
+        out, = kernel(inputs=[cache, line, mx.array(row, mx.uint32)], template=[("T", dtype)], grid=(48, 1, 1),
+                      threadgroup=(48, 1, 1), output_shapes=[(48,)], output_dtypes=[dtype])
+        mx.eval(out)
+        assert out.tolist()[1:] == [i + 2 * row for i in range(1, 48)]
+    want = [[float(i + row if row < 4 else 5) for i in range(48)] for row in range(6)]
+    assert cache.tolist() == want and np.array(cache.astype(mx.float32)).tolist() == want
+    assert (view.T * 1).tolist() == want
+    assert before.tolist() == [[6] * 48] * 6
+
+
+def test_an_input_that_the_host_had_is_written():
+    kernel = mx.fast.metal_kernel(name="add", input_names=["x"], output_names=["out"],
+                                  source="uint i = thread_position_in_grid.x; ((device float*)x)[i] += 1; out[i] = 0;")
+    for size in (9, 5000):
+        x = mx.array(np.arange(size, dtype=np.float32))
+        for count in range(1, 4):
+            mx.eval(kernel(inputs=[x], grid=(size, 1, 1), threadgroup=(32, 1, 1), output_shapes=[(size,)], output_dtypes=[mx.float32]))
+            assert np.array(x).tolist() == [i + count for i in range(size)]
+            assert (x * 2).tolist() == [2 * (i + count) for i in range(size)]
+
+
+@pytest.mark.parametrize("source, says", [("x[0] = 1;", "constant"), ("((device float*)n)[0] = 1;", "constant"),
+                                          ("((device int*)x_shape)[0] = 1;", "constant")])
+def test_what_is_constant_is_not_written(source, says):
+    kernel = mx.fast.metal_kernel(name="bad", input_names=["x", "n"], output_names=["out"], source=source + "out[0] = 1;")
+    with pytest.raises(RuntimeError, match=says):
+        mx.eval(kernel(inputs=[mx.ones(9), mx.ones(2)], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+                       output_dtypes=[mx.float32]))
+
+
 def test_outside_is_not_reached():
     """Indices out of range read and write nothing that is another's."""
     before, x, after = mx.full((64,), 5.0), mx.ones(64), mx.full((64,), 6.0)

@@ -148,6 +148,47 @@ static void test_among_operations(void **state)
     mlxvk_fast_spirv_kernel_free(kernel);
 }
 
+/* The kernel's first result is an input here: written in place, behind what reads it, and before what is recorded next. */
+static void test_an_input_that_is_written(void **state)
+{
+    (void)state;
+    const int shape[] = { ROWS, COLUMNS };
+    mlxvk_vector_string in = names((const char *const[]){ "x", "y", "result" }, 3), out = names((const char *const[]){ "written" }, 1);
+    mlxvk_fast_spirv_kernel kernel = mlxvk_fast_spirv_kernel_new("weighted", in, out, weighted_spv, sizeof weighted_spv, true);
+    mlxvk_fast_spirv_kernel_config f = mlxvk_fast_spirv_kernel_config_new();
+    mlxvk_array x = { NULL }, y = { NULL }, r = { NULL }, before = { NULL }, view = { NULL };
+    mlxvk_vector_array results = { NULL };
+    float old[SIZE], want[SIZE], turned[SIZE];
+    for (int i = 0; i < SIZE; i++) old[i] = 2 * (float)i, want[i] = 3 * (float)i + 100;
+    for (int i = 0; i < SIZE; i++) turned[i] = want[i % ROWS * COLUMNS + i / ROWS];
+    OK(mlxvk_fast_spirv_kernel_config_add_output_arg(f, shape, 2, MLXVK_UINT32), stream);
+    OK(mlxvk_fast_spirv_kernel_config_set_grid(f, (SIZE + 1) / 2, 2, 1), stream);
+    OK(mlxvk_fast_spirv_kernel_config_set_thread_group(f, 8, 2, 1), stream);
+    OK(mlxvk_fast_spirv_kernel_config_add_template_arg_int(f, "SIZE", SIZE), stream);
+    OK(mlxvk_fast_spirv_kernel_config_add_written_input(f, 2), stream);
+    OK(mlxvk_arange(&x, 0, SIZE, 1, MLXVK_FLOAT32, stream), stream);
+    OK(mlxvk_arange(&y, 100, 100 + SIZE, 1, MLXVK_FLOAT32, stream), stream);
+    OK(mlxvk_arange(&r, 0, SIZE, 1, MLXVK_FLOAT32, stream), stream);
+    OK(mlxvk_reshape(&r, r, shape, 2, stream), stream);
+    OK(mlxvk_transpose(&view, r, stream), stream);
+    OK(mlxvk_add(&before, r, r, stream), stream);
+    mlxvk_vector_array inputs = mlxvk_vector_array_new_data((mlxvk_array[]){ x, y, r }, 3);
+    OK(mlxvk_fast_spirv_kernel_apply(&results, kernel, inputs, f, stream), stream);
+    expect_floats(before, old, SIZE, 0, 0, stream);
+    expect_floats(r, want, SIZE, 0, 0, stream);
+    expect_floats(view, turned, SIZE, 0, 0, stream);
+    assert_int_equal(mlxvk_fast_spirv_kernel_config_add_written_input(f, -1), MLXVK_ERROR_ARGUMENT);
+    OK(mlxvk_fast_spirv_kernel_config_add_written_input(f, 3), stream);
+    REFUSED(mlxvk_fast_spirv_kernel_apply(&results, kernel, inputs, f, stream), MLXVK_ERROR_ARGUMENT, stream, "3 inputs");
+    mlxvk_vector_array_free(results);
+    mlxvk_vector_array_free(inputs);
+    mlxvk_fast_spirv_kernel_config_free(f);
+    mlxvk_fast_spirv_kernel_free(kernel);
+    mlxvk_vector_string_free(in);
+    mlxvk_vector_string_free(out);
+    for (int i = 0; i < 5; i++) mlxvk_array_free((mlxvk_array[]){ x, y, r, before, view }[i]);
+}
+
 static void test_misuse(void **state)
 {
     (void)state;
@@ -193,7 +234,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_template_arguments), cmocka_unit_test(test_views), cmocka_unit_test(test_among_operations),
-        cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_an_input_that_is_written), cmocka_unit_test(test_misuse),
     };
     return run_group("spirv_kernel", tests, set_up, tear_down);
 }

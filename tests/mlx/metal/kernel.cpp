@@ -102,7 +102,7 @@ void Lower::array_parameter(const Parameter& p, const Type* t, bool reference, S
     uint32_t k =
         static_cast<uint32_t>(std::find(list.begin(), list.end(), static_cast<uint32_t>(p.index)) - list.begin());
     target.binding = constant ? k : static_cast<uint32_t>(program.inputs.size()) + (program.info ? 1 : 0) + k;
-    target.readonly = constant;
+    target.readonly = inner->space == Space::constant;
     pointer.index.id = emit(PUSH, {Base::u32, 1}, {target.binding});
   }
   pointer.targets.push_back(target);
@@ -240,6 +240,7 @@ void compile_into(Program& p, const std::string& source, const std::string& kern
     l.run_kernel(kernel, p);
     if (l.pointer_found) continue;
     if (!l.null_uses.empty()) throw l.null_uses[0];
+    for (uint32_t k = 0; k < p.inputs.size(); k++) if (l.code.written[k]) p.written.push_back(k);
     make_uniform(l.code, options);
     p.words = write_spirv(l.code, options, p.shared_bytes);
     return;

@@ -389,6 +389,7 @@ struct Lower {
   Value address_of(const Place_& p, Space space, Place at);
   Value decay(const Operand& o, Place at);
   Value pointer_add(const Value& p, Index by, Place at);
+  bool writable(const Value& p) const;
   Value pointer_cast(const Value& p, const Type* t, Place at);
   Value pointer_select(uint32_t c, const Value& a, const Value& b, Place at);
   Place_ temporary(const Value& v, Place at);

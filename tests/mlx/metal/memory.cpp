@@ -808,6 +808,14 @@ Value Lower::pointer_add(const Value& p, Index by, Place at) {
   return r;
 }
 
+/* May a cast take away what says that this memory is constant? An array of device memory is no less to be written for being
+ * handed over as one to be read. */
+bool Lower::writable(const Value& p) const {
+  if (p.kind != Value::pointer) return true;
+  for (const Target& t : p.p->targets) if (t.kind != Target::buffer || t.readonly) return false;
+  return true;
+}
+
 Value Lower::pointer_cast(const Value& p, const Type* t, Place at) {
   if (t->of->kind == Type::none) return p;
   Value r = p;
@@ -817,7 +825,7 @@ Value Lower::pointer_cast(const Value& p, const Type* t, Place at) {
   }
   r.p = std::make_shared<Pointer>(*p.p);
   Space space = t->space == Space::none ? p.type->space : t->space;
-  r.type = pointer_to(t->of, space, t->constant || p.type->constant);
+  r.type = pointer_to(t->of, space, t->constant || (p.type->constant && !writable(p)));
   uint32_t from = size_of(p.type->of, at), to = size_of(t->of, at), align = align_of(t->of, at);
   if (p.p->targets[0].kind == Target::buffer) {
     uint32_t unit = p.p->targets[0].unit;

@@ -34,6 +34,7 @@ struct Program {
   std::string error;                          // FILE:LINE:COLUMN: error: ..., the line, and a mark below the column
   uint32_t line = 0, column = 0;
   std::vector<uint32_t> inputs, outputs;      // the buffers' indexes
+  std::vector<uint32_t> written;              // bindings among those that are read: they are written, too
   bool info = false;
   uint32_t info_words = 0;
   uint32_t shared_bytes = 0;                  // of threadgroup memory

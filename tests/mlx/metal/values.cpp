@@ -410,7 +410,7 @@ Value Lower::convert(const Value& v, const Type* t, Place at, bool explicit_) {
         fail(at, "a pointer to constant memory cannot become " + name_of(t));
       if (f->of == t->of || t->of->kind == Type::none) {
         Value r = v;
-        r.type = pointer_to(f->of, f->space, t->constant || f->constant);
+        r.type = pointer_to(f->of, f->space, t->constant || (f->constant && !(explicit_ && writable(v))));
         return r;
       }
       if (explicit_) return pointer_cast(v, t, at);
