@@ -7967,8 +7967,14 @@ static bool column_contiguous(const struct array *a)
     return columns;
 }
 
-FUNCTION(mlxvk_contiguous, a, x && allow_col_major && column_contiguous(x) ? x : contiguous(&c, x),
-         bool allow_col_major, mlxvk_stream s)
+/* MLX's rule of 16 KiB: what shares a much larger buffer is copied, so that the buffer can go. */
+static struct array *contiguous_alone(struct call *c, struct array *a, bool allow_col_major)
+{
+    if (!a || a->storage->nbytes > array_bytes(a) + 16384) return copy_of(c, a);
+    return allow_col_major && column_contiguous(a) ? a : contiguous(c, a);
+}
+
+FUNCTION(mlxvk_contiguous, a, contiguous_alone(&c, x, allow_col_major), bool allow_col_major, mlxvk_stream s)
 FUNCTION(mlxvk_astype, a, as_type(&c, x, dtype), mlxvk_dtype dtype, mlxvk_stream s)
 
 /* Reinterprets the bits; the last dimension scales with the item size. */

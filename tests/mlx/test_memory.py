@@ -75,6 +75,20 @@ def test_active_memory_returns_to_what_it_was():
         assert active() == start, shape
 
 
+def test_a_contiguous_copy_lets_go_of_what_it_was_cut_from():
+    for cut in (lambda x: x[:2], lambda x: x[-2:], lambda x: x[3:5, :100], lambda x: x[:2].T):
+        start = active()
+        x = mx.random.normal((64, MB // 64))
+        y = mx.contiguous(cut(x))
+        want = (cut(x) * 1).tolist()
+        mx.eval(y)
+        del x
+        assert active() - start <= y.nbytes + SLACK
+        assert y.tolist() == want
+        del y, want
+        assert active() == start
+
+
 def test_memory_of_host_arrays_counts():
     start = active()
     x = mx.array(np.zeros((4, MB // 4), np.float32))
