@@ -887,7 +887,7 @@ MLXVK_API int mlxvk_round(mlxvk_array *res, mlxvk_array a, int decimals, mlxvk_s
 #define MLXVK_X(name) MLXVK_API int mlxvk_##name(mlxvk_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
 MLXVK_BINARY_FUNCTIONS(MLXVK_X)
 #undef MLXVK_X
-/* { floor(a / b), remainder with b's sign }. */
+/* { floor(a / b), remainder with b's sign }; of integers { 0, a } where b is 0, and so each by itself above. */
 MLXVK_API int mlxvk_divmod(mlxvk_vector_array *res, mlxvk_array a, mlxvk_array b, mlxvk_stream s);
 /* Not in mlx-c: divide where integers stay integers and are rounded towards 0 (0 where b is 0), which is MLX's
  * primitive Divide; equality where NaN equals NaN. */

@@ -83,7 +83,7 @@ INTEGER truncated_quotient(const INTEGER x, const INTEGER y)
     INTEGER q = quotient(magnitude(x), magnitude(y));
     return is_negative(x) != is_negative(y) ? negative(q) : q;
 }
-// Rounded down, the remainder with the divisor's sign; both 0 where the divisor is 0.
+// Rounded down, 0 where the divisor is 0, so that the remainder, which has the divisor's sign, is x there.
 INTEGER floor_quotient(const INTEGER x, const INTEGER y)
 {
     INTEGER m = magnitude(x), d = magnitude(y), q = quotient(m, d);
@@ -110,7 +110,7 @@ INTEGER integer(const INTEGER x, const INTEGER y)                               
     if (OP == SUBTRACT) r = difference(x, y);
     if (OP == MULTIPLY) r = product(x, y);
     if (OP == FLOOR_DIVIDE || OP == FLOOR_QUOTIENT || OP == REMAINDER) r = floor_quotient(x, y);
-    if (OP == REMAINDER) r = y == ZERO ? y : difference(x, product(y, r));
+    if (OP == REMAINDER) r = difference(x, product(y, r));
     if (OP == TRUNCATED_QUOTIENT) r = truncated_quotient(x, y);
     if (OP == POWER) r = integer_power(x, y);
     if (OP == MAXIMUM) r = less ? y : x;

@@ -619,6 +619,35 @@ static void floors_of_quotients(void **state)
     }
 }
 
+/* ---- integers by 0: a quotient of 0, so all of a remains ---- */
+
+static void integers_by_zero(void **state)
+{
+    enum { N = 37 };
+    struct rng r = { 4 };
+    double none[N] = { 0 };
+    (void)state;
+    for (mlxvk_dtype t = MLXVK_BOOL; t <= MLXVK_INT64; t++) {
+        struct operand a = operand(&r, t, (int[]){ N }, 1, dtype_is_signed(t) ? -100 : 0, t == MLXVK_BOOL ? 2 : 100, DENSE);
+        mlxvk_array zero = { NULL }, y = { NULL };
+        mlxvk_vector_array both = { NULL };
+        OK(mlxvk_zeros(&zero, (int[]){ N }, 1, t, stream), stream);
+        OK(mlxvk_floor_divide(&y, a.a, zero, stream), stream);
+        expect(y, t, none, N, 0, "floor_divide by 0");
+        OK(mlxvk_remainder(&y, a.a, zero, stream), stream);
+        expect(y, t, a.x, N, 0, "remainder by 0");
+        OK(mlxvk_divmod(&both, a.a, zero, stream), stream);
+        OK(mlxvk_vector_array_get(&y, both, 0), stream);
+        expect(y, t, none, N, 0, "divmod by 0: quotient");
+        OK(mlxvk_vector_array_get(&y, both, 1), stream);
+        expect(y, t, a.x, N, 0, "divmod by 0: remainder");
+        mlxvk_vector_array_free(both);
+        mlxvk_array_free(y);
+        mlxvk_array_free(zero);
+        operand_free(&a);
+    }
+}
+
 /* ---- no tokens, no keys; what is refused ---- */
 
 static void empty_and_refused(void **state)
@@ -659,7 +688,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(cross_entropies_far_below), cmocka_unit_test(gated_deltas), cmocka_unit_test(gated_delta_gradients),
         cmocka_unit_test(gated_deltas_of_heads_beside), cmocka_unit_test(ropes_of_features_across), cmocka_unit_test(attention_gradients),
         cmocka_unit_test(attention_gradients_of_heads_beside), cmocka_unit_test(attention_gradients_that_do_not_fit),
-        cmocka_unit_test(floors_of_quotients), cmocka_unit_test(empty_and_refused),
+        cmocka_unit_test(floors_of_quotients), cmocka_unit_test(integers_by_zero),
+        cmocka_unit_test(empty_and_refused),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return run_group("primitives", tests, set_up_poisoned, tear_down);
