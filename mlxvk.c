@@ -15562,9 +15562,12 @@ static void attention_rope(struct encoder *e, const struct attention *a, const s
     uint32_t d = (uint32_t)a->q->shape[3], lanes;
     bool parts;
     struct attention_rope_push p;
+    NOTE(e->device, NOTE_SDPA, in_chunks(e, a) ? "attention_chunks_rope" : "attention_rope", NULL, "%s", ATTENTION(a));
     if (in_chunks(e, a)) { attention_chunks_rope(e, a, n); return; }
     if (!is_invariant(e)) old.keys--;                /* else in parts as if the newest were there */
     cut = cut_step(e, &old);
+    NOTE(e->device, NOTE_SPLIT, "attention_rope", NULL, "%s: %u parts of up to %u keys", ATTENTION(a), cut.splits,
+         size_class(min_u32(cut.each, a->keys)));
     lanes = decode_lanes(e, a, &cut);
     parts = keeps_parts(&cut);
     p = bind_decoding(e, a, n);

@@ -704,6 +704,25 @@ static void some_work(mlxvk_stream s)
     }
 }
 
+/* A step's attention with the newest key's rope and place in the cache, in one dispatch. */
+static void step_work(mlxvk_stream s)
+{
+    const mlxvk_array none = { NULL };
+    const mlxvk_optional_float base = { 10000.0f, true };
+    const int one[] = { 1, 1, 1, 1 }, start[] = { 0, 0, 39, 0 }, stop[] = { 1, 2, 40, 128 };
+    mlxvk_array cache[2] = { { NULL }, { NULL } }, x[3] = { { NULL }, { NULL }, { NULL } }, y = { NULL };
+    for (int i = 0; i < 2; i++) OK(mlxvk_zeros(&cache[i], (int[]){ 1, 2, 40, 128 }, 4, MLXVK_FLOAT32, s), s);
+    for (int i = 0; i < 3; i++) OK(mlxvk_ones(&x[i], (int[]){ 1, i ? 2 : 4, 1, 128 }, 4, MLXVK_FLOAT32, s), s);
+    OK(mlxvk_synchronize(s), s);
+    for (int i = 0; i < 2; i++) OK(mlxvk_fast_rope(&x[i], x[i], 128, false, base, 1, 39, none, s), s);
+    for (int i = 0; i < 2; i++) OK(mlxvk_slice_update(&cache[i], cache[i], x[i + 1], start, 4, stop, 4, one, 4, s), s);
+    OK(mlxvk_fast_scaled_dot_product_attention(&y, x[0], cache[0], cache[1], 0.125f, "", none, none, s), s);
+    for (int i = 0; i < 3; i++) mlxvk_array_free(x[i]);
+    OK(eval_one(y), s);
+    for (int i = 0; i < 2; i++) mlxvk_array_free(cache[i]);
+    mlxvk_array_free(y);
+}
+
 static void test_printed_statistics(void **state)
 {
     (void)state;
@@ -719,6 +738,12 @@ static void test_printed_statistics(void **state)
     free(text);
     text = printed("MLX_VK_DEBUG_SDPA_SPLITK=1 MLX_VK_SDPA_SPLIT_K=4", some_work);
     assert_int_equal(occurrences(text, ": 4 parts of up to 16 keys\n"), 1);
+    free(text);
+    text = printed("MLX_VK_SDPA_STATS=1", step_work);
+    assert_int_equal(occurrences(text, "attention_rope: float32, batch 1, heads 4 on 2, queries 1, keys up to 64, width 128 and 128, mask none: 1\n"), 1);
+    free(text);
+    text = printed("MLX_VK_DEBUG_SDPA_SPLITK=1 MLX_VK_SDPA_SPLIT_K=4", step_work);
+    assert_int_equal(occurrences(text, "attention_rope: "), 1);
     free(text);
 }
 
