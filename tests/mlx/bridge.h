@@ -76,6 +76,8 @@ mlx::core::distributed::Group original_init(bool strict, const std::string& back
 /* The device, made at first use. Without one everything stays on the CPU. */
 mlxvk_device device();
 bool has_device();
+/* Why there is none; an empty text where there is one. */
+const char* no_device();
 /* True where the host does not read device memory as fast as its own: what it computes with has a copy there. */
 bool staged();
 mlxvk_stream stream_of(Stream s);

@@ -153,6 +153,7 @@ size_t movable(const char* code, size_t size) {
 /* ---- libmlx.so: as it is in memory, and its file ---- */
 
 struct Problem : std::runtime_error { using std::runtime_error::runtime_error; };
+struct AnotherBridge : Problem { using Problem::Problem; };
 
 std::string readable(const std::string& name) {
   int status = 0;
@@ -228,7 +229,7 @@ class Library {
     const size_t size = jump(function, target).size();
     if (end - at < size) throw Problem(readable(name) + " is too short (" + std::to_string(end - at) + " bytes) for a jump");
     if (std::memcmp(function, file_.at<char>(at - text->p_vaddr + text->p_offset, size), size))
-      throw Problem(readable(name) + " is changed already: another bridge is in this process, and stays");
+      throw AnotherBridge(readable(name) + " is changed already: another bridge is in this process, and stays");
     for (const char* copy : {".constprop.", ".isra.", ".part."}) {
       auto it = by_name_.lower_bound(name + copy);
       if (it != by_name_.end() && !it->first.compare(0, name.size() + std::strlen(copy), name + copy))
@@ -440,7 +441,8 @@ void install_at_load() {
     if (dladdr(built_for, &own)) use_pool(own.dli_fname);
     setenv("MLXVK_MLX_PARENT", "", 0);
   } catch (const std::exception& problem) {
-    say("MLX goes on with the CPU: " + path + ": " + problem.what() + ". Known to work: MLX " + known_to_work + "; " +
+    const char* goes_on = dynamic_cast<const AnotherBridge*>(&problem) ? "as it is" : "with the CPU";
+    say(std::string("MLX goes on ") + goes_on + ": " + path + ": " + problem.what() + ". Known to work: MLX " + known_to_work + "; " +
         help + ".");
   }
 }
@@ -470,4 +472,6 @@ mlx::core::distributed::Group original_init(bool strict, const std::string& back
 }  // namespace mlxvk_mlx
 
 /* Empty where the bridge is in MLX; else what was said. */
-extern "C" const char* mlxvk_mlx_problem(void) { return mlxvk_mlx::why_not.c_str(); }
+extern "C" const char* mlxvk_mlx_problem(void) {
+  return mlxvk_mlx::hooked() ? mlxvk_mlx::no_device() : mlxvk_mlx::why_not.c_str();
+}

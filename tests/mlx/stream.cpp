@@ -117,6 +117,7 @@ static void side_by_side(mlxvk_task* task, void* with, uint32_t count, void*) {
 
 static thread_local int last_index = -1;                    // of the stream asked for last: nearly always the same one
 static thread_local mlxvk_stream last_stream{};
+static char without_device[sizeof(mlxvk_error::text) + 256];
 
 static mlxvk_device make_device() {
   choose_by_rank();
@@ -127,19 +128,25 @@ static mlxvk_device make_device() {
   setenv("MLX_VK_CLEAR_KEEPS_MB", "512", 0);               // mlx_lm clears the cache behind each part of a prompt
   mlxvk_device_desc desc{};
   mlxvk_device d{};
+  mlxvk_error error{};
   desc.parallel = side_by_side;
+  desc.error = &error;
   if (!mlxvk_device_create(&d, &desc)) mlxvk_set_default_device(d);
   own_process = getpid();
   pthread_atfork(nullptr, nullptr, [] { last_index = -1; });  // so that stream_of() looks
   if (d.ctx) { std::atexit(at_exit); drain_with_python(); }
-  else
-    std::fprintf(stderr, "mlxvk: MLX goes on with the CPU: there is no Vulkan device that mlxvk can use. (vulkaninfo --summary lists "
-                         "the devices, MLX_VK_DEVICE=index|name chooses one; mesa-vulkan-drivers has a driver for the CPU.)\n");
+  else {
+    std::snprintf(without_device, sizeof without_device,
+                  "MLX goes on with the CPU: there is no Vulkan device that mlxvk can use: %s. (vulkaninfo --summary lists the devices, "
+                  "MLX_VK_DEVICE=index|name chooses one; mesa-vulkan-drivers has a driver for the CPU.)", error.text);
+    std::fprintf(stderr, "mlxvk: %s\n", without_device);
+  }
   return d;
 }
 
 mlxvk_device device() { static mlxvk_device d = make_device(); return d; }
 bool has_device() { return hooked() && device().ctx; }
+const char* no_device() { return device().ctx ? "" : without_device; }
 
 bool staged() {
   static const bool value = [] {

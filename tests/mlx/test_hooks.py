@@ -104,13 +104,16 @@ def test_two_bridges(tmp_path):
     shutil.copy(mlxvk_mlx.library(), second)
     out, lines = run(preload="%s %s" % (mlxvk_mlx.library(), second), LD_LIBRARY_PATH=str(WHEEL.parent))
     assert out == ON_GPU
-    one_line(lines, "another bridge")
+    one_line(lines, "another bridge", "goes on as it is")
 
 
 def test_no_device():
     out, lines = run(VK_DRIVER_FILES="/nowhere.json", VK_ICD_FILENAMES="/nowhere.json")
     assert out == ON_CPU
     one_line(lines, "no Vulkan device")
+    out, lines = run(sys.executable, "-B", "-c", ASK + "; import mlxvk_mlx; print(mlxvk_mlx.problem())", MLX_VK_DEVICE="nowhere")
+    one_line(lines, "no Vulkan device", "nowhere")
+    assert out == ON_CPU + lines[0].removeprefix("mlxvk: ") + "\n"        # which the program may ask for
 
 
 def test_a_program_without_mlx():
