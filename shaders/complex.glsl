@@ -74,9 +74,11 @@ vec2 complex_asin_acos(const vec2 z, const bool cosine)                         
 }
 vec2 complex_atan(const vec2 z)
 {
-    float y = abs(z.y), d = 1.0 - y;
-    float high = 0.25 * log1p(divide(4.0 * y, d * d + z.x * z.x));
-    return vec2(0.5 * atan2_of(2.0 * z.x, d * (1.0 + y) - z.x * z.x), with_sign(high, z.y));
+    float x = abs(z.x), y = abs(z.y), d = 1.0 - y, m = max(abs(d), x), q = divide(min(abs(d), x), m);
+    if (is_inf(x + y)) return vec2(with_sign(1.57079637, z.x), with_sign(0.0, z.y));
+    float high = m < 1e-9 ? 0.5 * log_of(divide(2.0, m)) : 0.25 * log1p(divide(4.0 * divide(y, m), m + m * q * q));
+    float real = 0.5 * atan2_of(z.x, 0.5 * (d * (1.0 + y) - x * x));
+    return vec2(real, is_nan(real) ? real : with_sign(high, z.y));
 }
 vec2 complex_pow(const vec2 z, const vec2 w)                                       // polar; a base of 0 gives 0
 {

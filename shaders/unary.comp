@@ -60,8 +60,9 @@ vec2 value(const vec2 z)
     if (OP == RADIANS) r = z * 0.0174532925;
     if (OP == ROUND) r = roundEven(z);
     if (OP == SQRT || OP == RSQRT) r = complex_sqrt(z);
-    if (OP == SIGN && z != vec2(0.0)) r = complex_divide(z, vec2(complex_abs(z), 0.0));
-    if (OP == RSQRT || OP == RECIPROCAL) r = complex_divide(vec2(1.0, 0.0), r);
+    bool length = OP == SIGN && z != vec2(0.0);
+    if (length) r = vec2(complex_abs(z), 0.0);
+    if (length || OP == RSQRT || OP == RECIPROCAL) r = complex_divide(length ? z : vec2(1.0, 0.0), r);
     return r;
 }
 uvec2 apply(const uvec2 raw)

@@ -86,6 +86,40 @@ static void complex_functions(void **state)
     mlxvk_array_free(res);
 }
 
+/* Where squares are infinite or 0: arctan's, and arctanh's of the number turned by a quarter. */
+static void complex_far_and_near(void **state)
+{
+    static const float half = 1.57079637f;
+    static const float x[][4] = {                                      /* a number, its arctan */
+        { 2e38f, 0, half, 0 }, { 0, 2e38f, half, 5e-39f }, { 1e25f, -1e25f, half, -5e-26f }, { -1e12f, 0, -half, 0 },
+        { 0, 1e12f, half, 1e-12f }, { 1, 3e10f, half, 3.3333334e-11f }, { -3e38f, 3e38f, -half, 1.6666667e-39f },
+        { INFINITY, 0, half, 0 }, { 0, -INFINITY, half, -0.f }, { -INFINITY, INFINITY, -half, 0 }, { 3, -INFINITY, half, -0.f },
+        { NAN, 1, NAN, NAN }, { 0, NAN, NAN, NAN }, { NAN, NAN, NAN, NAN },
+        { 1e-30f, 1, 0.5f * half, 34.885349f }, { -1e-12f, -1, -0.5f * half, -14.162084f }, { 0, 1, 0, INFINITY },
+    };
+    enum { N = sizeof x / sizeof *x };
+    float z[2][N][2], got[2][N][2];
+    mlxvk_array r = { NULL };
+    (void)state;
+    for (int i = 0; i < N; i++) z[0][i][0] = z[1][i][1] = x[i][0], z[0][i][1] = x[i][1], z[1][i][0] = -x[i][1];
+    for (int f = 0; f < 2; f++) {                                      /* arctanh iz = i arctan z */
+        mlxvk_array a = array_of(device, MLXVK_COMPLEX64, z[f], (int[]){ N }, 1);
+        OK((f ? mlxvk_arctanh : mlxvk_arctan)(&r, a, stream), stream);
+        OK(mlxvk_array_read(r, got[f], sizeof got[f], stream), stream);
+        mlxvk_array_free(a);
+    }
+    for (int i = 0; i < N; i++) {
+        const float *t = got[0][i], *h = got[1][i];
+        if (isnan(x[i][2]) && isnan(t[0]) && isnan(t[1]) && isnan(h[0]) && isnan(h[1])) continue;
+        bool real = isinf(x[i][3]) || (fabsf(t[0] - x[i][2]) < 1e-6f && fabsf(h[1] - x[i][2]) < 1e-6f);
+        float far = 1e-6f * fabsf(x[i][3]) + 1e-37f;
+        bool other = t[1] == x[i][3] ? h[0] == -x[i][3] : fabsf(t[1] - x[i][3]) <= far && fabsf(h[0] + x[i][3]) <= far;
+        if (!real || !other || !signbit(t[1]) != !signbit(x[i][3]))
+            fail_msg("arctan of %g, %g: %g, %g and not %g, %g; turned %g, %g", x[i][0], x[i][1], t[0], t[1], x[i][2], x[i][3], h[0], h[1]);
+    }
+    mlxvk_array_free(r);
+}
+
 /* By the real parts, and by the others where these are equal: as MLX, whatever is NaN. */
 static void complex_order(void **state)
 {
@@ -421,7 +455,7 @@ static void random_integers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(complex_functions), cmocka_unit_test(complex_order),
+        cmocka_unit_test(quotients_towards_zero), cmocka_unit_test(complex_functions), cmocka_unit_test(complex_far_and_near), cmocka_unit_test(complex_order),
         cmocka_unit_test(gradients_of_norms), cmocka_unit_test(means_far_away), cmocka_unit_test(norms_refuse),
         cmocka_unit_test(rope_backwards), cmocka_unit_test(refusals), cmocka_unit_test(empty_arrays),
         cmocka_unit_test(random_integers),
