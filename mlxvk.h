@@ -1138,7 +1138,8 @@ MLXVK_API int mlxvk_fast_rope_dynamic(mlxvk_array *res, mlxvk_array x, int dims,
 /* softmax(scale * q k^T + mask) v for q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv); H a multiple of Hkv.
  * mask_mode: "" (none, or mask_arr where given), "causal" (aligned to the bottom right: query i attends to
  * the keys up to i + Lk - Lq, and where those are none its result is zero) or "array"; mask_arr: bool (true
- * attends) or additive, broadcast to (B, H, Lq, Lk). sinks: one extra logit a head, or { NULL }. */
+ * attends) or additive, broadcast to (B, H, Lq, Lk). A score below -1e30 is that of a key which is not seen, and the
+ * result of a query that sees none is zero. sinks: one extra logit a head, or { NULL }. */
 MLXVK_API int mlxvk_fast_scaled_dot_product_attention(mlxvk_array *res, mlxvk_array queries, mlxvk_array keys,
                                                       mlxvk_array values, float scale, const char *mask_mode,
                                                       mlxvk_array mask_arr, mlxvk_array sinks, mlxvk_stream s);
