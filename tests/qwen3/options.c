@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { FLAG, TEXT, INTEGER, NUMBER, SEED };
+enum kind { FLAG, TEXT, INTEGER, COUNT, NUMBER, SEED };          /* COUNT: from 1 on */
 
 static const struct option {
     const char *name, *value, *help;
@@ -32,11 +32,16 @@ static const struct option {
     ROW("--bench", TEXT, bench, "P,G", "time a prompt of P tokens and the generation of G"),
     ROW("--profile", TEXT, profile, "FILE", "write each dispatch of a prompt of P tokens (512) and of a step behind it"),
     ROW("--depth", INTEGER, depth, "N", "with --bench, --profile: begin with N tokens in the context (0)"),
-    ROW("--trials", INTEGER, trials, "N", "with --bench: mean of N runs after one to warm up (3)"),
+    ROW("--trials", COUNT, trials, "N", "with --bench: mean of N runs after one to warm up (3)"),
     ROW("--random", TEXT, random, "SIZE", "instead of --model: random weights of 0.6b, 1.7b, 4b, 8b, 14b or 32b"),
     ROW("--bits", INTEGER, bits, "N", "with --random: 2, 3, 4, 5, 6, 8, or 16 for bfloat16 (4)"),
     ROW("--help", FLAG, help, NULL, "print this"),
 #undef ROW
+};
+
+/* What an option goes with: one of these is there, or it would say nothing. */
+static const struct { const char *name, *with[2]; } companions[] = {
+    { "--depth", { "--bench", "--profile" } }, { "--trials", { "--bench" } }, { "--bits", { "--random" } },
 };
 
 static bool parse_value(const struct option *option, void *field, const char *text, struct error *e)
@@ -47,9 +52,9 @@ static bool parse_value(const struct option *option, void *field, const char *te
         *(const char **)field = text;
         return true;
     }
-    if (option->kind == INTEGER) {
+    if (option->kind == INTEGER || option->kind == COUNT) {
         long value = strtol(text, &end, 10);
-        if (value < 0 || value > INT_MAX)
+        if (value < (option->kind == COUNT) || value > INT_MAX)
             errno = ERANGE;
         *(int *)field = (int)value;
     } else if (option->kind == SEED) {
@@ -75,15 +80,33 @@ static const struct option *find_option(const char *name, size_t length)
     return NULL;
 }
 
+static bool is_given(const bool *given, const char *name)
+{
+    const struct option *option = name ? find_option(name, strlen(name)) : NULL;
+    return option && given[option - table];
+}
+
+static bool check_companions(const bool *given, struct error *e)
+{
+    for (size_t i = 0; i < sizeof companions / sizeof *companions; i++) {
+        const char *name = companions[i].name, *const *with = companions[i].with;
+        if (is_given(given, name) && !is_given(given, with[0]) && !is_given(given, with[1]))
+            return fail(e, "%s goes with %s%s%s", name, with[0], with[1] ? " or " : "", with[1] ? with[1] : "");
+    }
+    return true;
+}
+
 /* --name value, or --name=value. */
 bool options_read(struct options *o, int argc, char **argv, struct error *e)
 {
+    bool given[sizeof table / sizeof *table] = { false };
     *o = (struct options){ .max_tokens = 100, .top_p = 1, .bits = 4, .trials = 3 };
     for (int i = 1; i < argc; i++) {
         const char *equals = strchr(argv[i], '='), *value = equals ? equals + 1 : NULL;
         const struct option *option = find_option(argv[i], equals ? (size_t)(equals - argv[i]) : strlen(argv[i]));
         if (!option)
             return fail(e, "%s: no such option; --help lists them", argv[i]);
+        given[option - table] = true;
         void *field = (char *)o + option->field;
         if (option->kind == FLAG) {
             if (value)
@@ -97,7 +120,7 @@ bool options_read(struct options *o, int argc, char **argv, struct error *e)
             return false;
         o->has_seed |= option->kind == SEED;
     }
-    return true;
+    return check_companions(given, e);
 }
 
 void options_print_help(FILE *out)

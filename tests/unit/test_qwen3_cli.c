@@ -283,6 +283,10 @@ static void test_bad_options(void **state)
     refused("--model|" MODEL "|--bench|5000,1", "context of 4096 is too short");
     refused("--model|" MODEL "|--profile|x|--bench|0,1", "a prompt of 0 tokens");
     refused("--model|" MODEL "|--profile|/no/such/file", "/no/such/file");
+    refused("--model|" MODEL "|--bench|4,4|--trials|0", "--trials 0: not a whole number in range");
+    refused("--model|" MODEL "|--prompt|x|--trials=1", "--trials goes with --bench");
+    refused("--model|" MODEL "|--prompt|x|--depth|8", "--depth goes with --bench or --profile");
+    refused("--bits|8|--model|" MODEL "|--prompt|x", "--bits goes with --random");
     refused("--random|9b|--bench|1,1", "--random 9b");
     refused("--random|8b", "--random is for --bench");
     refused("--model|" MODEL "|--check|/no/such/file", "/no/such/file");
