@@ -53,8 +53,10 @@ const ::metal::Options& of_device() {
   return options;
 }
 
-/* Metal's own rules for the two; a threadgroup is never larger than the grid. */
+/* Metal's own rules for the two; a threadgroup is never larger than the grid. Of a long grid's groups, of which Metal has more
+ * along x than many devices take, those beyond so many are the next ones along y. */
 void set_threads(Call& call) {
+  const uint32_t most_groups = 65535, folded = 1 << 15;
   static const size_t most = of_device("max_threads");
   const auto grid = std::apply([](auto... n) { return std::array{n...}; }, std::get<2>(call.state));
   const auto group = std::apply([](auto... n) { return std::array{n...}; }, std::get<3>(call.state));
@@ -69,6 +71,10 @@ void set_threads(Call& call) {
     threads *= side;
   }
   call.info.push_back(0);
+  if (grid[1] == 1 && grid[2] == 1 && (uint32_t(grid[0]) - 1) / call.options.threads[0] >= most_groups) {
+    call.options.folded = folded;
+    call.options.whole[0] = false;
+  }
   if (threads > most)
     throw std::invalid_argument("[metal_kernel] Thread group size (" + std::to_string(threads) + ") is greater than " +
                                 "the maximum allowed threads per threadgroup (" + std::to_string(most) + ").");
@@ -125,6 +131,7 @@ std::string key_of(const Call& call) {
   std::string key = call.name() + '\0' + call.source() + '\0';
   append(key, call.options.threads, 3);
   append(key, call.options.whole, 3);
+  append(key, &call.options.folded, 1);
   append(key, &call.options.fast_math, 1);
   append(key, call.options.bytes.data(), call.options.bytes.size());
   return key;
@@ -192,7 +199,9 @@ int dispatch(mlxvk_vector_array* results, uint32_t& written, const Call& call, c
   Config config;
   for (auto* o = like; o < like + outputs; o++)
     mlxvk_fast_spirv_kernel_config_add_output_arg(config.c, o->shape().data(), o->ndim(), dtype_of(*o));
-  mlxvk_fast_spirv_kernel_config_set_grid(config.c, int(call.info[0]), int(call.info[1]), int(call.info[2]));
+  const uint32_t row = call.options.folded * threads[0];
+  if (row) mlxvk_fast_spirv_kernel_config_set_grid(config.c, int(row), int((call.info[0] - 1) / row + 1), 1);
+  else mlxvk_fast_spirv_kernel_config_set_grid(config.c, int(call.info[0]), int(call.info[1]), int(call.info[2]));
   mlxvk_fast_spirv_kernel_config_set_thread_group(config.c, int(threads[0]), int(threads[1]), int(threads[2]));
   for (uint32_t input : k.program.written) {
     mlxvk_fast_spirv_kernel_config_add_written_input(config.c, int(input));

@@ -226,6 +226,25 @@ def test_what_is_constant_is_not_written(source, says):
                        output_dtypes=[mx.float32]))
 
 
+LONG = """
+    uint i = thread_position_in_grid.x;
+    out[i] = i + threadgroup_position_in_grid.x * 3 + thread_position_in_threadgroup.x + thread_position_in_grid.y;
+    if (i == 5) out[5] = threadgroups_per_grid.x + 2 * threadgroups_per_grid.y + threads_per_grid.x;
+    if (i == at) out[i] = threads_per_threadgroup.x + 1000 * threadgroup_position_in_grid.x;
+"""
+
+
+@pytest.mark.parametrize("size, group", [(65535, 1), (65536, 1), (200001, 1), (70000 * 4 + 3, 4), (70000 * 32, 32)])
+def test_more_groups_than_a_device_takes(size, group):
+    out = call(make(LONG, inputs=("at",)), mx.array(size - 1, mx.uint32), shape=(size + 5,), dtype=mx.uint32, grid=(size, 1, 1),
+               group=(group, 1, 1), init_value=7)
+    i, groups = np.arange(size, dtype=np.uint32), (size + group - 1) // group
+    want = i + i // group * 3 + i % group
+    want[5] = groups + 2 + size
+    want[-1] = ((size - 1) % group + 1) + 1000 * (groups - 1)
+    assert np.array_equal(np.array(out), np.concatenate([want, np.full(5, 7, np.uint32)]))
+
+
 def test_outside_is_not_reached():
     """Indices out of range read and write nothing that is another's."""
     before, x, after = mx.full((64,), 5.0), mx.ones(64), mx.full((64,), 6.0)

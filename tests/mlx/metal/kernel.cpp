@@ -9,7 +9,20 @@ namespace metal {
 /* ---- what a thread knows of itself ---- */
 
 Value Lower::builtin_value(Builtin b) {
-  return reg_value(t_uint, emit(BUILTIN, {Base::u32, 1}, {}, static_cast<uint16_t>(b)));
+  auto read = [&](Builtin what) {
+    return reg_value(t_uint, emit(BUILTIN, {Base::u32, 1}, {}, static_cast<uint16_t>(what)));
+  };
+  auto number = [&](uint32_t v) { return constant_value(t_uint, v); };
+  if (!options.folded || b > Builtin::groups_z || (b >= Builtin::local_x && b <= Builtin::local_z)) return read(b);
+  if (b == Builtin::groups_x) {
+    const uint32_t side = options.threads[0];
+    return binary_numbers("/", binary_numbers("+", info_word(0), number(side - 1), {}), number(side), {});
+  }
+  if (static_cast<uint32_t>(b) % 3) return number(b > Builtin::group_z);               // y or z
+  Value group = binary_numbers("*", read(Builtin::group_y), number(options.folded), {});
+  group = binary_numbers("+", group, read(Builtin::group_x), {});
+  if (b == Builtin::group_x) return group;
+  return binary_numbers("+", binary_numbers("*", group, number(options.threads[0]), {}), read(Builtin::local_x), {});
 }
 
 Value Lower::info_word(uint32_t word) {

@@ -19,6 +19,8 @@ struct Options {
   uint32_t subgroup = 32;                     // threads of the device's subgroups; a simdgroup has 32 whatever it says
   uint32_t threads[3] = {1, 1, 1};            // of a threadgroup
   bool whole[3] = {false, false, false};  // the grid is a multiple of them: nobody need look whether a thread is in it
+  uint32_t folded = 0;                        // so many groups along x, then those behind them along y: the grid has no y and
+                                              // z, and more groups than a device takes along x; whole[0] is false. 0: no
   bool int64 = true;                          // the device has 64-bit integers; else they are computed in 32 bits
   bool exact = false;                         // a * b + c is never contracted
   bool fast_math = false;                     // __FAST_MATH__ says so; the code is the same
