@@ -1,6 +1,8 @@
 /* The table from MLX's primitives to mlxvk's calls: see bridge.h.                            SPDX-License-Identifier: MIT */
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <type_traits>
 #include <typeinfo>
 #include <unordered_map>
@@ -792,12 +794,22 @@ static bool run_native(const Row& row, Primitive& p, const Arrays& inputs, Array
 }
 
 /* Names in MLX_VK_FALLBACK_FOR ("Exp,FFT"): to find out whether a primitive of ours is at fault. */
+static std::vector<std::string> excluded_names() {
+  const char* text = std::getenv("MLX_VK_FALLBACK_FOR");
+  std::istringstream list(text ? text : "");
+  std::vector<std::string> names;
+  for (std::string name; std::getline(list, name, ',');) {
+    if (std::any_of(std::begin(table), std::end(table), [&](auto& row) { return short_name(row.name) == name; }))
+      names.push_back(name);
+    else
+      std::fprintf(stderr, "mlxvk: MLX_VK_FALLBACK_FOR: %s is none of mlxvk_mlx.primitives()\n", name.c_str());
+  }
+  return names;
+}
+
 static bool excluded(const Row& row) {
-  static const std::string list = [] {
-    const char* text = std::getenv("MLX_VK_FALLBACK_FOR");
-    return text && *text ? "," + std::string(text) + "," : "";
-  }();
-  return !list.empty() && list.find("," + std::string(short_name(row.name)) + ",") != std::string::npos;
+  static const std::vector<std::string> names = excluded_names();
+  return std::any_of(names.begin(), names.end(), [&](auto& name) { return name == short_name(row.name); });
 }
 
 /* Those of Compiled and View are made up for each. */

@@ -76,6 +76,11 @@ print(mx.sinh(mx.log(y)[:, None] / 2 + x[::-1] / 9).tolist())
         assert np.allclose(eval(falling(code, MLX_VK_FALLBACK_FOR=names).stdout), want, rtol=1e-4), names
 
 
+def test_a_name_that_is_none():
+    got = falling("mx.eval(mx.exp(mx.ones(2)))", MLX_VK_FALLBACK_FOR="Exp,exp,Sinh")
+    assert got.stderr == "mlxvk: MLX_VK_FALLBACK_FOR: exp is none of mlxvk_mlx.primitives()\n", got.stderr
+
+
 def test_warn_once_for_each_signature():
     got = falling(f"mx.eval({CODE})\nmx.eval({CODE})\nmx.eval(mx.sinh(mx.ones(2)))", MLX_VK_FALLBACK="warn")
     lines = [line for line in got.stderr.splitlines() if NAME in line]
