@@ -188,6 +188,17 @@ def test_depths():
             run("out[0] = %s;" % deep)
 
 
+@pytest.mark.parametrize("pragma", ["clang fp contract(off)", "METAL fp contract ( off )", "STDC FP_CONTRACT OFF"])
+@pytest.mark.parametrize("source", ["{\n#pragma %s\nout[i] = a[i] * b[i] + c[i]; }",
+                                    "\n#pragma %s\nfloat s = c[i]; s += a[i] * b[i]; out[i] = s;"])
+def test_products_that_are_not_contracted(source, pragma):
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal(4096).astype(np.float32) for _ in range(2))
+    c = -a * b
+    assert not run(source % pragma, shape=(4096,), a=a, b=b, c=c).any()
+    assert (run(source % pragma, shape=(4096,), a=a, b=b, c=c * 3) == a * b + c * 3).all()
+
+
 def test_too_much_threadgroup_memory():
     source = "threadgroup float a[%d]; for (uint j = i; j < %d; j += 32) a[j] = j; out[i] = a[i];"
     assert run(source % (4096, 4096), shape=(32,)).tolist() == list(range(32))

@@ -58,6 +58,7 @@ struct Macro {
   std::vector<Token> body;
 };
 using Macros = std::unordered_map<std::string, Macro>;
-std::vector<Token> preprocess(const std::vector<Token>& tokens, Macros& macros);
+/* exact: set where a pragma says that a * b + c is not to be contracted. */
+std::vector<Token> preprocess(const std::vector<Token>& tokens, Macros& macros, bool& exact);
 
 }  // namespace metal

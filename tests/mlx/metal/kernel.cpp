@@ -233,13 +233,13 @@ std::string shown(const Error& e, const std::string& source, const std::string& 
   return text + "    " + line + "\n    " + std::string(std::min(column - 1, 300u), ' ') + "^";
 }
 
-void compile_into(Program& p, const std::string& source, const std::string& kernel, const Options& options) {
+void compile_into(Program& p, const std::string& source, const std::string& kernel, Options options) {
   Tree tree;
   Names names;
   Macros macros;
-  if (options.fast_math) preprocess(lex("#define __FAST_MATH__ 1\n", 1), macros);
-  std::vector<Item> library = parse(preprocess(lex(prelude, 1), macros), tree, names);
-  std::vector<Item> items = parse(preprocess(lex(source, 0), macros), tree, names);
+  if (options.fast_math) preprocess(lex("#define __FAST_MATH__ 1\n", 1), macros, options.exact);
+  std::vector<Item> library = parse(preprocess(lex(prelude, 1), macros, options.exact), tree, names);
+  std::vector<Item> items = parse(preprocess(lex(source, 0), macros, options.exact), tree, names);
   Findings findings;
   for (int attempt = 0; attempt < 8; attempt++) {
     std::deque<Type> types;

@@ -18,6 +18,7 @@ bool hidden(const Token& t) {
 struct Preprocessor {
   const Tokens& in;
   Macros& macros;
+  bool& exact;
   size_t at = 0;
   Tokens out{};
   uint32_t work = 0;
@@ -318,6 +319,13 @@ struct Preprocessor {
     c.taken = c.taken || v;
   }
 
+  /* #pragma clang fp contract(off), METAL fp contract(off), STDC FP_CONTRACT OFF */
+  static bool uncontracted(const Tokens& line) {
+    std::string text;
+    for (const Token& t : line) text += t.text;
+    return text == "clangfpcontract(off)" || text == "METALfpcontract(off)" || text == "STDCFP_CONTRACTOFF";
+  }
+
   void directive() {
     Place where = in[at++].at;
     if (in[at].first) return;                                          // an empty one
@@ -332,7 +340,8 @@ struct Preprocessor {
     else if (d == "undef" && !line.empty()) macros.erase(line[0].text);
     else if (d == "include") include(line, where);
     else if (d == "error") fail(where, "#error" + std::string(line.empty() ? "" : " " + stringized(line, where).text));
-    else if (d != "pragma" && d != "line" && d != "warning" && d != "import")
+    else if (d == "pragma") exact = exact || uncontracted(line);
+    else if (d != "line" && d != "warning" && d != "import")
       fail(where, "#" + d + " is no known directive");
   }
 
@@ -367,8 +376,8 @@ struct Preprocessor {
 
 }  // namespace
 
-std::vector<Token> preprocess(const std::vector<Token>& tokens, Macros& macros) {
-  return Preprocessor{tokens, macros}.run();
+std::vector<Token> preprocess(const std::vector<Token>& tokens, Macros& macros, bool& exact) {
+  return Preprocessor{tokens, macros, exact}.run();
 }
 
 }  // namespace metal

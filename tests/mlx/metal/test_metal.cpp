@@ -933,6 +933,24 @@ void errors() {
   }
 }
 
+/* How many results of a kernel have NoContraction: drivers may contract, so that no kernel's numbers can show it. */
+size_t uncontracted(const std::string& pragma) {
+  const std::string source = "[[kernel]] void k(device float* o [[buffer(0)]], uint i [[thread_position_in_grid]])\n{\n" + pragma +
+                             "\n float a = o[i]; o[i] = a * o[i + 1] + a; }";
+  const metal::Program p = metal::compile(source, "k", metal::Options());
+  if (p.words.empty()) throw std::runtime_error(p.error);
+  size_t count = 0;
+  for (size_t i = 5; i < p.words.size(); i += p.words[i] >> 16) count += p.words[i] == (3 << 16 | 71) && p.words[i + 2] == 42;
+  return count;
+}
+
+void contraction() {
+  for (const char* pragma : {"#pragma clang fp contract(off)", "#pragma METAL fp contract( off )", "#pragma STDC FP_CONTRACT OFF"})
+    if (uncontracted(pragma) != 2) throw std::runtime_error(pragma);
+  for (const char* pragma : {"", "#pragma clang fp contract(fast)", "#if 0\n#pragma clang fp contract(off)\n#endif"})
+    if (uncontracted(pragma)) throw std::runtime_error(std::string("not contracted: ") + pragma);
+}
+
 const Test all[] = {{"exponential", exponential},
                     {"roundings", roundings},
                     {"small_integers", small_integers},
@@ -968,6 +986,7 @@ const Test all[] = {{"exponential", exponential},
                     {"arrays_as_arguments", arrays_as_arguments},
                     {"simdgroup_matrices", simdgroup_matrices},
                     {"corners_of_arcs", corners_of_arcs},
+                    {"contraction", contraction},
                     {"errors", errors}};
 
 }  // namespace
