@@ -9973,8 +9973,8 @@ static void softmax_part(struct encoder *e, struct array *const *a, const void *
     uint32_t mask = *(const uint32_t *)job, last = 1u << (x->ndim - 1);
     size_t length = (size_t)dim_of(x, -1);
     const struct tuning *t = e->device->tuning;
-    /* On a CPU all of them (lavapipe, float32: 32 rows of 32768 from 60 to 29 ms, of 12288 from 11.4 to 10.5; 8192 would
-     * go from 6.2 to 7.1). */
+    /* On a CPU all of them (lavapipe, float32: 32 rows of 32768 from 60 to 29 ms, of 12288 from 11.4 to 10.5; of 8192
+     * they would go from 6.2 to 7.1). */
     bool few = length >= t->softmax_long && (t->serial || x->size / length < SOFTMAX_FEW);
     few = few || (t->serial && length > 4 * REDUCE_LANE &&
                   (double)softmax_blocks((uint32_t)length) * REDUCE_BLOCK > HELD_WASTE * (double)length);
